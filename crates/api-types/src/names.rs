@@ -1,0 +1,129 @@
+//! The well-known names of the API: groups, annotations, finalizers, evacuator classes, condition
+//! types, reasons. Each stands here once; logs, events, metrics and docs use the same word.
+
+/// API group of [`NodeMaintenance`](crate::NodeMaintenance) and [`DrainRule`](crate::DrainRule).
+pub const NODE_MAINTENANCE_GROUP: &str = "nodemaintenance.k8s.io";
+/// API group of [`Evacuation`](crate::Evacuation). (CRDs in `coordination.k8s.io` itself are never served.)
+pub const EVACUATION_GROUP: &str = "evacuation.coordination.k8s.io";
+/// The one version of both groups.
+pub const VERSION: &str = "v1alpha1";
+
+/// What comes before the evacuator class in the key of a pod's evacuator annotation.
+pub const EVACUATOR_ANNOTATION_PREFIX: &str = "evacuation.coordination.k8s.io/priority_";
+/// What comes before the instigator's subdomain in an instigator finalizer.
+pub const INSTIGATOR_FINALIZER_PREFIX: &str = "evacuation.coordination.k8s.io/instigator_";
+
+/// The kubelet marks the mirror of a static pod with this annotation.
+pub const MIRROR_POD_ANNOTATION: &str = "kubernetes.io/config.mirror";
+/// On a Node under maintenance: drain targets and message as JSON.
+pub const MAINTENANCE_STATUS_ANNOTATION: &str = "nodemaintenance.k8s.io/maintenance-status";
+/// Keeps cluster-autoscaler from removing the node while it is under maintenance.
+pub const SCALE_DOWN_DISABLED_ANNOTATION: &str = "cluster-autoscaler.kubernetes.io/scale-down-disabled";
+/// Keeps Karpenter from removing the node while it is under maintenance.
+pub const DO_NOT_DISRUPT_ANNOTATION: &str = "karpenter.sh/do-not-disrupt";
+/// Pod label with which the pod's owner overrides every drain rule: `skip` or `wait-completed`.
+pub const DRAIN_LABEL: &str = "cluster.x-k8s.io/drain";
+/// A Deployment's pods carry this label; pods of a bare ReplicaSet do not.
+pub const POD_TEMPLATE_HASH_LABEL: &str = "pod-template-hash";
+
+/// On a NodeMaintenance beyond Idle: its completion (uncordon, cancel) must run before it goes.
+pub const COMPLETION_FINALIZER: &str = "nodemaintenance.k8s.io/maintenance-completion";
+
+/// Subdomains under which our own services ask for evacuations.
+pub mod instigator {
+    /// The maintenance controller.
+    pub const NODE_MAINTENANCE: &str = "nodemaintenance.k8s.io";
+    /// The taint manager, under the policy `Evacuate`.
+    pub const TAINT_MANAGER: &str = "taint-manager.nodemaintenance.k8s.io";
+}
+
+/// Evacuator classes of the built-in workload controllers.
+pub mod class {
+    /// Pods of a Deployment.
+    pub const DEPLOYMENT: &str = "deployment.apps.k8s.io";
+    /// Pods of a StatefulSet.
+    pub const STATEFUL_SET: &str = "statefulset.apps.k8s.io";
+    /// Pods of a DaemonSet.
+    pub const DAEMON_SET: &str = "daemonset.apps.k8s.io";
+}
+
+/// The role that is reserved for the managing controller of a pod.
+pub const CONTROLLER_ROLE: &str = "controller";
+/// The priority that the managing controller always has, and nobody else.
+pub const CONTROLLER_PRIORITY: i32 = 10_000;
+
+/// Condition types.
+pub mod condition {
+    /// NodeMaintenance and Node: every pod that the drain has to remove has left.
+    pub const DRAINED: &str = "Drained";
+    /// NodeMaintenance: every selected node is cordoned.
+    pub const CORDONED: &str = "Cordoned";
+    /// NodeMaintenance and Evacuation: something keeps pods from leaving; the reason says what.
+    pub const BLOCKED: &str = "Blocked";
+    /// Node: at least one NodeMaintenance beyond Idle selects it.
+    pub const MAINTENANCE_IN_PROGRESS: &str = "MaintenanceInProgress";
+    /// Node: pods are being evacuated from it.
+    pub const DRAIN_IN_PROGRESS: &str = "DrainInProgress";
+    /// Pod: it is about to be removed, and why. Set right before the deletion.
+    pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
+}
+
+/// Reasons of conditions and blockers: why a pod has not left yet.
+pub mod reason {
+    /// The pod's PodDisruptionBudget allows no further disruption now.
+    pub const BUDGET_EXHAUSTED: &str = "DisruptionBudgetExhausted";
+    /// The PodDisruptionBudget has changed and its status has not caught up.
+    pub const BUDGET_STALE: &str = "DisruptionBudgetStale";
+    /// More than one PodDisruptionBudget selects the pod, which the Eviction API refuses to judge.
+    pub const SEVERAL_BUDGETS: &str = "SeveralDisruptionBudgets";
+    /// The pod's namespace is being deleted, and evictions in it are forbidden.
+    pub const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
+    /// Another admission webhook or policy refused the eviction.
+    pub const EVICTION_FORBIDDEN: &str = "EvictionForbidden";
+    /// The API server asked us to slow down, or failed.
+    pub const SERVER_BUSY: &str = "ServerBusy";
+    /// The pod tolerates the cordon and comes back to the node each time it leaves.
+    pub const RETURNS_TO_NODE: &str = "ReturnsToNode";
+    /// The pod is terminating and does not finish.
+    pub const TERMINATING: &str = "Terminating";
+    /// The pod's type has no evacuator in this installation, so it is left alone.
+    pub const UNSUPPORTED: &str = "Unsupported";
+    /// A volume of a pod that has left is still attached to the node.
+    pub const VOLUMES_ATTACHED: &str = "VolumesAttached";
+    /// A drain rule says to wait until the pod has finished by itself.
+    pub const WAITING_FOR_COMPLETION: &str = "WaitingForCompletion";
+    /// An older maintenance on the same nodes has to get further first.
+    pub const WAITING_FOR_MAINTENANCE: &str = "WaitingForMaintenance";
+    /// Pods are on their way out and nothing holds them up.
+    pub const EVACUATING: &str = "Evacuating";
+    /// Nothing is left to evacuate.
+    pub const COMPLETE: &str = "Complete";
+}
+
+/// Reasons of the events that our services emit.
+pub mod event {
+    /// NodeMaintenance: a new stage began.
+    pub const STAGE_STARTED: &str = "StageStarted";
+    /// NodeMaintenance: someone keeps changing `unschedulable` of a node under maintenance.
+    pub const CORDON_RACE: &str = "CordonRace";
+    /// NodeMaintenance: an older maintenance had already drained further than this plan would have.
+    pub const FAST_FORWARDED: &str = "FastForwarded";
+    /// NodeMaintenance: a node that someone else had cordoned stays cordoned at the end.
+    pub const LEFT_CORDONED: &str = "LeftCordoned";
+    /// NodeMaintenance and Evacuation: a blocker has appeared.
+    pub const BLOCKED: &str = "Blocked";
+    /// NodeMaintenance and Evacuation: the last blocker is gone.
+    pub const UNBLOCKED: &str = "Unblocked";
+    /// NodeMaintenance: all selected nodes are drained.
+    pub const DRAINED: &str = "Drained";
+    /// Evacuation: the first evacuator has been given control.
+    pub const EVACUATOR_ACTIVATED: &str = "EvacuatorActivated";
+    /// Evacuation: control has passed to the next evacuator.
+    pub const EVACUATOR_SWITCHED: &str = "EvacuatorSwitched";
+    /// Evacuation: no evacuator is left, the Eviction API is being tried.
+    pub const EVICTING: &str = "Evicting";
+    /// Evacuation: the pod is gone.
+    pub const EVACUATED: &str = "Evacuated";
+    /// Evacuation: nobody wants it any longer.
+    pub const CANCELLED: &str = "Cancelled";
+}

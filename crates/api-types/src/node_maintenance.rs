@@ -1,0 +1,278 @@
+//! NodeMaintenance (KEP-4212): which nodes are to be maintained, how far, and how far it has come.
+
+use k8s_openapi::api::core::v1::NodeSelector;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
+use kube::core::{ListMerge, Message, Rule};
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::schema;
+
+/// How many blockers the status lists; the metric counts them all.
+pub const MAX_BLOCKERS: usize = 20;
+
+/// The desired maintenance. Nodes and plan are fixed at creation; only stage and reason change.
+#[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+#[kube(
+    group = "nodemaintenance.k8s.io",
+    version = "v1alpha1",
+    kind = "NodeMaintenance",
+    plural = "nodemaintenances",
+    shortname = "nm",
+    category = "haulout",
+    status = "NodeMaintenanceStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    doc = "NodeMaintenance declares that a set of nodes is to be maintained: its stage says whether they are cordoned, drained or back in service, its status how far that has come and what is in the way.",
+    annotation(
+        "api-approved.kubernetes.io",
+        "unapproved, out-of-tree implementation of KEP-4212 and KEP-4563"
+    ),
+    selectable = ".spec.stage",
+    printcolumn(name = "Stage", type_ = "string", json_path = ".spec.stage", description = "How far the maintenance is to go."),
+    printcolumn(name = "Drained", type_ = "string", json_path = r#".status.conditions[?(@.type=="Drained")].status"#, description = "Whether every pod that has to leave has left."),
+    printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.drainStatus.nodesSelected", description = "How many nodes are selected."),
+    printcolumn(name = "Pods Left", type_ = "integer", json_path = ".status.drainStatus.podsLeft", description = "How many pods still have to leave."),
+    printcolumn(name = "Blocked", type_ = "string", json_path = r#".status.conditions[?(@.type=="Blocked")].reason"#, description = "What keeps pods from leaving."),
+    printcolumn(name = "Message", type_ = "string", json_path = ".status.drainStatus.drainMessage", description = "What the drain is doing.", priority = 1),
+    printcolumn(name = "Nodes Drained", type_ = "integer", json_path = ".status.drainStatus.nodesDrained", description = "How many of the selected nodes are drained.", priority = 1),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".spec.reason", description = "Why the maintenance takes place."),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[x_kube(
+    validation = schema::immutable("nodeSelector", "create another NodeMaintenance for other nodes"),
+    validation = schema::immutable_list("drainPlan", "complete this NodeMaintenance and create one with the new plan"),
+    validation = legal_transition(),
+)]
+pub struct NodeMaintenanceSpec {
+    /// Selects the nodes. Terms are ORed, requirements within a term are ANDed, and a term without
+    /// requirements matches nothing. Nodes that come to match later are maintained too. Immutable.
+    #[schemars(schema_with = "schema::node_selector")]
+    pub node_selector: NodeSelector,
+
+    /// How far the maintenance is to go: Idle, Cordon, Drain, Complete, in this order. Stages can be
+    /// skipped, never gone back to. Deleting a NodeMaintenance beyond Idle completes it first.
+    #[serde(default)]
+    pub stage: Stage,
+
+    /// The order in which pods leave, entry by entry: Default pods before DaemonSet pods before static
+    /// pods, and lower priorities first. For every pod type, entries for the priorities 1000000000,
+    /// 2000000000, 2000001000 and 2147483647 are added where they are missing. Immutable.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 100))]
+    #[x_kube(
+        merge_strategy = ListMerge::Atomic,
+        validation = Rule::new("self.all(a, self.exists_one(b, a == b))").message("drainPlan must not have the same entry twice"),
+    )]
+    pub drain_plan: Vec<DrainPlanEntry>,
+
+    /// Why the maintenance takes place, for people.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 1024))]
+    pub reason: String,
+}
+
+/// Where the rule stands it sees the defaulted stage, so leaving the field out is going back to Idle.
+fn legal_transition() -> Rule {
+    Rule::new(
+        "self.stage == oldSelf.stage || oldSelf.stage == 'Idle' \
+         || (oldSelf.stage == 'Cordon' && self.stage in ['Drain', 'Complete']) \
+         || (oldSelf.stage == 'Drain' && self.stage == 'Complete')",
+    )
+    .message(Message::Expression(
+        "'stage cannot go from ' + oldSelf.stage + ' to ' + self.stage + ': ' \
+         + (oldSelf.stage == 'Cordon' ? 'after Cordon come Drain and Complete' \
+         : oldSelf.stage == 'Drain' ? 'after Drain comes only Complete' \
+         : 'Complete is the last stage, create another NodeMaintenance')"
+            .into(),
+    ))
+    .field_path(".stage")
+}
+
+/// How far a maintenance is to go.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Stage {
+    /// Planned only: nothing in the cluster is touched.
+    #[default]
+    Idle,
+    /// The nodes are made unschedulable and kept so.
+    Cordon,
+    /// The nodes are cordoned and their pods evacuated, following the drain plan.
+    Drain,
+    /// Evacuations of this maintenance are cancelled and the nodes made schedulable again, unless
+    /// another maintenance holds them.
+    Complete,
+}
+
+impl Stage {
+    /// All stages in their order.
+    pub const ALL: [Self; 4] = [Self::Idle, Self::Cordon, Self::Drain, Self::Complete];
+
+    /// Whether an update may go from this stage to `next`. Staying is always legal.
+    pub fn may_become(self, next: Self) -> bool {
+        self <= next
+    }
+
+    /// The word that stands in the API.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Idle => "Idle",
+            Self::Cordon => "Cordon",
+            Self::Drain => "Drain",
+            Self::Complete => "Complete",
+        }
+    }
+}
+
+/// What kind of pod it is, as far as a drain is concerned. The order is the order of leaving.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PodType {
+    /// Every pod that is of neither of the other types.
+    #[default]
+    Default,
+    /// A pod whose controller is a DaemonSet.
+    DaemonSet,
+    /// A static pod, seen through its mirror.
+    Static,
+}
+
+impl PodType {
+    /// All types in the order of leaving.
+    pub const ALL: [Self; 3] = [Self::Default, Self::DaemonSet, Self::Static];
+}
+
+/// One step of a drain: pods of one type up to a priority, optionally only those with certain labels.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct DrainPlanEntry {
+    /// Selects only pods with matching labels, so that they leave before others of the same priority.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::label_selector")]
+    pub pod_selector: Option<LabelSelector>,
+
+    /// Selects pods whose priority is less than or equal to this value.
+    pub pod_priority: i32,
+
+    /// Selects pods by type: DaemonSet pods, Static pods, or Default for all others.
+    #[serde(default)]
+    pub pod_type: PodType,
+}
+
+/// How far a maintenance has come.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeMaintenanceStatus {
+    /// The generation of the spec that this status describes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+
+    /// When each stage began.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 4))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    pub stage_statuses: Vec<StageStatus>,
+
+    /// How far the drain has come, while the stage is Drain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain_status: Option<DrainStatus>,
+
+    /// Cordoned, Drained and Blocked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+}
+
+/// When a stage began.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct StageStatus {
+    /// The stage.
+    pub name: Stage,
+    /// When it began.
+    pub start_timestamp: Time,
+}
+
+/// How far a drain has come over all selected nodes.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct DrainStatus {
+    /// The pods that are being evacuated from every selected node: the lowest drain targets among
+    /// them. A node may be further; its own annotation tells. Targets only ever grow.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 112))]
+    #[x_kube(merge_strategy = ListMerge::Atomic)]
+    pub reached_drain_targets: Vec<DrainPlanEntry>,
+
+    /// What the drain is doing, or which maintenance it waits for.
+    #[serde(default)]
+    #[schemars(length(max = 32768))]
+    pub drain_message: String,
+
+    /// Number of pods that still have to leave: those pending and those evacuating.
+    #[serde(default)]
+    pub pods_left: i32,
+
+    /// Number of pods that have to leave and whose evacuation has not started.
+    #[serde(default)]
+    pub pods_pending_evacuation: i32,
+
+    /// Number of pods that have an Evacuation.
+    #[serde(default)]
+    pub pods_evacuating: i32,
+
+    /// Number of pods that have left since the drain began.
+    #[serde(default)]
+    pub pods_evacuated: i32,
+
+    /// Number of pods that are left alone because nothing in this installation evacuates their type.
+    #[serde(default)]
+    pub pods_unsupported: i32,
+
+    /// Number of nodes that the selector matches.
+    #[serde(default)]
+    pub nodes_selected: i32,
+
+    /// Number of selected nodes that are drained.
+    #[serde(default)]
+    pub nodes_drained: i32,
+
+    /// The first 20 pods that cannot leave, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20))]
+    #[x_kube(merge_strategy = ListMerge::Atomic)]
+    pub blockers: Vec<Blocker>,
+}
+
+/// Something that keeps a node from being drained.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct Blocker {
+    /// The node that is not drained because of it.
+    pub node: String,
+    /// Namespace of the pod; absent where no pod is to blame.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// Name of the pod; absent where no pod is to blame, as with an attached volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// Why, in one word for machines.
+    pub reason: String,
+    /// Why, and what can be done about it, for people.
+    pub message: String,
+    /// Since when.
+    pub since: Time,
+}
+
+/// What the annotation `nodemaintenance.k8s.io/maintenance-status` of a Node holds as JSON.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct MaintenanceStatus {
+    /// The pods that are being evacuated from this node. Targets only ever grow.
+    #[serde(default)]
+    pub drain_targets: Vec<DrainPlanEntry>,
+    /// What the drain of this node is doing, or which maintenance it waits for.
+    #[serde(default)]
+    pub drain_message: String,
+}
