@@ -2,7 +2,6 @@
 //! takes later than the others.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
-use kube::core::{ListMerge, Rule};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -24,12 +23,18 @@ use crate::schema;
     derive = "PartialEq",
     derive = "Default",
     doc = "DrainRule says how a drain treats certain pods: in which order they leave, whether they are left alone, or waited for until they finish. Of all rules that match a pod, the first in alphabetical order applies; the pod label cluster.x-k8s.io/drain (skip or wait-completed) beats every rule.",
-    annotation(
-        "api-approved.kubernetes.io",
-        "unapproved, out-of-tree implementation of KEP-4212 and KEP-4563"
+    printcolumn(
+        name = "Behavior",
+        type_ = "string",
+        json_path = ".spec.drain.behavior",
+        description = "What a drain does with the pods."
     ),
-    printcolumn(name = "Behavior", type_ = "string", json_path = ".spec.drain.behavior", description = "What a drain does with the pods."),
-    printcolumn(name = "Order", type_ = "integer", json_path = ".spec.drain.order", description = "When the pods leave; higher is later."),
+    printcolumn(
+        name = "Order",
+        type_ = "integer",
+        json_path = ".spec.drain.order",
+        description = "When the pods leave; higher is later."
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 pub struct DrainRuleSpec {

@@ -1,1 +1,338 @@
-//! drain_rules
+//! Matching drain rules: what a drain does with one pod, and which rule or label says so.
+
+use crate::drain_rule::{DrainBehavior, DrainRule};
+use crate::names::DRAIN_LABEL;
+use crate::node_maintenance::PodType;
+use crate::selector::{LabelMatcher, Labels, SelectorError};
+
+/// All drain rules of a cluster, ready to match.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DrainRules(Vec<Rule>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rule {
+    name: String,
+    behavior: DrainBehavior,
+    order: i32,
+    nodes: Vec<LabelMatcher>,
+    pods: Vec<PodMatcher>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct PodMatcher {
+    pod: LabelMatcher,
+    namespace: LabelMatcher,
+    types: Vec<PodType>,
+}
+
+/// What a drain does with a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Treatment<'a> {
+    /// Evacuate it, leave it alone or wait for it.
+    pub behavior: DrainBehavior,
+    /// When it leaves, if it is evacuated; lower is earlier.
+    pub order: i32,
+    /// Who says so.
+    pub source: Source<'a>,
+}
+
+/// Where a treatment comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source<'a> {
+    /// The pod's label `cluster.x-k8s.io/drain`.
+    PodLabel,
+    /// The drain rule of this name.
+    Rule(&'a str),
+    /// Nothing matched.
+    Default,
+}
+
+impl DrainRules {
+    /// Reads rules. One that cannot be read is left out and returned by name; the others still apply.
+    pub fn new<'a>(rules: impl IntoIterator<Item = &'a DrainRule>) -> (Self, Vec<(String, SelectorError)>) {
+        let mut read = Vec::new();
+        let mut invalid = Vec::new();
+        for rule in rules {
+            let name = rule.metadata.name.clone().unwrap_or_default();
+            match Rule::new(&name, rule) {
+                Ok(rule) => read.push(rule),
+                Err(error) => invalid.push((name, error)),
+            }
+        }
+        read.sort_by(|a, b| a.name.cmp(&b.name));
+        (Self(read), invalid)
+    }
+
+    /// What a drain does with a pod of this type and these labels on a node with those. The pod's own
+    /// label comes first, then the first rule in alphabetical order that matches.
+    pub fn treat(
+        &self,
+        node: &impl Labels,
+        namespace: &impl Labels,
+        pod: &impl Labels,
+        pod_type: PodType,
+    ) -> Treatment<'_> {
+        let treatment = |behavior, order, source| Treatment {
+            behavior,
+            order,
+            source,
+        };
+        if let Some(behavior) = pod.label(DRAIN_LABEL).and_then(behavior_of_label) {
+            return treatment(behavior, 0, Source::PodLabel);
+        }
+        match self
+            .0
+            .iter()
+            .find(|rule| rule.matches(node, namespace, pod, pod_type))
+        {
+            Some(rule) => treatment(rule.behavior, rule.order, Source::Rule(&rule.name)),
+            None => treatment(DrainBehavior::Drain, 0, Source::Default),
+        }
+    }
+}
+
+fn behavior_of_label(value: &str) -> Option<DrainBehavior> {
+    if value.eq_ignore_ascii_case("skip") {
+        Some(DrainBehavior::Skip)
+    } else if value.eq_ignore_ascii_case("wait-completed") {
+        Some(DrainBehavior::WaitCompleted)
+    } else {
+        None
+    }
+}
+
+impl Rule {
+    fn new(name: &str, rule: &DrainRule) -> Result<Self, SelectorError> {
+        let at = |path: String| {
+            move |error: SelectorError| SelectorError {
+                path: format!("{path}.{}", error.path),
+                ..error
+            }
+        };
+        let nodes = rule.spec.nodes.iter().enumerate().map(|(i, nodes)| {
+            LabelMatcher::from_optional(nodes.selector.as_ref())
+                .map_err(at(format!("spec.nodes[{i}].selector")))
+        });
+        let pods = rule.spec.pods.iter().enumerate().map(|(i, pods)| {
+            Ok(PodMatcher {
+                pod: LabelMatcher::from_optional(pods.selector.as_ref())
+                    .map_err(at(format!("spec.pods[{i}].selector")))?,
+                namespace: LabelMatcher::from_optional(pods.namespace_selector.as_ref())
+                    .map_err(at(format!("spec.pods[{i}].namespaceSelector")))?,
+                types: pods.pod_types.clone(),
+            })
+        });
+        Ok(Self {
+            name: name.into(),
+            behavior: rule.spec.drain.behavior,
+            order: rule.spec.drain.order.unwrap_or_default(),
+            nodes: nodes.collect::<Result<_, _>>()?,
+            pods: pods.collect::<Result<_, _>>()?,
+        })
+    }
+
+    fn matches(
+        &self,
+        node: &impl Labels,
+        namespace: &impl Labels,
+        pod: &impl Labels,
+        pod_type: PodType,
+    ) -> bool {
+        let node_matches = self.nodes.is_empty() || self.nodes.iter().any(|nodes| nodes.matches(node));
+        let pod_matches = || {
+            self.pods.is_empty()
+                || self.pods.iter().any(|pods| {
+                    (pods.types.is_empty() || pods.types.contains(&pod_type))
+                        && pods.pod.matches(pod)
+                        && pods.namespace.matches(namespace)
+                })
+        };
+        node_matches && pod_matches()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+    use std::collections::BTreeMap;
+
+    type Map = BTreeMap<String, String>;
+
+    fn labels(of: &[(&str, &str)]) -> Map {
+        of.iter()
+            .map(|(key, value)| ((*key).into(), (*value).into()))
+            .collect()
+    }
+
+    fn rules(of: &[(&str, Value)]) -> DrainRules {
+        let all: Vec<DrainRule> = of
+            .iter()
+            .map(|(name, spec)| {
+                serde_json::from_value(json!({
+                    "apiVersion": "nodemaintenance.k8s.io/v1alpha1", "kind": "DrainRule",
+                    "metadata": {"name": name}, "spec": spec
+                }))
+                .unwrap()
+            })
+            .collect();
+        let (rules, invalid) = DrainRules::new(&all);
+        assert_eq!(invalid, []);
+        rules
+    }
+
+    fn skip(rest: Value) -> Value {
+        let mut spec = json!({"drain": {"behavior": "Skip"}});
+        spec.as_object_mut()
+            .unwrap()
+            .extend(rest.as_object().unwrap().clone());
+        spec
+    }
+
+    /// The samples of the MachineDrainRules proposal.
+    #[test]
+    fn skip_by_labels_and_namespace_and_order_by_label() {
+        let rules = rules(&[
+            (
+                "skip-pods",
+                skip(json!({"nodes": [{"selector": {}}], "pods": [
+                    {"selector": {"matchExpressions": [{"key": "app", "operator": "In", "values": ["one", "two"]}]},
+                     "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "shop"}}},
+                    {"selector": {"matchLabels": {"app": "monitoring"}}}
+                ]})),
+            ),
+            (
+                "portworx",
+                json!({"drain": {"behavior": "Drain", "order": 100}, "nodes": [{"selector": {}}],
+                       "pods": [{"selector": {"matchLabels": {"app": "portworx"}}}]}),
+            ),
+        ]);
+        let node = labels(&[]);
+        let namespace = |name: &str| labels(&[("kubernetes.io/metadata.name", name)]);
+        let cases = [
+            ("shop", "one", DrainBehavior::Skip, 0, Source::Rule("skip-pods")),
+            ("shop", "three", DrainBehavior::Drain, 0, Source::Default),
+            ("other", "one", DrainBehavior::Drain, 0, Source::Default),
+            (
+                "other",
+                "monitoring",
+                DrainBehavior::Skip,
+                0,
+                Source::Rule("skip-pods"),
+            ),
+            (
+                "shop",
+                "portworx",
+                DrainBehavior::Drain,
+                100,
+                Source::Rule("portworx"),
+            ),
+        ];
+        for (ns, app, behavior, order, source) in cases {
+            let treatment = rules.treat(&node, &namespace(ns), &labels(&[("app", app)]), PodType::Default);
+            assert_eq!(
+                treatment,
+                Treatment {
+                    behavior,
+                    order,
+                    source
+                },
+                "{ns}/{app}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_first_rule_in_alphabetical_order_wins_and_the_label_beats_them_all() {
+        let rules = rules(&[
+            ("b", skip(json!({}))),
+            ("a", json!({"drain": {"behavior": "Drain", "order": -3}})),
+            ("c", json!({"drain": {"behavior": "WaitCompleted"}})),
+        ]);
+        let none = labels(&[]);
+        let treat = |pod: &Map| {
+            let treatment = rules.treat(&none, &none, pod, PodType::Default);
+            (treatment.behavior, treatment.order, treatment.source)
+        };
+        assert_eq!(treat(&none), (DrainBehavior::Drain, -3, Source::Rule("a")));
+        for (value, behavior) in [
+            ("skip", DrainBehavior::Skip),
+            ("Skip", DrainBehavior::Skip),
+            ("wait-completed", DrainBehavior::WaitCompleted),
+        ] {
+            assert_eq!(
+                treat(&labels(&[(DRAIN_LABEL, value)])),
+                (behavior, 0, Source::PodLabel),
+                "{value}"
+            );
+        }
+        assert_eq!(
+            treat(&labels(&[(DRAIN_LABEL, "later")])).2,
+            Source::Rule("a"),
+            "an unknown value counts for nothing"
+        );
+    }
+
+    #[test]
+    fn nodes_and_pod_types_narrow_a_rule() {
+        let rules = rules(&[(
+            "a",
+            skip(json!({
+                "nodes": [{"selector": {"matchLabels": {"zone": "a"}}}, {"selector": {"matchLabels": {"zone": "b"}}}],
+                "pods": [{"podTypes": ["DaemonSet", "Static"]}]
+            })),
+        )]);
+        let none = labels(&[]);
+        for (zone, pod_type, matched) in [
+            ("a", PodType::DaemonSet, true),
+            ("b", PodType::Static, true),
+            ("c", PodType::Static, false),
+            ("a", PodType::Default, false),
+        ] {
+            let source = rules
+                .treat(&labels(&[("zone", zone)]), &none, &none, pod_type)
+                .source;
+            assert_eq!(source != Source::Default, matched, "{zone} {pod_type:?}");
+        }
+    }
+
+    #[test]
+    fn a_rule_that_cannot_be_read_is_named_and_the_others_apply() {
+        let rule = |name: &str, operator: &str| -> DrainRule {
+            serde_json::from_value(json!({
+                "apiVersion": "nodemaintenance.k8s.io/v1alpha1", "kind": "DrainRule", "metadata": {"name": name},
+                "spec": skip(json!({"pods": [{"namespaceSelector": {"matchExpressions": [{"key": "x", "operator": operator}]}}]}))
+            }))
+            .unwrap()
+        };
+        let (rules, invalid) = DrainRules::new(&[rule("a", "in"), rule("b", "DoesNotExist")]);
+        let none = labels(&[]);
+        assert_eq!(
+            rules.treat(&none, &none, &none, PodType::Default).source,
+            Source::Rule("b")
+        );
+        assert_eq!(invalid[0].0, "a");
+        assert_eq!(
+            invalid[0].1.to_string(),
+            "spec.pods[0].namespaceSelector.matchExpressions[0]: operator \"in\" is not known"
+        );
+    }
+
+    proptest! {
+        /// The order in which rules are listed or arrive does not matter.
+        #[test]
+        fn the_result_depends_on_names_alone(
+            names in proptest::collection::btree_set("[a-e]{1,2}", 1..6).prop_map(|names| names.into_iter().collect::<Vec<_>>()).prop_shuffle(),
+            app in "[a-e]",
+        ) {
+            let spec = |name: &str| skip(json!({"pods": [{"selector": {"matchExpressions": [{"key": "app", "operator": "NotIn", "values": [&name[..1]]}]}}]}));
+            let all: Vec<_> = names.iter().map(|name| (name.as_str(), spec(name))).collect();
+            let none = labels(&[]);
+            let rules = rules(&all);
+            let first = names.iter().filter(|name| name[..1] != app).min();
+            let source = rules.treat(&none, &none, &labels(&[("app", &app)]), PodType::Default).source;
+            prop_assert_eq!(source, first.map_or(Source::Default, |name| Source::Rule(name)));
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! Evacuation (KEP-4563): the wish that one pod leaves its node, and who is helping it to do so.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use kube::core::{ListMerge, Rule};
+use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -26,10 +26,6 @@ pub const DEFAULT_PROGRESS_DEADLINE_SECONDS: i32 = 1800;
     derive = "PartialEq",
     derive = "Default",
     doc = "Evacuation asks for one pod to leave its node. Evacuators that know the pod act first, by priority; if none of them helps, the pod is evicted through the Eviction API. The object is named after the pod: its UID, a dash, and at most 150 characters of its name. Finalizers that start with evacuation.coordination.k8s.io/instigator_ tell who asked.",
-    annotation(
-        "api-approved.kubernetes.io",
-        "unapproved, out-of-tree implementation of KEP-4212 and KEP-4563"
-    ),
     selectable = ".spec.podRef.name",
     selectable = ".spec.podRef.uid",
     selectable = ".status.activeEvacuatorClass",

@@ -1,1 +1,122 @@
-//! instigators
+//! Instigator finalizers: who asked for an evacuation and still wants it.
+
+use crate::evacuation::Evacuation;
+use crate::names::INSTIGATOR_FINALIZER_PREFIX;
+
+/// The finalizer with which an instigator of this subdomain (at most 52 characters) marks its wish.
+pub fn finalizer(subdomain: &str) -> String {
+    format!("{INSTIGATOR_FINALIZER_PREFIX}{subdomain}")
+}
+
+/// The subdomain in an instigator finalizer; `None` for any other finalizer.
+pub fn subdomain(finalizer: &str) -> Option<&str> {
+    finalizer
+        .strip_prefix(INSTIGATOR_FINALIZER_PREFIX)
+        .filter(|subdomain| !subdomain.is_empty())
+}
+
+impl Evacuation {
+    /// All finalizers of the instigator form. They are removed when the pod is gone.
+    pub fn instigator_finalizers(&self) -> impl Iterator<Item = &str> {
+        self.metadata
+            .finalizers
+            .iter()
+            .flatten()
+            .map(String::as_str)
+            .filter(|f| subdomain(f).is_some())
+    }
+
+    /// The subdomains of those who want this evacuation. A finalizer of the instigator form whose
+    /// subdomain is one of the evacuator classes belongs to an evacuator that wants to clean up, and
+    /// does not keep the evacuation alive.
+    pub fn instigators(&self) -> impl Iterator<Item = &str> {
+        self.instigator_finalizers().filter_map(subdomain).filter(|name| {
+            !self
+                .spec
+                .evacuators
+                .iter()
+                .any(|evacuator| evacuator.evacuator_class == *name)
+        })
+    }
+
+    /// Whether the instigator of this subdomain wants this evacuation.
+    pub fn is_wanted_by(&self, instigator: &str) -> bool {
+        self.instigators().any(|name| name == instigator)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evacuation::Evacuator;
+    use crate::names;
+    use proptest::prelude::*;
+
+    fn evacuation(finalizers: &[&str], classes: &[&str]) -> Evacuation {
+        let mut evacuation = Evacuation::default();
+        evacuation.metadata.finalizers = Some(finalizers.iter().map(ToString::to_string).collect());
+        evacuation.spec.evacuators = classes
+            .iter()
+            .map(|class| Evacuator {
+                evacuator_class: (*class).into(),
+                ..Evacuator::default()
+            })
+            .collect();
+        evacuation
+    }
+
+    #[test]
+    fn only_instigator_finalizers_count_and_those_of_evacuators_do_not() {
+        let mine = finalizer(names::instigator::NODE_MAINTENANCE);
+        let descheduler = "evacuation.coordination.k8s.io/instigator_descheduler.example.com";
+        let evacuator = "evacuation.coordination.k8s.io/instigator_deployment.apps.k8s.io";
+        let foreign = "example.com/cleanup";
+        let cases: [(&[&str], &[&str], &[&str]); 5] = [
+            (&[], &[], &[]),
+            (&[&mine, foreign], &[], &["nodemaintenance.k8s.io"]),
+            (
+                &[&mine, descheduler],
+                &[],
+                &["nodemaintenance.k8s.io", "descheduler.example.com"],
+            ),
+            (&[evacuator], &["deployment.apps.k8s.io"], &[]),
+            (&[evacuator], &[], &["deployment.apps.k8s.io"]),
+        ];
+        for (finalizers, classes, expected) in cases {
+            let evacuation = evacuation(finalizers, classes);
+            assert_eq!(evacuation.instigators().collect::<Vec<_>>(), expected);
+        }
+        assert!(evacuation(&[&mine], &[]).is_wanted_by(names::instigator::NODE_MAINTENANCE));
+        assert_eq!(
+            evacuation(&[&mine, foreign, evacuator], &["deployment.apps.k8s.io"])
+                .instigator_finalizers()
+                .count(),
+            2
+        );
+    }
+
+    #[test]
+    fn our_own_finalizers_fit_a_qualified_name() {
+        for name in [
+            names::instigator::NODE_MAINTENANCE,
+            names::instigator::TAINT_MANAGER,
+        ] {
+            let finalizer = finalizer(name);
+            assert!(finalizer.split_once('/').unwrap().1.len() <= 63, "{finalizer}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_finalizer_gives_its_subdomain_back(name in "[a-z]([a-z.-]{0,50}[a-z])?") {
+            let finalizer = finalizer(&name);
+            prop_assert_eq!(subdomain(&finalizer), Some(name.as_str()));
+        }
+
+        #[test]
+        fn no_other_text_is_taken_for_one(text in ".{0,80}") {
+            prop_assume!(!text.starts_with(INSTIGATOR_FINALIZER_PREFIX));
+            prop_assert_eq!(subdomain(&text), None);
+        }
+    }
+}

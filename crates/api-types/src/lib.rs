@@ -31,7 +31,62 @@ use kube::CustomResourceExt;
 
 /// All custom resource definitions of this API, in the order in which people read about them.
 pub fn crds() -> [CustomResourceDefinition; 3] {
-    [NodeMaintenance::crd(), Evacuation::crd(), DrainRule::crd()].map(schema::forbid_nulls)
+    [NodeMaintenance::crd(), Evacuation::crd(), DrainRule::crd()].map(schema::finish)
 }
+
 #[cfg(test)]
-mod tests { #[test] fn dump() { for c in super::crds() { println!("---\n{}", serde_json::to_string(&c).unwrap()); } } }
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_and_versions_are_those_of_the_names_module() {
+        let found = crds().map(|crd| {
+            (
+                crd.spec.group,
+                crd.spec.versions[0].name.clone(),
+                crd.spec.names.kind,
+            )
+        });
+        let expected = [
+            (names::NODE_MAINTENANCE_GROUP, "NodeMaintenance"),
+            (names::EVACUATION_GROUP, "Evacuation"),
+            (names::NODE_MAINTENANCE_GROUP, "DrainRule"),
+        ];
+        assert_eq!(
+            found,
+            expected.map(|(group, kind)| (group.into(), names::VERSION.into(), kind.into()))
+        );
+    }
+
+    #[test]
+    fn no_field_takes_null_for_a_value_and_every_field_is_explained() {
+        fn walk(path: &str, schema: &serde_json::Value) {
+            assert!(schema.get("nullable").is_none(), "{path} is nullable");
+            let children = schema["properties"].as_object().into_iter().flatten();
+            for (name, property) in children {
+                let path = format!("{path}.{name}");
+                let own = !matches!(path.as_str(), ".metadata" | ".apiVersion" | ".kind");
+                assert!(
+                    !own || property["description"].is_string(),
+                    "{path} has no description"
+                );
+                walk(&path, property);
+            }
+            for nested in ["items", "additionalProperties"] {
+                if let Some(nested) = schema.get(nested) {
+                    walk(&format!("{path}[]"), nested);
+                }
+            }
+        }
+        for crd in crds() {
+            let schema = crd.spec.versions[0]
+                .schema
+                .as_ref()
+                .unwrap()
+                .open_api_v3_schema
+                .as_ref()
+                .unwrap();
+            walk("", &serde_json::to_value(schema).unwrap());
+        }
+    }
+}

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::NodeSelector;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
-use kube::core::{ListMerge, Message, Rule};
+use kube::core::{Message, Rule};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -26,19 +26,57 @@ pub const MAX_BLOCKERS: usize = 20;
     derive = "PartialEq",
     derive = "Default",
     doc = "NodeMaintenance declares that a set of nodes is to be maintained: its stage says whether they are cordoned, drained or back in service, its status how far that has come and what is in the way.",
-    annotation(
-        "api-approved.kubernetes.io",
-        "unapproved, out-of-tree implementation of KEP-4212 and KEP-4563"
-    ),
     selectable = ".spec.stage",
-    printcolumn(name = "Stage", type_ = "string", json_path = ".spec.stage", description = "How far the maintenance is to go."),
-    printcolumn(name = "Drained", type_ = "string", json_path = r#".status.conditions[?(@.type=="Drained")].status"#, description = "Whether every pod that has to leave has left."),
-    printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.drainStatus.nodesSelected", description = "How many nodes are selected."),
-    printcolumn(name = "Pods Left", type_ = "integer", json_path = ".status.drainStatus.podsLeft", description = "How many pods still have to leave."),
-    printcolumn(name = "Blocked", type_ = "string", json_path = r#".status.conditions[?(@.type=="Blocked")].reason"#, description = "What keeps pods from leaving."),
-    printcolumn(name = "Message", type_ = "string", json_path = ".status.drainStatus.drainMessage", description = "What the drain is doing.", priority = 1),
-    printcolumn(name = "Nodes Drained", type_ = "integer", json_path = ".status.drainStatus.nodesDrained", description = "How many of the selected nodes are drained.", priority = 1),
-    printcolumn(name = "Reason", type_ = "string", json_path = ".spec.reason", description = "Why the maintenance takes place."),
+    printcolumn(
+        name = "Stage",
+        type_ = "string",
+        json_path = ".spec.stage",
+        description = "How far the maintenance is to go."
+    ),
+    printcolumn(
+        name = "Drained",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Drained")].status"#,
+        description = "Whether every pod that has to leave has left."
+    ),
+    printcolumn(
+        name = "Nodes",
+        type_ = "integer",
+        json_path = ".status.drainStatus.nodesSelected",
+        description = "How many nodes are selected."
+    ),
+    printcolumn(
+        name = "Pods Left",
+        type_ = "integer",
+        json_path = ".status.drainStatus.podsLeft",
+        description = "How many pods still have to leave."
+    ),
+    printcolumn(
+        name = "Blocked",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Blocked")].reason"#,
+        description = "What keeps pods from leaving."
+    ),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.drainStatus.drainMessage",
+        description = "What the drain is doing.",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Nodes Drained",
+        type_ = "integer",
+        json_path = ".status.drainStatus.nodesDrained",
+        description = "How many of the selected nodes are drained.",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".spec.reason",
+        description = "Why the maintenance takes place."
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[x_kube(
@@ -92,7 +130,9 @@ fn legal_transition() -> Rule {
 }
 
 /// How far a maintenance is to go.
-#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
+)]
 pub enum Stage {
     /// Planned only: nothing in the cluster is touched.
     #[default]
@@ -127,7 +167,9 @@ impl Stage {
 }
 
 /// What kind of pod it is, as far as a drain is concerned. The order is the order of leaving.
-#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
+)]
 pub enum PodType {
     /// Every pod that is of neither of the other types.
     #[default]

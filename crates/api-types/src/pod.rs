@@ -1,1 +1,99 @@
-//! pod
+//! What a drain needs to know of a pod beyond its labels: its type, and whether it has finished.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+
+use crate::names::MIRROR_POD_ANNOTATION;
+use crate::node_maintenance::PodType;
+
+/// The owner that manages the object, if any.
+pub fn controller_of(meta: &ObjectMeta) -> Option<&OwnerReference> {
+    meta.owner_references
+        .iter()
+        .flatten()
+        .find(|owner| owner.controller == Some(true))
+}
+
+impl PodType {
+    /// The type of the pod with this metadata.
+    pub fn of(meta: &ObjectMeta) -> Self {
+        let mirror = meta
+            .annotations
+            .as_ref()
+            .is_some_and(|all| all.contains_key(MIRROR_POD_ANNOTATION));
+        Self::classify(mirror, controller_of(meta).map(|owner| owner.kind.as_str()))
+    }
+
+    /// The type of a pod from the two facts that decide it. Only the kind of the controller counts:
+    /// a DaemonSet of another API group puts pods onto cordoned nodes just the same.
+    pub fn classify(is_mirror: bool, controller_kind: Option<&str>) -> Self {
+        match controller_kind {
+            _ if is_mirror => Self::Static,
+            Some("DaemonSet") => Self::DaemonSet,
+            _ => Self::Default,
+        }
+    }
+}
+
+/// Whether a pod in this phase has finished. A finished pod counts as gone.
+pub fn is_finished(phase: Option<&str>) -> bool {
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_type_follows_from_the_mirror_annotation_and_the_controller() {
+        let owner = |kind: &str, controller: bool| json!({"apiVersion": "apps/v1", "kind": kind, "name": "x", "uid": "u", "controller": controller});
+        let mirror = json!({MIRROR_POD_ANNOTATION: "hash"});
+        let cases = [
+            (json!({}), PodType::Default),
+            (
+                json!({"ownerReferences": [owner("ReplicaSet", true)]}),
+                PodType::Default,
+            ),
+            (
+                json!({"ownerReferences": [owner("DaemonSet", true)]}),
+                PodType::DaemonSet,
+            ),
+            (
+                json!({"ownerReferences": [owner("DaemonSet", false)]}),
+                PodType::Default,
+            ),
+            (
+                json!({"ownerReferences": [owner("Foo", false), owner("DaemonSet", true)]}),
+                PodType::DaemonSet,
+            ),
+            (json!({"annotations": mirror}), PodType::Static),
+            (
+                json!({"annotations": mirror, "ownerReferences": [owner("Node", true)]}),
+                PodType::Static,
+            ),
+        ];
+        for (meta, expected) in cases {
+            assert_eq!(
+                PodType::of(&serde_json::from_value(meta.clone()).unwrap()),
+                expected,
+                "{meta}"
+            );
+        }
+    }
+
+    #[test]
+    fn finished_pods_are_those_that_succeeded_or_failed() {
+        let finished: Vec<_> = [
+            None,
+            Some("Pending"),
+            Some("Running"),
+            Some("Succeeded"),
+            Some("Failed"),
+            Some("Unknown"),
+        ]
+        .into_iter()
+        .filter(|phase| is_finished(*phase))
+        .collect();
+        assert_eq!(finished, [Some("Succeeded"), Some("Failed")]);
+    }
+}

@@ -153,11 +153,20 @@ fn requirement(operators: &[&str], key: &Value, more_rules: &[Value]) -> Value {
     })
 }
 
-/// Makes `null` mean "absent" everywhere. Schemars marks every optional field as nullable, and for a
-/// nullable field the API server keeps a `null`, which CEL's `has()` then takes for a value.
-pub(crate) fn forbid_nulls(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
+/// What the derive cannot say. `null` means "absent" everywhere: schemars marks every optional field as
+/// nullable, and for a nullable field the API server keeps a `null`, which CEL's `has()` then takes for a
+/// value. And the API server refuses definitions in `*.k8s.io` without a word on their approval; the
+/// derive's own `annotation` would also put it onto every object that is made with `new`.
+pub(crate) fn finish(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
+    let approval = "unapproved, out-of-tree implementation of KEP-4212 and KEP-4563";
+    let annotations = crd.metadata.annotations.get_or_insert_default();
+    annotations.insert("api-approved.kubernetes.io".into(), approval.into());
     for version in &mut crd.spec.versions {
-        if let Some(root) = version.schema.as_mut().and_then(|s| s.open_api_v3_schema.as_mut()) {
+        if let Some(root) = version
+            .schema
+            .as_mut()
+            .and_then(|s| s.open_api_v3_schema.as_mut())
+        {
             strip_nullable(root);
         }
     }
