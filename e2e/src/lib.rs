@@ -1,1 +1,22 @@
-//! e2e
+//! A real Kubernetes control plane on loopback, for tests, benchmarks and the demo.
+//!
+//! [`Cluster`] boots and owns one; [`Handle`] is what a test needs to talk to it and also works from
+//! another process. [`objects`] makes things to put in, [`wait`] waits for what comes of it and
+//! [`requests`] counts what it cost.
+
+pub mod cluster;
+pub mod handle;
+pub mod kubeconfig;
+pub mod nodes;
+pub mod objects;
+pub mod pki;
+pub mod process;
+pub mod requests;
+pub mod tools;
+pub mod wait;
+
+pub use cluster::{Builder, Cluster, Component, Exit};
+pub use handle::{Handle, Output};
+pub use process::{Command, Process};
+pub use requests::{Mark, Requests};
+pub use tools::Tools;

@@ -1,0 +1,287 @@
+//! The way from settings to a cluster that is ready for use.
+
+use std::fs;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use k8s_openapi::api::core::v1::ServiceAccount;
+use kube::api::GetParams;
+use kube::core::Request;
+use kube::{Api, Client};
+use tokio::sync::watch;
+
+use super::command::{AUDIT_POLICY, Settings, kubeconfig as kubeconfig_of};
+use super::folder::Folder;
+use super::ports::Ports;
+use super::{Cluster, Component};
+use crate::handle::Handle;
+use crate::kubeconfig::{self, Identity};
+use crate::pki::Pki;
+use crate::tools::{self, Tools};
+use crate::wait;
+
+/// Long enough for a busy machine; a healthy one needs a tenth of it.
+const READY_LIMIT: Duration = Duration::from_secs(120);
+/// How often a boot is tried when someone else takes a port between its choice and its use.
+const ATTEMPTS: usize = 3;
+
+type Progress = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Settings for a cluster that has yet to boot.
+#[derive(Clone)]
+pub struct Builder {
+    name: String,
+    tools: Option<Tools>,
+    taint_eviction: bool,
+    controller_manager_qps: Option<u32>,
+    scheduler: bool,
+    kwok: bool,
+    audit: bool,
+    extra_args: Vec<(Component, String)>,
+    progress: Progress,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            name: "cluster".to_owned(),
+            tools: None,
+            taint_eviction: true,
+            controller_manager_qps: Some(500),
+            scheduler: true,
+            kwok: true,
+            audit: true,
+            extra_args: Vec::new(),
+            progress: Arc::new(|_| {}),
+        }
+    }
+}
+
+impl Builder {
+    /// A name for the folder and for messages.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Programs that have been built already; else they are found or built at boot.
+    #[must_use]
+    pub fn tools(mut self, tools: Tools) -> Self {
+        self.tools = Some(tools);
+        self
+    }
+
+    /// Whether the controller manager's own taint eviction runs; it does unless told otherwise.
+    #[must_use]
+    pub fn taint_eviction(mut self, enabled: bool) -> Self {
+        self.taint_eviction = enabled;
+        self
+    }
+
+    /// How many requests a second the controller manager makes at most: 500 unless told otherwise;
+    /// `None` for Kubernetes' own default of 20, where it is the peer being measured.
+    #[must_use]
+    pub fn controller_manager_qps(mut self, qps: Option<u32>) -> Self {
+        self.controller_manager_qps = qps;
+        self
+    }
+
+    /// Whether the scheduler runs; it does unless told otherwise.
+    #[must_use]
+    pub fn scheduler(mut self, enabled: bool) -> Self {
+        self.scheduler = enabled;
+        self
+    }
+
+    /// Whether KWOK runs; it does unless told otherwise.
+    #[must_use]
+    pub fn kwok(mut self, enabled: bool) -> Self {
+        self.kwok = enabled;
+        self
+    }
+
+    /// Whether requests are recorded for [`crate::requests`]; they are unless told otherwise.
+    #[must_use]
+    pub fn audit(mut self, enabled: bool) -> Self {
+        self.audit = enabled;
+        self
+    }
+
+    /// Adds arguments to a component; they win over ours.
+    #[must_use]
+    pub fn extra_args<S: Into<String>>(
+        mut self,
+        component: Component,
+        args: impl IntoIterator<Item = S>,
+    ) -> Self {
+        self.extra_args
+            .extend(args.into_iter().map(|arg| (component, arg.into())));
+        self
+    }
+
+    /// Who is told, one line at a time, what is being done.
+    #[must_use]
+    pub fn progress(mut self, progress: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        self.progress = Arc::new(progress);
+        self
+    }
+
+    /// Boots the cluster. It is ready when pods can be created in the namespace `default`.
+    pub async fn boot(mut self) -> Result<Cluster> {
+        if self.tools.is_none() {
+            let progress = Arc::clone(&self.progress);
+            let built = tokio::task::spawn_blocking(move || tools::ensure(|line| progress(line)));
+            self.tools = Some(built.await.context("building the control plane")??);
+        }
+        let mut attempt = 1;
+        loop {
+            let cluster = self.prepare()?;
+            let begun = Instant::now();
+            match self.start(&cluster).await {
+                Ok(()) => {
+                    let seconds = begun.elapsed().as_secs_f64();
+                    (self.progress)(&format!("cluster {} is ready after {seconds:.1} s", self.name));
+                    return Ok(cluster);
+                }
+                Err(error) if attempt < ATTEMPTS && lost_a_port(&cluster.logs) => {
+                    attempt += 1;
+                    (self.progress)(&format!(
+                        "booting cluster {} again with other ports: {error}",
+                        self.name
+                    ));
+                    drop(cluster);
+                }
+                Err(error) => {
+                    cluster.keep_logs();
+                    return Err(error.context(format!("booting cluster {}", self.name)));
+                }
+            }
+        }
+    }
+
+    /// Everything on disk, nothing running yet.
+    fn prepare(&self) -> Result<Cluster> {
+        let folder = Folder::create(&self.name)?;
+        let root = folder.path();
+        let ports = Ports::find()?;
+        let handle = Handle {
+            name: self.name.clone(),
+            root: root.to_owned(),
+            logs: folder.logs(),
+            server: format!("https://127.0.0.1:{}", ports.api_server),
+            kubeconfig: root.join("admin.kubeconfig"),
+            audit_log: self.audit.then(|| folder.logs().join("audit.log")),
+            tools: self
+                .tools
+                .clone()
+                .context("the control plane has not been built")?,
+        };
+        let pki = Pki::create(&root.join("pki"))?;
+        let masters: &[&str] = &["system:masters"];
+        for (file, user, groups) in [
+            ("admin.kubeconfig".to_owned(), "admin", masters),
+            (
+                kubeconfig_of(Component::ControllerManager),
+                "system:kube-controller-manager",
+                &[],
+            ),
+            (kubeconfig_of(Component::Scheduler), "system:kube-scheduler", &[]),
+            (kubeconfig_of(Component::Kwok), "kwok", masters),
+        ] {
+            let identity = Identity::Certificate(pki.client(user, groups)?);
+            kubeconfig::write(&root.join(file), &handle.server, &pki, "default", &identity)?;
+        }
+        if self.audit {
+            fs::write(root.join("audit-policy.yaml"), AUDIT_POLICY).context("writing the audit policy")?;
+        }
+        handle.write_description()?;
+        let settings = Settings {
+            ports,
+            taint_eviction: self.taint_eviction,
+            controller_manager_qps: self.controller_manager_qps,
+            extra_args: self.extra_args.clone(),
+        };
+        let (running, changed) = (Mutex::default(), watch::Sender::new(()));
+        Ok(Cluster {
+            handle,
+            settings,
+            running,
+            changed,
+            folder,
+        })
+    }
+
+    async fn start(&self, cluster: &Cluster) -> Result<()> {
+        (self.progress)(&format!("booting cluster {}", self.name));
+        let ready = async {
+            // The API server waits for etcd by itself.
+            cluster.spawn(Component::Etcd)?;
+            cluster.spawn(Component::ApiServer)?;
+            cluster.wait_for_api_server().await?;
+            let others = [
+                (true, Component::ControllerManager),
+                (self.scheduler, Component::Scheduler),
+                (self.kwok, Component::Kwok),
+            ];
+            for (wanted, component) in others {
+                if wanted {
+                    cluster.spawn(component)?;
+                }
+            }
+            wait_for_service_account(cluster.client().await?).await
+        };
+        tokio::select! {
+            result = ready => result,
+            exit = cluster.wait_for_exit() => bail!("{exit}\n{}", last_lines(&exit.log)),
+        }
+    }
+}
+
+impl Cluster {
+    /// Waits until the API server says that it is ready.
+    pub(super) async fn wait_for_api_server(&self) -> Result<()> {
+        let client = self.handle.client().await?;
+        wait::eventually("the API server is ready", READY_LIMIT, async || {
+            let request = Request::new("")
+                .get("readyz", &GetParams::default())
+                .map_err(|error| anyhow!(error))?;
+            // Refused connections and "not yet" are what we wait out.
+            Ok(client.request_text(request).await.ok().map(|_| ()))
+        })
+        .await
+        .with_context(|| format!("see {}", self.component_log(Component::ApiServer).display()))
+    }
+}
+
+/// Without it no pod can be created; the controller manager makes it when it has come up.
+async fn wait_for_service_account(client: Client) -> Result<()> {
+    let accounts: Api<ServiceAccount> = Api::namespaced(client, "default");
+    wait::until(accounts, "default", "exists", READY_LIMIT, |account| {
+        account.is_some()
+    })
+    .await?;
+    Ok(())
+}
+
+fn lost_a_port(logs: &Path) -> bool {
+    [Component::Etcd, Component::ApiServer]
+        .into_iter()
+        .any(|component| {
+            let log = logs.join(format!("{component}.log"));
+            fs::read_to_string(log).is_ok_and(|text| text.contains("address already in use"))
+        })
+}
+
+fn last_lines(log: &Path) -> String {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<_> = text.lines().collect();
+    lines
+        .iter()
+        .skip(lines.len().saturating_sub(10))
+        .copied()
+        .collect::<Vec<_>>()
+        .join("\n")
+}

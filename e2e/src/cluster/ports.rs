@@ -1,0 +1,75 @@
+//! Finds free loopback ports.
+
+use std::fs;
+use std::hash::{BuildHasher as _, RandomState};
+use std::net::TcpListener;
+use std::ops::Range;
+
+use anyhow::{Result, bail};
+
+/// The ports one control plane listens on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ports {
+    pub(super) etcd: u16,
+    pub(super) etcd_peers: u16,
+    pub(super) api_server: u16,
+}
+
+impl Ports {
+    /// Three ports that are free now. Someone else may take one before it is used.
+    pub(super) fn find() -> Result<Self> {
+        let mut listeners = Vec::new();
+        for _ in 0..10_000 {
+            let port = random_port(range());
+            // Held until all are found, so that no port is found twice.
+            if let Ok(listener) = TcpListener::bind(("127.0.0.1", port)) {
+                listeners.push((listener, port));
+            }
+            if let [(_, etcd), (_, etcd_peers), (_, api_server)] = *listeners.as_slice() {
+                return Ok(Self {
+                    etcd,
+                    etcd_peers,
+                    api_server,
+                });
+            }
+        }
+        bail!("no free ports on 127.0.0.1: is something holding thousands of them?")
+    }
+}
+
+/// Below the range for outgoing connections. In it, a client that keeps trying to reach a stopped API
+/// server is sooner or later given the server's own port, connects to itself and holds the port.
+fn range() -> Range<u16> {
+    const LOWEST: u16 = 10_000;
+    let text = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let outgoing = text
+        .split_whitespace()
+        .next()
+        .and_then(|low| low.parse().ok())
+        .unwrap_or(32_768);
+    if outgoing > LOWEST + 1_000 {
+        LOWEST..outgoing
+    } else {
+        LOWEST..u16::MAX
+    }
+}
+
+fn random_port(range: Range<u16>) -> u16 {
+    // Every RandomState has fresh keys, which is all the randomness that is needed.
+    let random = RandomState::new().hash_one(0) % u64::from(range.end - range.start);
+    range.start + u16::try_from(random).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn found_ports_differ_and_can_be_bound() {
+        let ports = Ports::find().unwrap();
+        let listeners: Vec<_> = [ports.etcd, ports.etcd_peers, ports.api_server]
+            .map(|port| TcpListener::bind(("127.0.0.1", port)).unwrap())
+            .into();
+        assert_eq!(listeners.len(), 3);
+    }
+}

@@ -1,0 +1,255 @@
+//! What a test needs to use a cluster: clients, kubectl, helm, users and tokens. A handle owns
+//! nothing and can be passed to other processes, which `xtask` does with the tests that share a cluster.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::ServiceAccount;
+use kube::api::PostParams;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use serde::{Deserialize, Serialize};
+
+use crate::kubeconfig::{self, Identity};
+use crate::pki::Pki;
+use crate::tools::Tools;
+
+/// A cluster as seen by those who use it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Handle {
+    /// The name given at boot.
+    pub name: String,
+    /// The folder that holds everything of this cluster.
+    pub root: PathBuf,
+    /// The folder with one log per component; services started by tests may log there too.
+    pub logs: PathBuf,
+    /// The URL of the API server.
+    pub server: String,
+    /// The administrator's kubeconfig.
+    pub kubeconfig: PathBuf,
+    /// The audit log, if the cluster was booted with one.
+    pub audit_log: Option<PathBuf>,
+    /// The programs that the cluster runs.
+    pub tools: Tools,
+}
+
+/// How a command ended and what it said.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// What it wrote to stdout.
+    pub stdout: String,
+    /// What it wrote to stderr.
+    pub stderr: String,
+    /// How it ended.
+    pub status: ExitStatus,
+}
+
+impl Output {
+    /// Stdout of a command that succeeded, and else an error with everything it said.
+    pub fn success(self) -> Result<String> {
+        if self.status.success() {
+            return Ok(self.stdout);
+        }
+        bail!("{}\n{}{}", self.status, self.stdout, self.stderr)
+    }
+}
+
+impl Handle {
+    /// The environment variable in which `xtask` passes the path of `cluster.json` to tests.
+    pub const ENV: &str = "HAULOUT_E2E_CLUSTER";
+
+    /// Attaches to the cluster whose `cluster.json` this environment variable names; `None` when
+    /// the variable is not set.
+    pub fn from_env(variable: &str) -> Result<Option<Self>> {
+        let Some(path) = std::env::var_os(variable).filter(|value| !value.is_empty()) else {
+            return Ok(None);
+        };
+        Self::from_file(Path::new(&path))
+            .map(Some)
+            .with_context(|| format!("attaching to the cluster in {variable}"))
+    }
+
+    /// Attaches to the cluster that this `cluster.json` describes.
+    pub fn from_file(path: &Path) -> Result<Self> {
+        let text = fs::read(path)
+            .with_context(|| format!("reading {}: is the cluster still running?", path.display()))?;
+        serde_json::from_slice(&text).with_context(|| format!("reading {}", path.display()))
+    }
+
+    /// The path of this cluster's `cluster.json`.
+    pub fn description(&self) -> PathBuf {
+        self.root.join("cluster.json")
+    }
+
+    /// Writes `cluster.json`.
+    pub(crate) fn write_description(&self) -> Result<()> {
+        let text = serde_json::to_vec_pretty(self).context("describing the cluster")?;
+        let path = self.description();
+        fs::write(&path, text).with_context(|| format!("writing {}", path.display()))
+    }
+
+    /// The cluster's certificate authority.
+    pub fn pki(&self) -> Pki {
+        Pki::open(&self.root.join("pki"))
+    }
+
+    /// A client as administrator.
+    pub async fn client(&self) -> Result<Client> {
+        self.client_from(&self.kubeconfig, "haulout-e2e").await
+    }
+
+    /// A client as administrator with this user agent, by which its requests can be counted.
+    pub async fn client_as(&self, user_agent: &str) -> Result<Client> {
+        self.client_from(&self.kubeconfig, user_agent).await
+    }
+
+    /// A client with any kubeconfig of this cluster. It does not retry, so that tests see the API
+    /// server's own answers.
+    pub async fn client_from(&self, kubeconfig: &Path, user_agent: &str) -> Result<Client> {
+        let what = || format!("making a client from {}", kubeconfig.display());
+        let mut config = client_config(kubeconfig).await.with_context(what)?;
+        let agent = user_agent
+            .parse()
+            .with_context(|| format!("{user_agent:?} as a user agent"))?;
+        config.headers.push((
+            "user-agent"
+                .parse()
+                .context("the name of the user agent header")?,
+            agent,
+        ));
+        Client::try_from(config).with_context(what)
+    }
+
+    /// A kubeconfig for this user with a client certificate of its own; at most two groups.
+    pub fn user_kubeconfig(&self, name: &str, groups: &[&str]) -> Result<PathBuf> {
+        let pki = self.pki();
+        let identity = Identity::Certificate(pki.client(name, groups)?);
+        let path = self.root.join(format!(
+            "user-{}.kubeconfig",
+            file_name(&[&[name], groups].concat())
+        ));
+        kubeconfig::write(&path, &self.server, &pki, "default", &identity)?;
+        Ok(path)
+    }
+
+    /// A client as this user.
+    pub async fn user(&self, name: &str, groups: &[&str]) -> Result<Client> {
+        self.client_from(&self.user_kubeconfig(name, groups)?, name).await
+    }
+
+    /// A kubeconfig with a day's token of this ServiceAccount, as its pods would have.
+    pub async fn service_account_kubeconfig(&self, namespace: &str, name: &str) -> Result<PathBuf> {
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client().await?, namespace);
+        let request = TokenRequest {
+            spec: TokenRequestSpec {
+                expiration_seconds: Some(24 * 60 * 60),
+                ..TokenRequestSpec::default()
+            },
+            ..TokenRequest::default()
+        };
+        let answer = accounts
+            .create_token_request(name, &PostParams::default(), &request)
+            .await
+            .with_context(|| format!("asking for a token of ServiceAccount {namespace}/{name}"))?;
+        let token = answer
+            .status
+            .context("a TokenRequest came back without a token")?
+            .token;
+        let path = self
+            .root
+            .join(format!("sa-{}.kubeconfig", file_name(&[namespace, name])));
+        kubeconfig::write(
+            &path,
+            &self.server,
+            &self.pki(),
+            namespace,
+            &Identity::Token(token),
+        )?;
+        Ok(path)
+    }
+
+    /// Runs kubectl as administrator. Only a kubectl that could not be run is an error: see
+    /// [`Output::success`].
+    pub async fn kubectl(&self, args: &[&str]) -> Result<Output> {
+        self.run(&self.tools.kubectl(), args, None).await
+    }
+
+    /// Runs kubectl as administrator with this on its stdin, for `apply -f -`.
+    pub async fn kubectl_with(&self, args: &[&str], stdin: &str) -> Result<Output> {
+        self.run(&self.tools.kubectl(), args, Some(stdin)).await
+    }
+
+    /// Runs helm as administrator. Its own folders are inside the cluster's.
+    pub async fn helm(&self, args: &[&str]) -> Result<Output> {
+        self.run(&self.tools.helm(), args, None).await
+    }
+
+    /// Installs or upgrades our chart with these `--set` values, as the README tells people to.
+    pub async fn install_chart(&self, values: &[(&str, &str)]) -> Result<()> {
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .parent()
+            .context("finding the repository")?;
+        let chart = repository.join("charts/haulout").display().to_string();
+        let values: Vec<_> = values
+            .iter()
+            .map(|(key, value)| format!("{key}={value}"))
+            .collect();
+        let mut args = vec!["upgrade", "--install", "haulout", &chart];
+        args.extend(["--namespace", "haulout-system", "--create-namespace"]);
+        args.extend(values.iter().flat_map(|value| ["--set", value]));
+        self.helm(&args)
+            .await?
+            .success()
+            .context("installing the chart with helm")?;
+        Ok(())
+    }
+
+    /// Runs any program with this cluster as its kubeconfig.
+    pub async fn run(&self, program: &Path, args: &[&str], stdin: Option<&str>) -> Result<Output> {
+        let what = || format!("running {} {}", program.display(), args.join(" "));
+        let helm = self.root.join("helm");
+        let mut command = tokio::process::Command::new(program);
+        command
+            .args(args)
+            .env("KUBECONFIG", &self.kubeconfig)
+            // Discovery is cached by server address, and another cluster may have had this port.
+            .env("KUBECACHEDIR", self.root.join("kube-cache"))
+            .env("HELM_CACHE_HOME", helm.join("cache"))
+            .env("HELM_CONFIG_HOME", helm.join("config"))
+            .env("HELM_DATA_HOME", helm.join("data"))
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
+        if let Some(text) = stdin {
+            // A file and not a pipe: nothing to feed while the command talks.
+            let mut file = tempfile::tempfile_in(&self.root).with_context(what)?;
+            file.write_all(text.as_bytes()).with_context(what)?;
+            std::io::Seek::rewind(&mut file).with_context(what)?;
+            command.stdin(file);
+        }
+        let output = command.output().await.with_context(what)?;
+        Ok(Output {
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+            status: output.status,
+        })
+    }
+}
+
+fn file_name(parts: &[&str]) -> String {
+    parts
+        .join("-")
+        .replace(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '.', "_")
+}
+
+async fn client_config(kubeconfig: &Path) -> Result<Config> {
+    // Whoever installed a provider before us has done what we want; ring is the only one here.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let read = Kubeconfig::read_from(kubeconfig)?;
+    let mut config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await?;
+    config.default_retry = false;
+    Ok(config)
+}

@@ -1,0 +1,181 @@
+//! Which sources and settings a build comes from, and so under which name it is cached.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use sha2::{Digest as _, Sha256};
+
+/// What the names of all builds begin with.
+pub(super) const FOLDER: &str = "control-plane-";
+
+/// The Go module's text and what we read from it.
+pub(super) struct Source {
+    go_mod: String,
+    go_sum: String,
+    /// The version of `k8s.io/kubernetes`, with its `v`.
+    pub(super) kubernetes_version: String,
+    /// The import paths on the `tool` lines.
+    pub(super) tools: Vec<String>,
+}
+
+impl Source {
+    pub(super) fn read(module: &Path) -> Result<Self> {
+        let read = |name: &str| {
+            let path = module.join(name);
+            fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
+        };
+        Self::new(read("go.mod")?, read("go.sum")?)
+    }
+
+    fn new(go_mod: String, go_sum: String) -> Result<Self> {
+        let kubernetes_version = go_mod
+            .lines()
+            .find_map(|line| {
+                line.trim()
+                    .strip_prefix("require ")
+                    .unwrap_or(line.trim())
+                    .strip_prefix("k8s.io/kubernetes ")
+            })
+            .and_then(|rest| rest.split_whitespace().next())
+            .context("go.mod does not require k8s.io/kubernetes")?
+            .to_owned();
+        let tools: Vec<_> = go_mod
+            .lines()
+            .skip_while(|line| line.trim() != "tool (")
+            .skip(1)
+            .take_while(|line| line.trim() != ")")
+            .map(|line| line.trim().to_owned())
+            .collect();
+        if tools.is_empty() {
+            bail!("go.mod has no block of tool lines");
+        }
+        Ok(Self {
+            go_mod,
+            go_sum,
+            kubernetes_version,
+            tools,
+        })
+    }
+
+    /// The value for `-ldflags`. Without the versions the API server would call itself v0.0.0.
+    pub(super) fn linker_flags(&self) -> String {
+        let mut numbers = self.kubernetes_version.trim_start_matches('v').split('.');
+        let (major, minor) = (
+            numbers.next().unwrap_or_default(),
+            numbers.next().unwrap_or_default(),
+        );
+        let mut flags = "-s -w".to_owned();
+        for package in ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"] {
+            for (name, value) in [
+                ("gitVersion", self.kubernetes_version.as_str()),
+                ("gitMajor", major),
+                ("gitMinor", minor),
+            ] {
+                flags += &format!(" -X {package}.{name}={value}");
+            }
+        }
+        flags
+    }
+
+    /// The oldest Go that builds this, such as `1.26`.
+    fn minimal_go(&self) -> &str {
+        let version = self
+            .go_mod
+            .lines()
+            .find_map(|line| line.strip_prefix("go "))
+            .unwrap_or_default()
+            .trim();
+        version.strip_suffix(".0").unwrap_or(version)
+    }
+
+    /// The folder name without the part for the Go version.
+    pub(super) fn folder_prefix(&self) -> String {
+        let target = format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH);
+        format!(
+            "{FOLDER}{}-",
+            digest(&[&self.go_mod, &self.go_sum, &self.linker_flags(), &target])
+        )
+    }
+
+    /// The folder name for a build by this Go.
+    pub(super) fn folder(&self, go_version: &str) -> String {
+        self.folder_prefix() + &digest(&[go_version])
+    }
+}
+
+/// The first 12 hex digits over the parts, each preceded by its length so that none runs into the next.
+fn digest(parts: &[&str]) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    format!("{:x}", hash.finalize()).chars().take(12).collect()
+}
+
+/// What `go version` says in the module's folder, where Go may choose a newer toolchain.
+pub(super) fn go_version(module: &Path) -> Result<String> {
+    let minimum = Source::read(module)?.minimal_go().to_owned();
+    let advice = format!(
+        "Go {minimum} or newer is needed to build the control plane: install it from https://go.dev/dl and put \
+         its bin folder on your PATH"
+    );
+    let Ok(output) = Command::new("go").arg("version").current_dir(module).output() else {
+        bail!(advice)
+    };
+    if !output.status.success() {
+        bail!(
+            "{advice} (`go version` said: {})",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GO_MOD: &str = "module m\n\ngo 1.26.0\n\ntool (\n\texample.org/a/server/v3\n\texample.org/b/cmd/b\n)\n\nrequire (\n\tk8s.io/kubernetes v1.36.3\n)\n";
+
+    fn source(go_mod: &str) -> Source {
+        Source::new(go_mod.to_owned(), "sums".to_owned()).unwrap()
+    }
+
+    #[test]
+    fn version_tools_and_minimal_go_come_from_go_mod() {
+        let source = source(GO_MOD);
+        assert_eq!(source.kubernetes_version, "v1.36.3");
+        assert_eq!(source.tools, ["example.org/a/server/v3", "example.org/b/cmd/b"]);
+        assert_eq!(source.minimal_go(), "1.26");
+        assert!(
+            source
+                .linker_flags()
+                .contains("-X k8s.io/client-go/pkg/version.gitMinor=36")
+        );
+    }
+
+    #[test]
+    fn the_key_changes_with_sources_and_go_but_not_otherwise() {
+        let folder = source(GO_MOD).folder("go version go1.26.8 linux/amd64");
+        assert_eq!(folder, source(GO_MOD).folder("go version go1.26.8 linux/amd64"));
+        assert_ne!(folder, source(GO_MOD).folder("go version go1.26.9 linux/amd64"));
+        let newer = GO_MOD.replace("v1.36.3", "v1.36.4");
+        assert_ne!(folder, source(&newer).folder("go version go1.26.8 linux/amd64"));
+        assert!(folder.starts_with(&source(GO_MOD).folder_prefix()));
+    }
+
+    #[test]
+    fn the_real_module_reads() {
+        let source = Source::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("control-plane")).unwrap();
+        assert!(source.kubernetes_version.starts_with("v1."));
+        assert_eq!(source.tools.len(), 7);
+    }
+
+    #[test]
+    fn a_module_without_kubernetes_is_refused() {
+        assert!(Source::new("module m\n".to_owned(), String::new()).is_err());
+    }
+}

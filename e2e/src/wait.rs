@@ -1,0 +1,224 @@
+//! Waiting for a condition with a deadline, by a watch wherever the thing can be watched.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::pin::pin;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use futures::TryStreamExt as _;
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt as _, watcher as watch};
+use kube::{Api, Resource, ResourceExt as _};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+/// What can be waited for.
+pub trait Watchable:
+    Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize + Send + 'static
+{
+}
+impl<K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize + Send + 'static> Watchable
+    for K
+{
+}
+
+/// Waits until the object with this name, or its absence (`None`), meets the condition, and returns
+/// it as it was then. `what` completes the sentence "Pod web-1 …", as in "is Ready".
+pub async fn until<K: Watchable>(
+    api: Api<K>,
+    name: &str,
+    what: &str,
+    limit: Duration,
+    mut condition: impl FnMut(Option<&K>) -> bool,
+) -> Result<Option<K>> {
+    let only = watcher::Config::default().fields(&format!("metadata.name={name}"));
+    let sentence = format!("{} {name} {what}", K::kind(&()));
+    let found = watch_until(api, only, &sentence, limit, |found| condition(found.first())).await?;
+    Ok(found.into_iter().next())
+}
+
+/// Waits until the object with this name exists and meets the condition, and returns it.
+pub async fn present<K: Watchable>(
+    api: Api<K>,
+    name: &str,
+    what: &str,
+    limit: Duration,
+    mut condition: impl FnMut(&K) -> bool,
+) -> Result<K> {
+    let found = until(api, name, what, limit, |object| {
+        object.is_some_and(&mut condition)
+    })
+    .await?;
+    found.with_context(|| format!("{} {name} vanished", K::kind(&())))
+}
+
+/// Waits until there is no object with this name.
+pub async fn gone<K: Watchable>(api: Api<K>, name: &str, limit: Duration) -> Result<()> {
+    until(api, name, "is gone", limit, |object| object.is_none()).await?;
+    Ok(())
+}
+
+/// Waits until all objects that `config` selects (`watcher::Config::default().labels(…)`), in no
+/// particular order, meet the condition together. `what` completes the sentence "The Pods …".
+pub async fn all<K: Watchable>(
+    api: Api<K>,
+    config: watcher::Config,
+    what: &str,
+    limit: Duration,
+    condition: impl FnMut(&[K]) -> bool,
+) -> Result<Vec<K>> {
+    watch_until(
+        api,
+        config,
+        &format!("the {}s {what}", K::kind(&())),
+        limit,
+        condition,
+    )
+    .await
+}
+
+async fn watch_until<K: Watchable>(
+    api: Api<K>,
+    config: watcher::Config,
+    sentence: &str,
+    limit: Duration,
+    mut condition: impl FnMut(&[K]) -> bool,
+) -> Result<Vec<K>> {
+    let deadline = Instant::now() + limit;
+    let mut objects = BTreeMap::new();
+    let mut listed = false;
+    // The watcher comes back by itself after an outage of the API server; what it could not do is
+    // told when the time is up.
+    let mut trouble = None;
+    let mut events = pin!(watch(api, config).default_backoff());
+    loop {
+        let Ok(event) = timeout_at(deadline, events.try_next()).await else {
+            break;
+        };
+        match event {
+            Ok(Some(Event::Init)) => {
+                listed = false;
+                objects.clear();
+            }
+            Ok(Some(Event::InitApply(object) | Event::Apply(object))) => {
+                objects.insert(key(&object), object);
+            }
+            Ok(Some(Event::Delete(object))) => {
+                objects.remove(&key(&object));
+            }
+            Ok(Some(Event::InitDone)) => listed = true,
+            Ok(None) => break,
+            Err(error) => {
+                trouble = Some(error);
+                continue;
+            }
+        }
+        trouble = None;
+        if listed {
+            let found: Vec<_> = objects.values().cloned().collect();
+            if condition(&found) {
+                return Ok(found);
+            }
+        }
+    }
+    let seconds = limit.as_secs_f64();
+    match trouble {
+        Some(error) => Err(anyhow!(error).context(format!("waited {seconds} s until {sentence}"))),
+        None => bail!(
+            "waited {seconds} s until {sentence}; at the end there was\n{}",
+            describe(objects.values())
+        ),
+    }
+}
+
+fn key<K: Resource>(object: &K) -> (Option<String>, String) {
+    (object.namespace(), object.name_any())
+}
+
+/// The objects as YAML without the bookkeeping of field managers; not more than a reader can take in.
+fn describe<'a, K: Serialize + 'a>(objects: impl ExactSizeIterator<Item = &'a K>) -> String {
+    const SHOWN: usize = 10;
+    let count = objects.len();
+    if count == 0 {
+        return "nothing".to_owned();
+    }
+    let mut text = String::new();
+    for object in objects.take(SHOWN) {
+        let yaml = serde_json::to_value(object)
+            .map_err(|error| error.to_string())
+            .and_then(|mut value| {
+                if let Some(metadata) = value
+                    .get_mut("metadata")
+                    .and_then(|metadata| metadata.as_object_mut())
+                {
+                    metadata.remove("managedFields");
+                }
+                serde_yaml::to_string(&value).map_err(|error| error.to_string())
+            });
+        text += "---\n";
+        text += &yaml.unwrap_or_else(|error| error);
+    }
+    if count > SHOWN {
+        text += &format!("and {} more\n", count - SHOWN);
+    }
+    text
+}
+
+/// Tries until it gives a value, for what cannot be watched. An error ends the wait at once;
+/// `Ok(None)` means not yet. `what` is what is waited for, as in "the API server is ready".
+pub async fn eventually<T>(
+    what: &str,
+    limit: Duration,
+    mut attempt: impl AsyncFnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    const PAUSE: Duration = Duration::from_millis(50);
+    let deadline = Instant::now() + limit;
+    let seconds = limit.as_secs_f64();
+    loop {
+        let next = Instant::now() + PAUSE;
+        match timeout_at(deadline, attempt()).await {
+            Ok(Ok(Some(value))) => return Ok(value),
+            Ok(Ok(None)) if next < deadline => sleep_until(next).await,
+            Ok(Err(error)) => return Err(error.context(format!("waiting until {what}"))),
+            _ => bail!("waited {seconds} s until {what}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn eventually_gives_the_first_value_or_says_what_never_came() {
+        let mut tries = 0;
+        let value = eventually("three", Duration::from_secs(1), async || {
+            tries += 1;
+            Ok((tries == 3).then_some(tries))
+        });
+        assert_eq!(value.await.unwrap(), 3);
+        let never = eventually("pigs fly", Duration::from_secs(2), async || Ok(None::<()>)).await;
+        assert_eq!(never.unwrap_err().to_string(), "waited 2 s until pigs fly");
+        let hangs = eventually("it answers", Duration::from_secs(2), async || {
+            std::future::pending::<()>().await;
+            Ok(Some(()))
+        });
+        assert_eq!(
+            hangs.await.unwrap_err().to_string(),
+            "waited 2 s until it answers"
+        );
+    }
+
+    #[test]
+    fn long_lists_are_cut() {
+        let objects = vec![ConfigMap::default(); 12];
+        let text = describe(objects.iter());
+        assert_eq!(text.matches("---\n").count(), 10);
+        assert!(text.ends_with("and 2 more\n"));
+        assert_eq!(describe([].iter() as std::slice::Iter<'_, ConfigMap>), "nothing");
+    }
+}
