@@ -44,6 +44,15 @@ pub enum Component {
 }
 
 impl Component {
+    /// All components, in the order of starting them.
+    pub const ALL: [Self; 5] = [
+        Self::Etcd,
+        Self::ApiServer,
+        Self::ControllerManager,
+        Self::Scheduler,
+        Self::Kwok,
+    ];
+
     /// The program's name, which is also that of its log in the logs folder (with `.log`).
     pub fn program(self) -> &'static str {
         match self {

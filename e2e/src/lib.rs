@@ -4,6 +4,7 @@
 //! another process. [`objects`] makes things to put in, [`wait`] waits for what comes of it and
 //! [`requests`] counts what it cost.
 
+pub mod bench;
 pub mod cluster;
 pub mod handle;
 pub mod kubeconfig;
@@ -12,6 +13,7 @@ pub mod objects;
 pub mod pki;
 pub mod process;
 pub mod requests;
+pub mod soak;
 pub mod tools;
 pub mod wait;
 

@@ -1,2 +1,63 @@
-//! x
-fn main(){}
+//! Haulout's development commands. Each checks for what it needs and says how to get it; everything
+//! that boots a cluster is in the `haulout-e2e` library.
+
+mod bench;
+mod demo;
+mod generate;
+mod needs;
+mod repo;
+mod soak;
+mod test;
+mod ui;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Haulout's development commands.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", version, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "Examples:
+  cargo xtask demo                   a real control plane with our API, until Ctrl-C
+  cargo xtask test                   everything that CI checks
+  cargo xtask e2e refused            the end-to-end tests whose names contain \"refused\"
+  cargo xtask bench baseline --json  one benchmark, for machines";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Boots a cluster with sample nodes and workload, installs the chart, and stays until Ctrl-C
+    Demo(demo::Args),
+    /// Runs every check: format, lints, docs, generated files, unit and end-to-end tests
+    Test(test::Args),
+    /// Runs the end-to-end tests whose names contain FILTER
+    E2e(test::E2eArgs),
+    /// Measures ours and its peer side by side; without NAME, lists the benchmarks
+    Bench(bench::Args),
+    /// Runs the long fault campaigns; without NAME, all of them
+    Soak(soak::Args),
+    /// Writes the files that are generated from the Rust types
+    Generate(generate::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Demo(args) => demo::run(&args),
+        Command::Test(args) => test::run(&args),
+        Command::E2e(args) => test::run_e2e(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Soak(args) => soak::run(&args),
+        Command::Generate(args) => generate::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            ui::error(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! `cargo xtask bench`: measurements, ours and its peer's side by side, for people or machines.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use haulout_e2e::bench::BENCHMARKS;
+use haulout_e2e::tools;
+use serde_json::json;
+
+use crate::{repo, ui};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The benchmark; without it they are listed
+    name: Option<String>,
+    /// Prints one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let Some(name) = &args.name else {
+        for benchmark in BENCHMARKS {
+            println!("{:<12} {}", benchmark.name, benchmark.about);
+        }
+        return Ok(());
+    };
+    let Some(benchmark) = BENCHMARKS.iter().find(|benchmark| benchmark.name == name) else {
+        bail!("there is no benchmark {name}; `cargo xtask bench` lists them");
+    };
+    if cfg!(debug_assertions) {
+        return in_release(args.json, name);
+    }
+    tools::ensure(ui::note)?;
+    let runtime = tokio::runtime::Runtime::new().context("starting the async runtime")?;
+    let results = runtime.block_on((benchmark.run)(ui::note))?;
+    if args.json {
+        let results: serde_json::Map<_, _> = results
+            .iter()
+            .map(|(name, value)| ((*name).into(), json!(value)))
+            .collect();
+        println!("{}", json!({"bench": name, "results": results}));
+    } else {
+        let width = results
+            .iter()
+            .map(|(name, _)| name.len())
+            .max()
+            .unwrap_or_default();
+        for (name, value) in &results {
+            println!("{name:<width$}  {value:>12.3}");
+        }
+    }
+    Ok(())
+}
+
+/// What is not optimised is not worth measuring.
+fn in_release(json: bool, name: &str) -> Result<()> {
+    ui::note("building with optimisations");
+    let status = Command::new(env!("CARGO"))
+        .args([
+            "run",
+            "--quiet",
+            "--release",
+            "--package",
+            "xtask",
+            "--",
+            "bench",
+            name,
+        ])
+        .args(json.then_some("--json"))
+        .current_dir(repo::root())
+        .status()
+        .context("running cargo")?;
+    if !status.success() {
+        bail!("the benchmark failed: see above");
+    }
+    Ok(())
+}

@@ -1,0 +1,37 @@
+//! What the commands need from the machine, each with a sentence on how to get it.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+/// Fails if cargo's `subcommand` is missing; these come with Rust but can be left out of an installation.
+pub fn cargo_component(subcommand: &str, component: &str) -> Result<()> {
+    if !cargo_has(subcommand) {
+        bail!("`cargo {subcommand}` is missing: get it with `rustup component add {component}`");
+    }
+    Ok(())
+}
+
+/// Whether cargo knows this subcommand.
+pub fn cargo_has(subcommand: &str) -> bool {
+    let answer = Command::new(env!("CARGO"))
+        .args([subcommand, "--version"])
+        .output();
+    answer.is_ok_and(|output| output.status.success())
+}
+
+/// Fails if the file system of `path` has less free space than this.
+pub fn free_disk(path: &Path, gib: u64) -> Result<()> {
+    let Ok(stat) = rustix::fs::statvfs(path) else {
+        return Ok(());
+    };
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize) >> 30;
+    if free < gib {
+        bail!(
+            "{gib} GiB of free disk are needed where {} is, and {free} are left: make room",
+            path.display()
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,59 @@
+//! `cargo xtask soak`: long fault campaigns, repeatable by their seed.
+
+use anyhow::{Context, Result, bail};
+use haulout_e2e::soak::{CAMPAIGNS, Campaign};
+use haulout_e2e::tools;
+
+use crate::ui::{self, Step};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The campaign; all of them if absent
+    name: Option<String>,
+    /// How many rounds to run; each campaign has a default
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
+    /// Repeats the run that printed this seed
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let wanted = |campaign: &&Campaign| args.name.as_deref().is_none_or(|name| name == campaign.name);
+    let campaigns: Vec<_> = CAMPAIGNS.iter().filter(wanted).collect();
+    if campaigns.is_empty() {
+        let names: Vec<_> = CAMPAIGNS.iter().map(|campaign| campaign.name).collect();
+        bail!("there is no such campaign; there are: {}", names.join(", "));
+    }
+    tools::ensure(ui::note)?;
+    for campaign in campaigns {
+        run_one(campaign, args.rounds.unwrap_or(campaign.rounds), args.seed)?;
+    }
+    Ok(())
+}
+
+/// Runs this many rounds of each campaign.
+pub fn all(rounds: u32) -> Result<()> {
+    CAMPAIGNS
+        .iter()
+        .try_for_each(|campaign| run_one(campaign, rounds, None))
+}
+
+fn run_one(campaign: &Campaign, rounds: u32, seed: Option<u64>) -> Result<()> {
+    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+    let xtask = std::env::current_exe().context("finding this program")?;
+    let runtime = tokio::runtime::Runtime::new().context("starting the async runtime")?;
+    let repeat = format!(
+        "cargo xtask soak {} --rounds {rounds} --seed {seed}",
+        campaign.name
+    );
+    ui::note(&format!("    {}: {repeat}", campaign.about));
+    let mut random = fastrand::Rng::with_seed(seed);
+    for round in 1..=rounds {
+        let step = Step::begin(&format!("{}, round {round} of {rounds}", campaign.name));
+        let result = runtime.block_on((campaign.round)(xtask.clone(), random.fork()));
+        step.end(result.is_ok(), result.as_deref().unwrap_or_default());
+        result.with_context(|| format!("round {round} failed; repeat it with `{repeat}`"))?;
+    }
+    Ok(())
+}

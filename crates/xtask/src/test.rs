@@ -1,0 +1,261 @@
+//! `cargo xtask test` and `e2e`: every check in its order, the tests with a time each, and a summary.
+
+mod runner;
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use haulout_e2e::{Cluster, Handle, tools};
+
+use self::runner::{Binary, Outcome, Verdict};
+use crate::ui::{self, Step};
+use crate::{generate, needs, repo, soak};
+
+/// The package whose tests need a cluster.
+const E2E_PACKAGE: &str = "haulout-e2e";
+/// Where tests of the commands themselves find the program they are about.
+const XTASK_ENV: &str = "HAULOUT_XTASK";
+/// How many rounds of each fault campaign an ordinary test run makes.
+const SOAK_ROUNDS: u32 = 2;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Also runs what is slow and rarely breaks: the tests marked `#[ignore]`, more soak rounds
+    #[arg(long)]
+    full: bool,
+}
+
+#[derive(clap::Args)]
+pub struct E2eArgs {
+    /// Only tests whose names contain this
+    filter: Option<String>,
+    /// Also runs the slow tests, those marked `#[ignore]`
+    #[arg(long)]
+    full: bool,
+}
+
+/// Everything that happened, for the summary.
+#[derive(Default)]
+struct Report {
+    steps: Vec<(String, bool, Duration)>,
+    outcomes: Vec<Outcome>,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    needs::cargo_component("fmt", "rustfmt")?;
+    needs::cargo_component("clippy", "clippy")?;
+    needs::free_disk(&repo::root(), 10)?;
+    let mut report = Report::default();
+    report.step("format", || cargo(&["fmt", "--all", "--check"], &[]));
+    report.step("generated files", generate::check);
+    report.step("lints", || {
+        cargo(
+            &[
+                "clippy",
+                "--workspace",
+                "--all-targets",
+                "--quiet",
+                "--",
+                "-D",
+                "warnings",
+            ],
+            &[],
+        )
+    });
+    report.step("docs", || {
+        cargo(
+            &["doc", "--workspace", "--no-deps", "--quiet"],
+            &[("RUSTDOCFLAGS", "-D warnings")],
+        )
+    });
+    report.step("dependencies", deny);
+    let built = report.step("build the tests", || runner::build(&["--workspace"]));
+    let control_plane = report.step("build the control plane", || tools::ensure(ui::note));
+    if let (Some(binaries), Some(_)) = (built, control_plane) {
+        let (e2e, unit): (Vec<_>, Vec<_>) = binaries.into_iter().partition(|b| b.is_end_to_end(E2E_PACKAGE));
+        report.tests("unit tests", &unit, None, args.full, |_| Ok(None));
+        report.step("documentation tests", || {
+            cargo(&["test", "--workspace", "--doc", "--quiet"], &[])
+        });
+        report.tests("end-to-end tests", &e2e, None, args.full, shared_cluster);
+        report.step("soak", || soak::all(if args.full { 10 } else { SOAK_ROUNDS }));
+    }
+    report.finish()
+}
+
+pub fn run_e2e(args: &E2eArgs) -> Result<()> {
+    let mut report = Report::default();
+    tools::ensure(ui::note)?;
+    let binaries = runner::build(&["--package", E2E_PACKAGE])?;
+    let e2e: Vec<_> = binaries
+        .into_iter()
+        .filter(|b| b.is_end_to_end(E2E_PACKAGE))
+        .collect();
+    report.tests(
+        "end-to-end tests",
+        &e2e,
+        args.filter.as_deref(),
+        args.full,
+        shared_cluster,
+    );
+    report.finish()
+}
+
+/// Boots the cluster that tests share and installs the chart into it.
+fn shared_cluster(runtime: &tokio::runtime::Runtime) -> Result<Option<Cluster>> {
+    let step = Step::begin("boot the shared cluster");
+    let cluster = runtime.block_on(async {
+        let cluster = Cluster::builder().name("shared").audit(true).boot().await?;
+        cluster.install_chart(&[]).await?;
+        anyhow::Ok(cluster)
+    });
+    step.end(cluster.is_ok(), "");
+    cluster.map(Some)
+}
+
+impl Report {
+    /// Runs one step; its failure is noted, and the next step runs all the same.
+    fn step<T>(&mut self, name: &str, work: impl FnOnce() -> Result<T>) -> Option<T> {
+        let step = Step::begin(name);
+        let result = work();
+        if let Err(error) = &result {
+            ui::error(&format!("{error:#}"));
+        }
+        let took = step.end(result.is_ok(), "");
+        self.steps.push((name.into(), result.is_ok(), took));
+        result.ok()
+    }
+
+    /// Runs the tests of these binaries, each in a process of its own, beside the cluster that they share.
+    fn tests(
+        &mut self,
+        name: &str,
+        binaries: &[Binary],
+        filter: Option<&str>,
+        full: bool,
+        cluster: impl FnOnce(&tokio::runtime::Runtime) -> Result<Option<Cluster>>,
+    ) {
+        let outcomes = self.step(name, || {
+            let tests = runner::list(binaries, filter)?;
+            if tests.iter().all(|test| test.slow && !full) {
+                return Ok(runner::run(&tests, full, &[]));
+            }
+            let runtime = tokio::runtime::Runtime::new().context("starting the async runtime")?;
+            let cluster = cluster(&runtime)?;
+            let mut env = vec![(XTASK_ENV, std::env::current_exe()?.into_os_string())];
+            env.extend(
+                cluster
+                    .as_ref()
+                    .map(|c| (Handle::ENV, c.description().into_os_string())),
+            );
+            let outcomes = runner::run(&tests, full, &env);
+            if let Some(cluster) = cluster {
+                if outcomes.iter().any(Outcome::failed) {
+                    cluster.keep_logs();
+                }
+                runtime.block_on(cluster.shutdown());
+            }
+            Ok(outcomes)
+        });
+        self.outcomes.extend(outcomes.into_iter().flatten());
+    }
+
+    fn finish(mut self) -> Result<()> {
+        self.outcomes
+            .sort_by_key(|outcome| std::cmp::Reverse(outcome.took));
+        println!("\nslowest tests");
+        for outcome in self.outcomes.iter().take(10) {
+            println!("  {:>12}  {}", ui::duration(outcome.took), outcome.name);
+        }
+        println!("\nsteps");
+        for (name, good, took) in &self.steps {
+            println!(
+                "  {:>12}  {name}{}",
+                ui::duration(*took),
+                if *good { "" } else { "  FAILED" }
+            );
+        }
+        for outcome in self.outcomes.iter().filter(|outcome| outcome.failed()) {
+            println!("failed: {}", outcome.name);
+        }
+        let count = |verdict| {
+            self.outcomes
+                .iter()
+                .filter(|outcome| outcome.verdict == verdict)
+                .count()
+        };
+        let (passed, failed, skipped) = (
+            count(Verdict::Passed),
+            count(Verdict::Failed),
+            count(Verdict::Skipped),
+        );
+        println!("\n{passed} passed, {failed} failed, {skipped} skipped");
+        let bad: Vec<_> = self
+            .steps
+            .iter()
+            .filter(|(_, good, _)| !good)
+            .map(|(name, ..)| name.as_str())
+            .collect();
+        if !bad.is_empty() || failed > 0 {
+            let steps = if bad.is_empty() {
+                String::new()
+            } else {
+                format!(" in: {}", bad.join(", "))
+            };
+            bail!("{failed} tests failed, {} steps{steps}", bad.len());
+        }
+        Ok(())
+    }
+}
+
+fn cargo(args: &[&str], env: &[(&str, &str)]) -> Result<()> {
+    let mut command = Command::new(env!("CARGO"));
+    let status = command
+        .args(args)
+        .envs(env.iter().copied())
+        .current_dir(repo::root())
+        .status();
+    let status = status.with_context(|| format!("running cargo {}", args.join(" ")))?;
+    if !status.success() {
+        bail!("cargo {} failed: see above", args.join(" "));
+    }
+    Ok(())
+}
+
+/// Licences, bans and sources wherever cargo-deny is installed; advisories where their list can be had.
+fn deny() -> Result<()> {
+    if !needs::cargo_has("deny") {
+        ui::warning(
+            "not checked, cargo-deny is not installed: get it with `cargo install --locked cargo-deny`",
+        );
+        return Ok(());
+    }
+    cargo(
+        &[
+            "deny",
+            "--log-level",
+            "error",
+            "check",
+            "bans",
+            "licenses",
+            "sources",
+        ],
+        &[],
+    )?;
+    if cargo(&["deny", "--log-level", "error", "fetch", "db"], &[]).is_err() {
+        ui::warning("advisories not checked: their database cannot be fetched from here");
+        return Ok(());
+    }
+    cargo(
+        &[
+            "deny",
+            "--log-level",
+            "error",
+            "check",
+            "--disable-fetch",
+            "advisories",
+        ],
+        &[],
+    )
+}

@@ -1,0 +1,242 @@
+//! Runs test binaries test by test, each in a process of its own: that gives every test a time, keeps
+//! one that aborts from taking others along, and lets them run side by side.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use haulout_e2e::process;
+use serde_json::Value;
+
+use crate::{repo, ui};
+
+/// After this long a test hangs; it is ended so that the others are still reported.
+const HANGS_AFTER: Duration = Duration::from_secs(20 * 60);
+/// From here on a test is worth a line even if it passes.
+const WORTH_A_LINE: Duration = Duration::from_secs(1);
+
+/// A compiled test binary.
+#[derive(Debug)]
+pub struct Binary {
+    package: String,
+    target: String,
+    folder: PathBuf,
+    executable: PathBuf,
+    integration: bool,
+}
+
+impl Binary {
+    /// Whether these are integration tests of the given package.
+    pub fn is_end_to_end(&self, package: &str) -> bool {
+        self.integration && self.package == package
+    }
+}
+
+/// One test in a binary.
+#[derive(Debug)]
+pub struct Test<'a> {
+    binary: &'a Binary,
+    name: String,
+    /// Marked `#[ignore]`: only run on demand.
+    pub slow: bool,
+}
+
+/// How a test ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Passed,
+    Failed,
+    Skipped,
+}
+
+/// What came of a test.
+#[derive(Debug)]
+pub struct Outcome {
+    pub name: String,
+    pub verdict: Verdict,
+    pub took: Duration,
+}
+
+impl Outcome {
+    pub fn failed(&self) -> bool {
+        self.verdict == Verdict::Failed
+    }
+}
+
+/// Compiles the tests of the packages that `selection` names for cargo.
+pub fn build(selection: &[&str]) -> Result<Vec<Binary>> {
+    let output = Command::new(env!("CARGO"))
+        .args([
+            "test",
+            "--no-run",
+            "--quiet",
+            "--message-format",
+            "json-render-diagnostics",
+        ])
+        .args(selection)
+        .current_dir(repo::root())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("running cargo test --no-run")?;
+    if !output.status.success() {
+        bail!("the tests do not compile: see above");
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let messages = text
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    Ok(messages.filter_map(|message| binary(&message)).collect())
+}
+
+fn binary(message: &Value) -> Option<Binary> {
+    let text = |pointer: &str| message.pointer(pointer).and_then(Value::as_str);
+    let manifest = PathBuf::from(text("/manifest_path")?);
+    if message.pointer("/profile/test") != Some(&Value::Bool(true)) {
+        return None;
+    }
+    // The part of a package id that names the package: `path+file:///x#name@0.1.0`, or without the name
+    // where it is that of the folder.
+    let id = text("/package_id")?;
+    let after = id.rsplit_once('#').map_or(id, |(_, after)| after);
+    let folder = manifest.parent()?.to_path_buf();
+    let package = match after.split_once('@') {
+        Some((name, _)) => name.to_string(),
+        None => folder.file_name()?.to_string_lossy().into_owned(),
+    };
+    Some(Binary {
+        package,
+        target: text("/target/name")?.into(),
+        executable: text("/executable")?.into(),
+        integration: text("/target/kind/0") == Some("test"),
+        folder,
+    })
+}
+
+/// The tests in these binaries whose names contain the filter.
+pub fn list<'a>(binaries: &'a [Binary], filter: Option<&str>) -> Result<Vec<Test<'a>>> {
+    let mut tests = Vec::new();
+    for binary in binaries {
+        let names = |extra: &[&str]| -> Result<Vec<String>> {
+            let output = Command::new(&binary.executable)
+                .args(["--list", "--format", "terse"])
+                .args(extra)
+                .current_dir(&binary.folder)
+                .output()
+                .with_context(|| format!("listing the tests of {}", binary.target))?;
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            Ok(text
+                .lines()
+                .filter_map(|line| line.strip_suffix(": test"))
+                .map(Into::into)
+                .collect())
+        };
+        let slow = names(&["--ignored"])?;
+        let wanted = |name: &String| filter.is_none_or(|filter| name.contains(filter));
+        tests.extend(names(&[])?.into_iter().filter(wanted).map(|name| {
+            let slow = slow.contains(&name);
+            Test { binary, name, slow }
+        }));
+    }
+    Ok(tests)
+}
+
+/// Runs tests, as many at once as there are processors.
+pub fn run(tests: &[Test], full: bool, env: &[(&str, OsString)]) -> Vec<Outcome> {
+    let next = AtomicUsize::new(0);
+    let outcomes = Mutex::new(Vec::new());
+    let workers = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                while let Some(test) = tests.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let outcome = run_one(test, full, env);
+                    outcomes
+                        .lock()
+                        .unwrap_or_else(std::sync::PoisonError::into_inner)
+                        .push(outcome);
+                }
+            });
+        }
+    });
+    outcomes
+        .into_inner()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn run_one(test: &Test, full: bool, env: &[(&str, OsString)]) -> Outcome {
+    let name = format!("{}::{}", test.binary.target, test.name);
+    let begun = Instant::now();
+    if test.slow && !full {
+        return Outcome {
+            name,
+            verdict: Verdict::Skipped,
+            took: Duration::ZERO,
+        };
+    }
+    let result = execute(test, &name, env);
+    let took = begun.elapsed();
+    match result {
+        Ok(None) => {
+            if took >= WORTH_A_LINE {
+                ui::note(&format!("    ok {name} ({})", ui::duration(took)));
+            }
+            Outcome {
+                name,
+                verdict: Verdict::Passed,
+                took,
+            }
+        }
+        Ok(Some(output)) => {
+            ui::error(&format!(
+                "test {name} failed after {}:\n{output}",
+                ui::duration(took)
+            ));
+            Outcome {
+                name,
+                verdict: Verdict::Failed,
+                took,
+            }
+        }
+        Err(error) => {
+            ui::error(&format!("test {name} could not be run: {error:#}"));
+            Outcome {
+                name,
+                verdict: Verdict::Failed,
+                took,
+            }
+        }
+    }
+}
+
+/// Runs one test; what it printed if it failed.
+fn execute(test: &Test, name: &str, env: &[(&str, OsString)]) -> Result<Option<String>> {
+    let folder = tempfile::tempdir().context("making a folder for the output")?;
+    let log = folder.path().join("output");
+    let mut command = process::Command::new(&test.binary.executable)
+        .args([&test.name, "--exact", "--include-ignored", "--nocapture"])
+        .current_dir(&test.binary.folder)
+        .env("CARGO_MANIFEST_DIR", &test.binary.folder)
+        .env("INSTA_WORKSPACE_ROOT", repo::root())
+        .env("INSTA_UPDATE", "no")
+        .log(&log);
+    for (key, value) in env {
+        command = command.env(key, value);
+    }
+    let process = command.spawn(name)?;
+    let status = process.wait_timeout(HANGS_AFTER);
+    let read =
+        || fs::read_to_string(&log).unwrap_or_else(|error| format!("(its output cannot be read: {error})"));
+    match status {
+        Some(status) if status.success() => Ok(None),
+        Some(status) => Ok(Some(format!("{}\n{status}", read().trim_end()))),
+        None => {
+            process.kill()?;
+            Ok(Some(format!("{}\nit hung and was ended", read().trim_end())))
+        }
+    }
+}
