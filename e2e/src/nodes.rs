@@ -20,7 +20,7 @@ impl Handle {
     /// period (50 s unless the controller manager was told otherwise) is over.
     pub async fn silence_node(&self, name: &str) -> Result<()> {
         let spec = json!({ "holderIdentity": SILENCER, "leaseDurationSeconds": i32::MAX });
-        self.patch_lease(name, &spec)
+        patch(&self.node_leases().await?, name.to_owned(), &spec)
             .await
             .with_context(|| format!("silencing node {name}"))
     }
@@ -28,7 +28,7 @@ impl Handle {
     /// Lets a silenced node come back. KWOK notices within about 10 seconds.
     pub async fn revive_node(&self, name: &str) -> Result<()> {
         let spec = json!({ "holderIdentity": null, "leaseDurationSeconds": 40 });
-        self.patch_lease(name, &spec)
+        patch(&self.node_leases().await?, name.to_owned(), &spec)
             .await
             .with_context(|| format!("reviving node {name}"))
     }
@@ -47,20 +47,10 @@ impl Handle {
                 .and_then(|spec| spec.holder_identity.as_deref());
             holder.is_some_and(|holder| holder != SILENCER)
         });
-        try_join_all(abandoned.map(async |lease| {
-            let name = lease.name_any();
-            self.revive_node(&name).await
-        }))
-        .await?;
-        Ok(())
-    }
-
-    async fn patch_lease(&self, name: &str, spec: &Value) -> Result<()> {
-        let patch = Patch::Merge(json!({ "spec": spec }));
-        self.node_leases()
-            .await?
-            .patch(name, &PatchParams::default(), &patch)
-            .await?;
+        let free = json!({ "holderIdentity": null });
+        try_join_all(abandoned.map(|lease| patch(&leases, lease.name_any(), &free)))
+            .await
+            .context("freeing the leases of nodes")?;
         Ok(())
     }
 

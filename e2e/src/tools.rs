@@ -103,7 +103,7 @@ fn builds(cache: &Path) -> impl Iterator<Item = (PathBuf, SystemTime)> {
 
 /// Removes other builds that are more than a month old.
 fn sweep(cache: &Path, keep: &Path) {
-    const MONTH: Duration = Duration::from_hours(30 * 24);
+    const MONTH: Duration = Duration::from_secs(30 * 24 * 60 * 60);
     for (path, modified) in builds(cache) {
         if path != keep && modified.elapsed().is_ok_and(|age| age > MONTH) {
             // A folder that cannot be removed costs disk space and nothing else.

@@ -31,6 +31,10 @@ type Progress = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// Settings for a cluster that has yet to boot.
 #[derive(Clone)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a switch of its own, set by name"
+)]
 pub struct Builder {
     name: String,
     tools: Option<Tools>,

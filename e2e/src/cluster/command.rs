@@ -96,6 +96,8 @@ fn api_server(handle: &Handle, ports: Ports) -> Vec<String> {
         "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
         "--allow-privileged=true".to_owned(),
         "--profiling=false".to_owned(),
+        // Asked to end, it closes its watches after this; without, it waits a minute for them to end.
+        "--shutdown-watch-termination-grace-period=1s".to_owned(),
     ];
     if let Some(audit_log) = &handle.audit_log {
         args.extend([
@@ -171,8 +173,6 @@ fn kwok(root: &Path) -> Vec<String> {
 mod tests {
     use serde::Deserialize as _;
     use serde_json::Value;
-
-    use super::*;
 
     #[test]
     fn the_stages_are_valid_yaml_and_cover_nodes_and_pods() {

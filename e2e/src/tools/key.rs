@@ -73,7 +73,7 @@ impl Source {
                 ("gitMajor", major),
                 ("gitMinor", minor),
             ] {
-                flags += &format!(" -X {package}.{name}={value}");
+                flags.extend([" -X ", package, ".", name, "=", value]);
             }
         }
         flags
