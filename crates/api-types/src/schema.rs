@@ -153,10 +153,12 @@ fn requirement(operators: &[&str], key: &Value, more_rules: &[Value]) -> Value {
     })
 }
 
-/// What the derive cannot say. `null` means "absent" everywhere: schemars marks every optional field as
-/// nullable, and for a nullable field the API server keeps a `null`, which CEL's `has()` then takes for a
-/// value. And the API server refuses definitions in `*.k8s.io` without a word on their approval; the
-/// derive's own `annotation` would also put it onto every object that is made with `new`.
+/// What the derive cannot say:
+/// - `null` means "absent" everywhere. Schemars marks every optional field as nullable, and for a nullable
+///   field the API server keeps a `null`, which CEL's `has()` then takes for a value.
+/// - A comment's line breaks are not the reader's, so a paragraph becomes a line.
+/// - The API server refuses definitions in `*.k8s.io` without a word on their approval. (The derive's own
+///   `annotation` would put it onto every object that is made with `new`, too.)
 pub(crate) fn finish(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
     let approval = "unapproved, out-of-tree implementation of KEP-4212 and KEP-4563";
     let annotations = crd.metadata.annotations.get_or_insert_default();
@@ -167,21 +169,28 @@ pub(crate) fn finish(mut crd: CustomResourceDefinition) -> CustomResourceDefinit
             .as_mut()
             .and_then(|s| s.open_api_v3_schema.as_mut())
         {
-            strip_nullable(root);
+            tidy(root);
         }
     }
     crd
 }
 
-fn strip_nullable(schema: &mut JSONSchemaProps) {
+fn tidy(schema: &mut JSONSchemaProps) {
     schema.nullable = None;
+    if let Some(text) = &mut schema.description {
+        let paragraphs: Vec<_> = text
+            .split("\n\n")
+            .map(|paragraph| paragraph.replace('\n', " "))
+            .collect();
+        *text = paragraphs.join("\n\n");
+    }
     for property in schema.properties.iter_mut().flat_map(|p| p.values_mut()) {
-        strip_nullable(property);
+        tidy(property);
     }
     if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
-        strip_nullable(items);
+        tidy(items);
     }
     if let Some(JSONSchemaPropsOrBool::Schema(additional)) = &mut schema.additional_properties {
-        strip_nullable(additional);
+        tidy(additional);
     }
 }

@@ -1,0 +1,130 @@
+//! The chart: what it installs, upgrades, refuses and leaves behind.
+
+use std::path::{Path, PathBuf};
+
+use haulout_e2e::{Cluster, Handle, objects};
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::rbac::v1::{ClusterRole, RoleBinding};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::json;
+
+use crate::support::shared;
+
+fn chart() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("charts/haulout")
+}
+
+async fn helm(cluster: &Handle, args: &[&str]) -> String {
+    cluster.helm(args).await.unwrap().success().unwrap()
+}
+
+/// The chart as an earlier version would have had it: one printer column less.
+fn earlier_chart(folder: &Path) -> PathBuf {
+    let copy = folder.join("haulout");
+    let status = std::process::Command::new("cp").arg("-r").arg(chart()).arg(&copy).status().unwrap();
+    assert!(status.success());
+    let file = copy.join("files/crds/nodemaintenance.k8s.io_drainrules.yaml");
+    let mut crd: CustomResourceDefinition = serde_yaml::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    crd.spec.versions[0].additional_printer_columns.as_mut().unwrap().retain(|column| column.name != "Order");
+    std::fs::write(file, serde_yaml::to_string(&crd).unwrap()).unwrap();
+    copy
+}
+
+#[tokio::test]
+async fn definitions_are_installed_upgraded_kept_and_adopted_again() {
+    let cluster = Cluster::builder().name("chart").scheduler(false).kwok(false).boot().await.unwrap();
+    let client = cluster.client().await.unwrap();
+    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let columns = async || {
+        let crd = crds.get("drainrules.nodemaintenance.k8s.io").await.unwrap();
+        let columns = crd.spec.versions[0].additional_printer_columns.clone().unwrap();
+        columns.into_iter().map(|column| column.name).collect::<Vec<_>>()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let earlier = earlier_chart(folder.path()).display().to_string();
+    helm(&cluster, &["install", "haulout", &earlier, "-n", "haulout-system", "--create-namespace"]).await;
+    assert_eq!(columns().await, ["Behavior", "Age"]);
+
+    let rule = json!({"apiVersion": "nodemaintenance.k8s.io/v1alpha1", "kind": "DrainRule",
+        "metadata": {"name": "mine"}, "spec": {"drain": {"behavior": "Skip"}}});
+    cluster.kubectl_with(&["create", "-f", "-"], &rule.to_string()).await.unwrap().success().unwrap();
+    cluster.install_chart(&[]).await.unwrap();
+    assert_eq!(columns().await, ["Behavior", "Order", "Age"], "the upgrade brings the new column");
+
+    // A second release in the same cluster: nothing of the first is touched.
+    let ours = chart().display().to_string();
+    let second = ["install", "second", &ours, "-n", "elsewhere", "--create-namespace", "--set", "crds.install=false"];
+    helm(&cluster, &second).await;
+    let roles: Api<ClusterRole> = Api::all(client.clone());
+    for name in ["haulout-view", "second-haulout-view"] {
+        roles.get(name).await.unwrap();
+    }
+    helm(&cluster, &["uninstall", "second", "-n", "elsewhere"]).await;
+    assert!(roles.get_opt("second-haulout-view").await.unwrap().is_none());
+    roles.get("haulout-view").await.unwrap();
+
+    helm(&cluster, &["uninstall", "haulout", "-n", "haulout-system", "--wait"]).await;
+    assert!(roles.get_opt("haulout-view").await.unwrap().is_none());
+    cluster.kubectl(&["get", "drainrule", "mine"]).await.unwrap().success().expect("it is kept with its definition");
+
+    cluster.install_chart(&[("crds.keep", "false")]).await.expect("a second installation adopts what was kept");
+    cluster.kubectl(&["get", "drainrule", "mine"]).await.unwrap().success().unwrap();
+    helm(&cluster, &["uninstall", "haulout", "-n", "haulout-system", "--wait"]).await;
+    for crd in haulout_api_types::crds() {
+        let name = crd.metadata.name.unwrap();
+        haulout_e2e::wait::gone(crds.clone(), &name, std::time::Duration::from_secs(60)).await.unwrap();
+    }
+    cluster.shutdown().await;
+}
+
+#[tokio::test]
+async fn the_chart_is_lint_free_and_renders_the_same_each_time() {
+    let cluster = shared().await;
+    let chart = chart().display().to_string();
+    helm(&cluster, &["lint", "--strict", &chart]).await;
+    let render = async || helm(&cluster, &["template", "haulout", &chart, "--namespace", "x"]).await;
+    assert_eq!(render().await, render().await);
+}
+
+#[tokio::test]
+async fn typos_in_values_are_refused_by_name() {
+    let cluster = shared().await;
+    let chart = chart().display().to_string();
+    for (set, word) in [("crd.install=false", "'crd' not allowed"), ("crds.kept=true", "'kept' not allowed"), ("crds.keep=perhaps", "crds/keep")] {
+        let output = cluster.helm(&["template", "haulout", &chart, "--set", set]).await.unwrap();
+        assert!(!output.status.success(), "{set} was taken");
+        assert!(output.stderr.contains(word), "{set}: {}", output.stderr);
+    }
+}
+
+#[tokio::test]
+async fn whoever_may_view_a_namespace_sees_its_evacuations_and_changes_none() {
+    let cluster = shared().await;
+    let client = cluster.client().await.unwrap();
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    namespaces.create(&PostParams::default(), &objects::namespace("chart-view")).await.unwrap();
+    let binding: RoleBinding = serde_json::from_value(json!({
+        "metadata": {"name": "vera"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "vera"}]
+    }))
+    .unwrap();
+    Api::namespaced(client, "chart-view").create(&PostParams::default(), &binding).await.unwrap();
+    let config = cluster.user_kubeconfig("vera", &[]).unwrap().display().to_string();
+    let may = async |verb: &str, what: &str| {
+        let ask = ["--kubeconfig", &config, "auth", "can-i", verb, what, "-n", "chart-view"];
+        cluster.kubectl(&ask).await.unwrap().stdout.trim() == "yes"
+    };
+    // The aggregation is carried out by kube-controller-manager, some moments after the installation.
+    let evacuations = "evacuations.evacuation.coordination.k8s.io";
+    haulout_e2e::wait::eventually("vera may list evacuations", std::time::Duration::from_secs(30), async || {
+        Ok(may("list", evacuations).await.then_some(()))
+    })
+    .await
+    .unwrap();
+    assert!(!may("create", evacuations).await);
+    assert!(!may("delete", evacuations).await);
+    cluster.kubectl(&["delete", "namespace", "chart-view", "--wait=false"]).await.unwrap().success().unwrap();
+}

@@ -1,0 +1,10 @@
+//! The end-to-end tests, in one binary. `cargo xtask e2e` runs each in a process of its own, beside one
+//! control plane that they share; a test that disturbs others boots its own.
+#![allow(clippy::expect_used, clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, missing_docs)]
+
+mod api;
+mod chart;
+mod documentation;
+mod harness;
+mod support;
+mod validation;

@@ -1,0 +1,187 @@
+//! NodeMaintenance: what is refused, and its good twins.
+
+use kube::core::ApiResource;
+use kube::Api;
+use serde_json::{Value, json};
+
+use haulout_api_types::NodeMaintenance;
+
+use super::{Case, judge};
+use crate::support::shared;
+
+fn with(spec: Value) -> Value {
+    let mut object = json!({"metadata": {}, "spec": {"nodeSelector": selector(json!({"key": "none", "operator": "Exists"}))}});
+    object["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+    object
+}
+
+fn selector(requirement: Value) -> Value {
+    json!({"nodeSelectorTerms": [{"matchExpressions": [requirement]}]})
+}
+
+fn by_label(requirement: Value) -> Value {
+    with(json!({"nodeSelector": selector(requirement)}))
+}
+
+fn by_field(requirement: Value) -> Value {
+    with(json!({"nodeSelector": {"nodeSelectorTerms": [{"matchFields": [requirement]}]}}))
+}
+
+fn plan(entries: Value) -> Value {
+    with(json!({"drainPlan": entries}))
+}
+
+fn labelled(selector: Value) -> Value {
+    plan(json!([{"podPriority": 1, "podSelector": selector}]))
+}
+
+async fn check(prefix: &str, cases: Vec<Case>) {
+    let cluster = shared().await;
+    let resource = ApiResource::erase::<NodeMaintenance>(&());
+    judge(&Api::all_with(cluster.client().await.unwrap(), &resource), &resource, prefix, cases).await;
+}
+
+#[tokio::test]
+async fn bad_node_selectors_are_refused() {
+    check("selector", vec![
+        Case::create("nothing but a selector", with(json!({}))),
+        Case::create("no selector", json!({"metadata": {}, "spec": {}})).refused("spec.nodeSelector: Required value"),
+        Case::create("no spec", json!({"metadata": {}})).refused("spec: Required value"),
+        Case::create("no terms", with(json!({"nodeSelector": {"nodeSelectorTerms": []}})))
+            .refused("should have at least 1 items"),
+        Case::create("an empty term", with(json!({"nodeSelector": {"nodeSelectorTerms": [{}]}}))),
+        Case::create("several names", by_field(json!({"key": "metadata.name", "operator": "In", "values": ["a", "b"]}))),
+        Case::create("another field", by_field(json!({"key": "metadata.uid", "operator": "In", "values": ["a"]})))
+            .refused("supported values: \"metadata.name\""),
+        Case::create("a field that exists", by_field(json!({"key": "metadata.name", "operator": "Exists"})))
+            .refused("supported values: \"In\", \"NotIn\""),
+        Case::create("an operator in lower case", by_label(json!({"key": "a", "operator": "in", "values": ["x"]})))
+            .refused("Unsupported value: \"in\""),
+        Case::create("In without values", by_label(json!({"key": "a", "operator": "In"})))
+            .refused("operators In and NotIn need at least one value"),
+        Case::create("NotIn with no values", by_label(json!({"key": "a", "operator": "NotIn", "values": []})))
+            .refused("operators In and NotIn need at least one value"),
+        Case::create("Exists with values", by_label(json!({"key": "a", "operator": "Exists", "values": ["x"]})))
+            .refused("operators Exists and DoesNotExist take no values"),
+        Case::create("Gt with a number", by_label(json!({"key": "a", "operator": "Gt", "values": ["-7"]}))),
+        Case::create("Gt with a word", by_label(json!({"key": "a", "operator": "Gt", "values": ["x"]})))
+            .refused("operators Gt and Lt need exactly one value, a whole number"),
+        Case::create("Lt with two", by_label(json!({"key": "a", "operator": "Lt", "values": ["1", "2"]})))
+            .refused("operators Gt and Lt need exactly one value, a whole number"),
+        Case::create("a key with a prefix", by_label(json!({"key": "example.com/a_B.c", "operator": "Exists"}))),
+        Case::create("a key with a space", by_label(json!({"key": "a b", "operator": "Exists"})))
+            .refused("matchExpressions[0].key: Invalid value: \"a b\""),
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn bad_drain_plans_are_refused() {
+    let many = |count: i32| plan((0..count).map(|i| json!({"podPriority": i})).collect());
+    // As large as the schema lets it be, to show that the rules fit the API server's budget.
+    let values: Vec<_> = (0..100).map(|i| format!("{i:->200}")).collect();
+    let large = json!({"matchExpressions": vec![json!({"key": "example.com/key", "operator": "In", "values": values}); 2]});
+    let largest: Value =
+        (0..100).map(|i| json!({"podPriority": i, "podType": "Static", "podSelector": large})).collect();
+    check("plan", vec![
+        Case::create("an empty plan", plan(json!([]))),
+        Case::create("any order, negative priorities", plan(json!([
+            {"podPriority": 2_147_483_647, "podType": "Static"}, {"podPriority": -5}, {"podPriority": 7, "podType": "DaemonSet"}
+        ]))),
+        Case::create("the same priority with and without selector", plan(json!([
+            {"podPriority": 5}, {"podPriority": 5, "podSelector": {"matchLabels": {"app": "x"}}},
+            {"podPriority": 5, "podSelector": {"matchLabels": {"app": "y"}}}
+        ]))),
+        Case::create("the same entry twice", plan(json!([{"podPriority": 5}, {"podPriority": 6}, {"podPriority": 5}])))
+            .refused("spec.drainPlan: Invalid value: drainPlan must not have the same entry twice"),
+        Case::create("the same entry, once by default", plan(json!([{"podPriority": 5}, {"podPriority": 5, "podType": "Default"}])))
+            .refused("drainPlan must not have the same entry twice"),
+        Case::create("the same selector twice", plan(json!([
+            {"podPriority": 5, "podSelector": {"matchLabels": {"app": "x"}}},
+            {"podPriority": 5, "podSelector": {"matchLabels": {"app": "x"}}}
+        ]))).refused("drainPlan must not have the same entry twice"),
+        Case::create("no priority", plan(json!([{"podType": "Default"}]))).refused("spec.drainPlan[0].podPriority: Required value"),
+        Case::create("too high a priority", plan(json!([{"podPriority": 2_147_483_648_i64}]))).refused("spec.drainPlan[0].podPriority"),
+        Case::create("an unknown type", plan(json!([{"podPriority": 5, "podType": "Job"}])))
+            .refused("supported values: \"Default\", \"DaemonSet\", \"Static\""),
+        Case::create("a good selector", labelled(json!({"matchLabels": {"example.com/app": ""}}))),
+        Case::create("a label key with a space", labelled(json!({"matchLabels": {"a b": "x"}})))
+            .refused("every key of matchLabels must be a label key, such as app or example.com/app"),
+        Case::create("a label value with a space", labelled(json!({"matchLabels": {"app": "a b"}})))
+            .refused("podSelector.matchLabels.app: Invalid value: \"a b\""),
+        Case::create("Gt for labels of pods", labelled(json!({"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["1"]}]})))
+            .refused("Unsupported value: \"Gt\""),
+        Case::create("a hundred entries", many(100)),
+        Case::create("a hundred and one", many(101)).refused("spec.drainPlan: Too many: 101: must have at most 100 items"),
+        Case::create("a very large plan", plan(largest.clone())),
+        Case::update("a change to a very large plan", plan(largest), json!({"spec": {"stage": "Drain"}})),
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn illegal_stages_are_refused() {
+    let at = |stage: &str| with(json!({"stage": stage}));
+    let to = |stage: &str| json!({"spec": {"stage": stage}});
+    let mut cases = vec![
+        Case::create("an unknown stage", at("Uncordon")).refused("supported values: \"Idle\", \"Cordon\", \"Drain\", \"Complete\""),
+        Case::update("back to the default", at("Drain"), json!({"spec": {"stage": null}}))
+            .refused("spec.stage: Invalid value: stage cannot go from Drain to Idle: after Drain comes only Complete"),
+        Case::update("from the default", with(json!({})), to("Cordon")),
+        Case::create("a reason", with(json!({"reason": "x".repeat(1024)}))),
+        Case::create("a very long reason", with(json!({"reason": "x".repeat(1025)}))).refused("spec.reason: Too long"),
+        Case::update("another reason", with(json!({"reason": "x"})), json!({"spec": {"reason": "y"}})),
+    ];
+    let stages = ["Idle", "Cordon", "Drain", "Complete"];
+    for (i, from) in stages.into_iter().enumerate() {
+        cases.push(Case::create("created in any stage", at(from)));
+        for (j, next) in stages.into_iter().enumerate() {
+            let case = Case::update("a step", at(from), to(next));
+            cases.push(match (i <= j, from) {
+                (true, _) => case,
+                (false, "Cordon") => case.refused("stage cannot go from Cordon to Idle: after Cordon come Drain and Complete"),
+                (false, "Drain") => case.refused(": after Drain comes only Complete"),
+                (false, _) => case.refused(": Complete is the last stage, create another NodeMaintenance"),
+            });
+        }
+    }
+    check("stage", cases).await;
+}
+
+#[tokio::test]
+async fn nodes_and_plan_are_fixed_at_creation() {
+    let planned = || plan(json!([{"podPriority": 5}]));
+    let fixed = "drainPlan is immutable: complete this NodeMaintenance and create one with the new plan";
+    let spec = |spec: Value| json!({"spec": spec});
+    check("fixed", vec![
+        Case::update("other nodes", with(json!({})), spec(json!({"nodeSelector": selector(json!({"key": "b", "operator": "Exists"}))})))
+            .refused("spec.nodeSelector: Invalid value: nodeSelector is immutable: create another NodeMaintenance for other nodes"),
+        Case::update("no nodes", with(json!({})), spec(json!({"nodeSelector": null}))).refused("spec.nodeSelector: Required value"),
+        Case::update("another plan", planned(), spec(json!({"drainPlan": [{"podPriority": 6}]}))).refused(fixed),
+        Case::update("no plan", planned(), spec(json!({"drainPlan": null}))).refused(fixed),
+        Case::update("an emptied plan", planned(), spec(json!({"drainPlan": []}))).refused(fixed),
+        Case::update("a plan at last", with(json!({})), spec(json!({"drainPlan": [{"podPriority": 6}]}))).refused(fixed),
+        Case::update("a longer plan", planned(), spec(json!({"drainPlan": [{"podPriority": 5}, {"podPriority": 6}]}))).refused(fixed),
+        Case::update("the same plan and the next stage", planned(), spec(json!({"drainPlan": [{"podPriority": 5}], "stage": "Drain"}))),
+        Case::update("an empty plan for none", with(json!({})), spec(json!({"drainPlan": []}))),
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn statuses_are_checked_too() {
+    let condition = |kind: &str| json!({"type": kind, "status": "True", "reason": "X", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    let blocker = json!({"node": "n", "reason": "X", "message": "m", "since": "2026-01-01T00:00:00Z"});
+    let status = |status: Value| json!({"status": status});
+    check("status", vec![
+        Case::status("two conditions", with(json!({})), [status(json!({"conditions": [condition("Drained"), condition("Blocked")]}))]),
+        Case::status("the same condition twice", with(json!({})), [status(json!({"conditions": [condition("Drained"), condition("Drained")]}))])
+            .refused("status.conditions[1]: Duplicate value"),
+        Case::status("twenty blockers", with(json!({})), [status(json!({"drainStatus": {"blockers": vec![blocker.clone(); 20]}}))]),
+        Case::status("one more", with(json!({})), [status(json!({"drainStatus": {"blockers": vec![blocker; 21]}}))])
+            .refused("status.drainStatus.blockers: Too many"),
+        Case::status("a long message", with(json!({})), [status(json!({"drainStatus": {"drainMessage": "x".repeat(32769)}}))])
+            .refused("status.drainStatus.drainMessage: Too long"),
+    ])
+    .await;
+}
