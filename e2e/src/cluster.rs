@@ -39,35 +39,42 @@ pub enum Component {
     ControllerManager,
     /// kube-scheduler.
     Scheduler,
-    /// KWOK, which pretends to be the kubelets of all nodes.
+    /// A KWOK that keeps the nodes ready and renews their leases, as kubelets do.
+    KwokNodes,
+    /// A KWOK that pretends to run the pods on these nodes. It is another process because one that
+    /// does both forgets pods which it sees before it holds their node's lease.
     Kwok,
 }
 
 impl Component {
     /// All components, in the order of starting them.
-    pub const ALL: [Self; 5] = [
-        Self::Etcd,
-        Self::ApiServer,
-        Self::ControllerManager,
-        Self::Scheduler,
-        Self::Kwok,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::Etcd, Self::ApiServer, Self::ControllerManager, Self::Scheduler, Self::KwokNodes, Self::Kwok];
 
-    /// The program's name, which is also that of its log in the logs folder (with `.log`).
-    pub fn program(self) -> &'static str {
+    /// Its name in messages and, with `.log`, that of its log.
+    pub fn name(self) -> &'static str {
         match self {
             Self::Etcd => "etcd",
             Self::ApiServer => "kube-apiserver",
             Self::ControllerManager => "kube-controller-manager",
             Self::Scheduler => "kube-scheduler",
+            Self::KwokNodes => "kwok-nodes",
             Self::Kwok => "kwok",
+        }
+    }
+
+    /// The program that it runs.
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::KwokNodes => Self::Kwok.name(),
+            other => other.name(),
         }
     }
 }
 
 impl fmt::Display for Component {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.program())
+        f.write_str(self.name())
     }
 }
 
@@ -84,13 +91,7 @@ pub struct Exit {
 
 impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} ended with {}: see {}",
-            self.component,
-            self.status,
-            self.log.display()
-        )
+        write!(f, "{} ended with {}: see {}", self.component, self.status, self.log.display())
     }
 }
 
@@ -166,7 +167,7 @@ impl Cluster {
         if self.is_running(component) {
             return Ok(());
         }
-        if component == Component::Kwok {
+        if component == Component::KwokNodes {
             // Its successor would wait until the leases of its nodes have run out.
             self.handle.release_nodes().await?;
         }
@@ -185,18 +186,14 @@ impl Cluster {
 
     /// Whether the component runs at this moment; a paused one does.
     pub fn is_running(&self, component: Component) -> bool {
-        self.running()
-            .get(&component)
-            .is_some_and(|process| process.try_wait().is_none())
+        self.running().get(&component).is_some_and(|process| process.try_wait().is_none())
     }
 
     /// The process ids of what runs.
     pub fn pids(&self) -> BTreeMap<Component, u32> {
         let running = self.running();
         let alive = running.iter().filter(|(_, process)| process.try_wait().is_none());
-        alive
-            .map(|(component, process)| (*component, process.pid()))
-            .collect()
+        alive.map(|(component, process)| (*component, process.pid())).collect()
     }
 
     /// Resolves when a component has died that nobody stopped or killed through this cluster.
@@ -248,9 +245,8 @@ impl Cluster {
 
     fn spawn(&self, component: Component) -> Result<()> {
         let log = self.component_log(component);
-        let process = command::command(component, &self.handle, &self.settings)
-            .log(log)
-            .spawn(component.program())?;
+        let process =
+            command::command(component, &self.handle, &self.settings).log(log).spawn(component.name())?;
         self.running().insert(component, Arc::new(process));
         self.changed.send_replace(());
         Ok(())

@@ -2,11 +2,9 @@
 //! nothing and can be passed to other processes, which `xtask` does with the tests that share a cluster.
 
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::api::PostParams;
@@ -16,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::kubeconfig::{self, Identity};
 use crate::pki::Pki;
+use crate::process::{Command, Output};
 use crate::tools::Tools;
 
 /// A cluster as seen by those who use it.
@@ -35,27 +34,6 @@ pub struct Handle {
     pub audit_log: Option<PathBuf>,
     /// The programs that the cluster runs.
     pub tools: Tools,
-}
-
-/// How a command ended and what it said.
-#[derive(Clone, Debug)]
-pub struct Output {
-    /// What it wrote to stdout.
-    pub stdout: String,
-    /// What it wrote to stderr.
-    pub stderr: String,
-    /// How it ended.
-    pub status: ExitStatus,
-}
-
-impl Output {
-    /// Stdout of a command that succeeded, and else an error with everything it said.
-    pub fn success(self) -> Result<String> {
-        if self.status.success() {
-            return Ok(self.stdout);
-        }
-        bail!("{}\n{}{}", self.status, self.stdout, self.stderr)
-    }
 }
 
 impl Handle {
@@ -112,15 +90,8 @@ impl Handle {
     pub async fn client_from(&self, kubeconfig: &Path, user_agent: &str) -> Result<Client> {
         let what = || format!("making a client from {}", kubeconfig.display());
         let mut config = client_config(kubeconfig).await.with_context(what)?;
-        let agent = user_agent
-            .parse()
-            .with_context(|| format!("{user_agent:?} as a user agent"))?;
-        config.headers.push((
-            "user-agent"
-                .parse()
-                .context("the name of the user agent header")?,
-            agent,
-        ));
+        let agent = user_agent.parse().with_context(|| format!("{user_agent:?} as a user agent"))?;
+        config.headers.push(("user-agent".parse().context("the name of the user agent header")?, agent));
         Client::try_from(config).with_context(what)
     }
 
@@ -128,10 +99,7 @@ impl Handle {
     pub fn user_kubeconfig(&self, name: &str, groups: &[&str]) -> Result<PathBuf> {
         let pki = self.pki();
         let identity = Identity::Certificate(pki.client(name, groups)?);
-        let path = self.root.join(format!(
-            "user-{}.kubeconfig",
-            file_name(&[&[name], groups].concat())
-        ));
+        let path = self.root.join(format!("user-{}.kubeconfig", file_name(&[&[name], groups].concat())));
         kubeconfig::write(&path, &self.server, &pki, "default", &identity)?;
         Ok(path)
     }
@@ -145,30 +113,16 @@ impl Handle {
     pub async fn service_account_kubeconfig(&self, namespace: &str, name: &str) -> Result<PathBuf> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client().await?, namespace);
         let request = TokenRequest {
-            spec: TokenRequestSpec {
-                expiration_seconds: Some(24 * 60 * 60),
-                ..TokenRequestSpec::default()
-            },
+            spec: TokenRequestSpec { expiration_seconds: Some(24 * 60 * 60), ..TokenRequestSpec::default() },
             ..TokenRequest::default()
         };
         let answer = accounts
             .create_token_request(name, &PostParams::default(), &request)
             .await
             .with_context(|| format!("asking for a token of ServiceAccount {namespace}/{name}"))?;
-        let token = answer
-            .status
-            .context("a TokenRequest came back without a token")?
-            .token;
-        let path = self
-            .root
-            .join(format!("sa-{}.kubeconfig", file_name(&[namespace, name])));
-        kubeconfig::write(
-            &path,
-            &self.server,
-            &self.pki(),
-            namespace,
-            &Identity::Token(token),
-        )?;
+        let token = answer.status.context("a TokenRequest came back without a token")?.token;
+        let path = self.root.join(format!("sa-{}.kubeconfig", file_name(&[namespace, name])));
+        kubeconfig::write(&path, &self.server, &self.pki(), namespace, &Identity::Token(token))?;
         Ok(path)
     }
 
@@ -190,59 +144,40 @@ impl Handle {
 
     /// Installs or upgrades our chart with these `--set` values, as the README tells people to.
     pub async fn install_chart(&self, values: &[(&str, &str)]) -> Result<()> {
-        let repository = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .parent()
-            .context("finding the repository")?;
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("finding the repository")?;
         let chart = repository.join("charts/haulout").display().to_string();
-        let values: Vec<_> = values
-            .iter()
-            .map(|(key, value)| format!("{key}={value}"))
-            .collect();
+        let values: Vec<_> = values.iter().map(|(key, value)| format!("{key}={value}")).collect();
         let mut args = vec!["upgrade", "--install", "haulout", &chart];
         args.extend(["--namespace", "haulout-system", "--create-namespace"]);
         args.extend(values.iter().flat_map(|value| ["--set", value]));
-        self.helm(&args)
-            .await?
-            .success()
-            .context("installing the chart with helm")?;
+        self.helm(&args).await?.success().context("installing the chart with helm")?;
         Ok(())
     }
 
     /// Runs any program with this cluster as its kubeconfig.
     pub async fn run(&self, program: &Path, args: &[&str], stdin: Option<&str>) -> Result<Output> {
-        let what = || format!("running {} {}", program.display(), args.join(" "));
+        let mut command = self.command(program).args(args);
+        if let Some(text) = stdin {
+            command = command.stdin(text)?;
+        }
+        command.output(&args.join(" ")).await
+    }
+
+    /// A command with this cluster as its kubeconfig, to be spawned or run.
+    pub fn command(&self, program: &Path) -> Command {
         let helm = self.root.join("helm");
-        let mut command = tokio::process::Command::new(program);
-        command
-            .args(args)
+        Command::new(program)
             .env("KUBECONFIG", &self.kubeconfig)
             // Discovery is cached by server address, and another cluster may have had this port.
             .env("KUBECACHEDIR", self.root.join("kube-cache"))
             .env("HELM_CACHE_HOME", helm.join("cache"))
             .env("HELM_CONFIG_HOME", helm.join("config"))
             .env("HELM_DATA_HOME", helm.join("data"))
-            .stdin(Stdio::null())
-            .kill_on_drop(true);
-        if let Some(text) = stdin {
-            // A file and not a pipe: nothing to feed while the command talks.
-            let mut file = tempfile::tempfile_in(&self.root).with_context(what)?;
-            file.write_all(text.as_bytes()).with_context(what)?;
-            std::io::Seek::rewind(&mut file).with_context(what)?;
-            command.stdin(file);
-        }
-        let output = command.output().await.with_context(what)?;
-        Ok(Output {
-            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-            status: output.status,
-        })
     }
 }
 
 fn file_name(parts: &[&str]) -> String {
-    parts
-        .join("-")
-        .replace(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '.', "_")
+    parts.join("-").replace(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '.', "_")
 }
 
 async fn client_config(kubeconfig: &Path) -> Result<Config> {

@@ -64,38 +64,18 @@ mod tests {
         let identity = Identity::Certificate(pki.client("alice", &["devs"]).unwrap());
         write(&path, "https://127.0.0.1:6443", &pki, "web", &identity).unwrap();
         let read = kube::config::Kubeconfig::read_from(&path).unwrap();
-        let cluster = read
-            .clusters
-            .first()
-            .and_then(|named| named.cluster.as_ref())
-            .unwrap();
+        let cluster = read.clusters.first().and_then(|named| named.cluster.as_ref()).unwrap();
         assert_eq!(cluster.server.as_deref(), Some("https://127.0.0.1:6443"));
-        let context = read
-            .contexts
-            .first()
-            .and_then(|named| named.context.as_ref())
-            .unwrap();
+        let context = read.contexts.first().and_then(|named| named.context.as_ref()).unwrap();
         assert_eq!(context.namespace.as_deref(), Some("web"));
-        let user = read
-            .auth_infos
-            .first()
-            .and_then(|named| named.auth_info.as_ref())
-            .unwrap();
+        let user = read.auth_infos.first().and_then(|named| named.auth_info.as_ref()).unwrap();
         assert!(user.client_certificate_data.is_some());
     }
 
     #[test]
     fn a_token_stands_alone() {
-        let config = render(
-            "https://127.0.0.1:1",
-            "ca",
-            "default",
-            &Identity::Token("secret".to_owned()),
-        );
+        let config = render("https://127.0.0.1:1", "ca", "default", &Identity::Token("secret".to_owned()));
         assert_eq!(config["users"][0]["user"], json!({ "token": "secret" }));
-        assert_eq!(
-            config["clusters"][0]["cluster"]["certificate-authority-data"],
-            json!("Y2E=")
-        );
+        assert_eq!(config["clusters"][0]["cluster"]["certificate-authority-data"], json!("Y2E="));
     }
 }

@@ -18,7 +18,7 @@ pub mod tools;
 pub mod wait;
 
 pub use cluster::{Builder, Cluster, Component, Exit};
-pub use handle::{Handle, Output};
-pub use process::{Command, Process};
+pub use handle::Handle;
+pub use process::{Command, Output, Process};
 pub use requests::{Mark, Requests};
 pub use tools::Tools;

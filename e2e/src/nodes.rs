@@ -1,66 +1,52 @@
 //! Makes pretended nodes fall silent and come back, as when a machine loses its network.
-//!
-//! KWOK keeps a node's Lease only while nobody else holds it, and touches neither the node nor its
-//! pods while somebody does.
 
 use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Node;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::handle::Handle;
 
-const SILENCER: &str = "haulout-e2e-silence";
+/// The label by which KWOK knows its nodes.
+pub(crate) const MANAGED_LABEL: &str = "kwok.x-k8s.io/node";
+/// Its value on nodes that live.
+pub(crate) const MANAGED: &str = "fake";
+const SILENT: &str = "silent";
 
 impl Handle {
     /// Stops the heartbeat of a node and everything its kubelet would do: new pods there do not
     /// start and deleted ones do not end. The node lifecycle controller taints it when its grace
-    /// period (50 s unless the controller manager was told otherwise) is over.
+    /// period is over: 50 s, or what the controller manager's `--node-monitor-grace-period` says.
     pub async fn silence_node(&self, name: &str) -> Result<()> {
-        let spec = json!({ "holderIdentity": SILENCER, "leaseDurationSeconds": i32::MAX });
-        patch(&self.node_leases().await?, name.to_owned(), &spec)
-            .await
-            .with_context(|| format!("silencing node {name}"))
+        self.label_node(name, SILENT).await.with_context(|| format!("silencing node {name}"))
     }
 
-    /// Lets a silenced node come back. KWOK notices within about 10 seconds.
+    /// Lets a silenced node come back; it is ready again at once.
     pub async fn revive_node(&self, name: &str) -> Result<()> {
-        let spec = json!({ "holderIdentity": null, "leaseDurationSeconds": 40 });
-        patch(&self.node_leases().await?, name.to_owned(), &spec)
-            .await
-            .with_context(|| format!("reviving node {name}"))
+        self.label_node(name, MANAGED).await.with_context(|| format!("reviving node {name}"))
     }
 
-    /// Frees the leases that a KWOK which is gone has left behind, except those of silenced nodes.
-    pub(crate) async fn release_nodes(&self) -> Result<()> {
-        let leases = self.node_leases().await?;
-        let held = leases
-            .list(&ListParams::default())
-            .await
-            .context("listing the leases of nodes")?;
-        let abandoned = held.items.iter().filter(|lease| {
-            let holder = lease
-                .spec
-                .as_ref()
-                .and_then(|spec| spec.holder_identity.as_deref());
-            holder.is_some_and(|holder| holder != SILENCER)
-        });
-        let free = json!({ "holderIdentity": null });
-        try_join_all(abandoned.map(|lease| patch(&leases, lease.name_any(), &free)))
-            .await
-            .context("freeing the leases of nodes")?;
+    async fn label_node(&self, name: &str, value: &str) -> Result<()> {
+        let nodes: Api<Node> = Api::all(self.client().await?);
+        let change = Patch::Merge(json!({ "metadata": { "labels": { MANAGED_LABEL: value } } }));
+        nodes.patch_metadata(name, &PatchParams::default(), &change).await?;
         Ok(())
     }
 
-    async fn node_leases(&self) -> Result<Api<Lease>> {
-        Ok(Api::namespaced(self.client().await?, "kube-node-lease"))
+    /// Frees the leases that a KWOK which is gone has left behind: its successor would wait until
+    /// they have run out.
+    pub(crate) async fn release_nodes(&self) -> Result<()> {
+        let leases: Api<Lease> = Api::namespaced(self.client().await?, "kube-node-lease");
+        let held = leases.list(&ListParams::default()).await.context("listing the leases of nodes")?;
+        let free = Patch::Merge(json!({ "spec": { "holderIdentity": null } }));
+        let freed = held.items.iter().map(async |lease| {
+            let name = lease.name_any();
+            leases.patch(&name, &PatchParams::default(), &free).await
+        });
+        try_join_all(freed).await.context("freeing the leases of nodes")?;
+        Ok(())
     }
-}
-
-async fn patch(leases: &Api<Lease>, name: String, spec: &Value) -> Result<()> {
-    let change = Patch::Merge(json!({ "spec": spec }));
-    leases.patch(&name, &PatchParams::default(), &change).await?;
-    Ok(())
 }

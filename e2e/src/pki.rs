@@ -37,9 +37,7 @@ impl Pki {
         fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
         let pki = Self::open(dir);
         let key = KeyPair::generate().context("making the CA's key")?;
-        let ca = authority()
-            .self_signed(&key)
-            .context("making the CA's certificate")?;
+        let ca = authority().self_signed(&key).context("making the CA's certificate")?;
         write_private(&pki.file("ca.key"), key.serialize_pem().as_bytes())?;
         write_private(&pki.ca_certificate_file(), ca.pem().as_bytes())?;
 
@@ -82,11 +80,7 @@ impl Pki {
         params.distinguished_name.push(DnType::CommonName, user);
         let spellings = [DnType::OrganizationName, DnType::CustomDnType(vec![2, 5, 4, 10])];
         if groups.len() > spellings.len() {
-            bail!(
-                "a user certificate holds at most {} groups, {user} has {}",
-                spellings.len(),
-                groups.len()
-            );
+            bail!("a user certificate holds at most {} groups, {user} has {}", spellings.len(), groups.len());
         }
         for (spelling, group) in spellings.into_iter().zip(groups) {
             params.distinguished_name.push(spelling, *group);
@@ -110,13 +104,9 @@ impl Pki {
         let ca_key = KeyPair::from_pem(&ca_key).context("reading the CA's key")?;
         let issuer = Issuer::new(authority(), ca_key);
         let key = KeyPair::generate().with_context(|| format!("making a key for {whose}"))?;
-        let certificate = params
-            .signed_by(&key, &issuer)
-            .with_context(|| format!("signing the certificate of {whose}"))?;
-        Ok(Credentials {
-            certificate: certificate.pem(),
-            key: key.serialize_pem(),
-        })
+        let certificate =
+            params.signed_by(&key, &issuer).with_context(|| format!("signing the certificate of {whose}"))?;
+        Ok(Credentials { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 }
 
@@ -144,9 +134,7 @@ fn serving_params() -> Result<CertificateParams> {
         params.subject_alt_names.push(SanType::IpAddress(address));
     }
     params.distinguished_name = rcgen::DistinguishedName::new();
-    params
-        .distinguished_name
-        .push(DnType::CommonName, "kube-apiserver");
+    params.distinguished_name.push(DnType::CommonName, "kube-apiserver");
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     Ok(params)
@@ -176,16 +164,9 @@ mod tests {
         Pki::create(dir.path()).unwrap();
         for entry in fs::read_dir(dir.path()).unwrap() {
             let entry = entry.unwrap();
-            assert_eq!(
-                entry.metadata().unwrap().permissions().mode() & 0o777,
-                0o600,
-                "{:?}",
-                entry.path()
-            );
+            assert_eq!(entry.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{:?}", entry.path());
         }
-        let alice = Pki::open(dir.path())
-            .client("alice", &["devs", "admins"])
-            .unwrap();
+        let alice = Pki::open(dir.path()).client("alice", &["devs", "admins"]).unwrap();
         assert!(alice.certificate.starts_with("-----BEGIN CERTIFICATE"));
         assert!(alice.key.contains("PRIVATE KEY"));
     }
@@ -195,9 +176,6 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let pki = Pki::create(dir.path()).unwrap();
         let error = pki.client("alice", &["a", "b", "c"]).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "a user certificate holds at most 2 groups, alice has 3"
-        );
+        assert_eq!(error.to_string(), "a user certificate holds at most 2 groups, alice has 3");
     }
 }

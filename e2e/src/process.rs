@@ -4,15 +4,15 @@
 //! `xtask` runs are all started here.
 
 use std::ffi::OsStr;
-use std::fs::OpenOptions;
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, getppid, kill_process, kill_process_group,
     set_parent_process_death_signal, waitid,
@@ -76,6 +76,17 @@ impl Command {
         self
     }
 
+    /// Gives the process this text to read.
+    pub fn stdin(mut self, text: &str) -> Result<Self> {
+        // A file and not a pipe: nobody has to feed it while the process talks.
+        let mut file = tempfile::tempfile().context("making a file for a command to read")?;
+        file.write_all(text.as_bytes())
+            .and_then(|()| file.rewind())
+            .context("writing what a command is to read")?;
+        self.inner.stdin(file);
+        Ok(self)
+    }
+
     /// Starts the process; `name` is what error messages call it.
     pub fn spawn(mut self, name: &str) -> Result<Process> {
         if let Some(path) = &self.log {
@@ -96,13 +107,51 @@ impl Command {
             .with_context(|| format!("starting {name} ({})", program.display()))?;
         Process::watch(name, child, self.log)
     }
+
+    /// Runs the process to its end and returns what it said. Only one that could not be run is an
+    /// error: see [`Output::success`]. Dropping the future kills it.
+    pub async fn output(mut self, name: &str) -> Result<Output> {
+        let what = || format!("making files for the output of {name}");
+        let mut stdout = tempfile::tempfile().with_context(what)?;
+        let mut stderr = tempfile::tempfile().with_context(what)?;
+        self.inner.stdout(stdout.try_clone().with_context(what)?);
+        self.inner.stderr(stderr.try_clone().with_context(what)?);
+        self.log = None;
+        let process = self.spawn(name)?;
+        let status = process.exited().await;
+        Ok(Output { stdout: read_back(&mut stdout)?, stderr: read_back(&mut stderr)?, status })
+    }
+}
+
+fn read_back(file: &mut File) -> Result<String> {
+    let mut bytes = Vec::new();
+    file.rewind().and_then(|()| file.read_to_end(&mut bytes)).context("reading a command's output")?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// How a command ended and what it said.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// What it wrote to stdout.
+    pub stdout: String,
+    /// What it wrote to stderr.
+    pub stderr: String,
+    /// How it ended.
+    pub status: ExitStatus,
+}
+
+impl Output {
+    /// Stdout of a command that succeeded, and else an error with everything it said.
+    pub fn success(self) -> Result<String> {
+        if self.status.success() {
+            return Ok(self.stdout);
+        }
+        bail!("{}\n{}{}", self.status, self.stdout, self.stderr)
+    }
 }
 
 /// Makes the kernel kill the child when we die, even by SIGKILL.
-#[expect(
-    unsafe_code,
-    reason = "only a pre_exec hook runs between fork and exec, and it is unsafe"
-)]
+#[expect(unsafe_code, reason = "only a pre_exec hook runs between fork and exec, and it is unsafe")]
 fn die_with_parent(command: &mut std::process::Command) {
     let parent = rustix::process::getpid();
     // SAFETY: the hook makes two system calls and allocates nothing, as is required after a fork.
@@ -110,11 +159,7 @@ fn die_with_parent(command: &mut std::process::Command) {
         command.pre_exec(move || {
             set_parent_process_death_signal(Some(Signal::KILL))?;
             // We may have died between fork and prctl: then the signal will never come.
-            if getppid() == Some(parent) {
-                Ok(())
-            } else {
-                Err(io::Error::from_raw_os_error(3))
-            }
+            if getppid() == Some(parent) { Ok(()) } else { Err(io::Error::from_raw_os_error(3)) }
         });
     }
 }
@@ -139,9 +184,7 @@ fn spawn_on_lasting_thread(command: std::process::Command) -> Result<Child> {
     lock(spawner)
         .send((command, answer))
         .map_err(|_| anyhow!("the thread that starts processes has ended"))?;
-    Ok(answered
-        .recv()
-        .context("the thread that starts processes has ended")??)
+    Ok(answered.recv().context("the thread that starts processes has ended")??)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -187,12 +230,7 @@ impl Process {
             theirs.changed.notify_all();
             theirs.status.send_replace(Some(status));
         });
-        Ok(Self {
-            name: name.to_owned(),
-            pid,
-            log,
-            shared,
-        })
+        Ok(Self { name: name.to_owned(), pid, log, shared })
     }
 
     /// The name given at the start.
@@ -222,11 +260,7 @@ impl Process {
             match *reaped {
                 Some(status) => return status,
                 None => {
-                    reaped = self
-                        .shared
-                        .changed
-                        .wait(reaped)
-                        .unwrap_or_else(PoisonError::into_inner);
+                    reaped = self.shared.changed.wait(reaped).unwrap_or_else(PoisonError::into_inner);
                 }
             }
         }
@@ -336,9 +370,7 @@ mod tests {
         let status = process.stop(Duration::from_secs(5)).unwrap();
         assert!(!status.success());
         assert_eq!(process.try_wait(), Some(status));
-        process
-            .signal(Signal::TERM)
-            .expect("signalling an ended process is harmless");
+        process.signal(Signal::TERM).expect("signalling an ended process is harmless");
     }
 
     #[test]
@@ -368,10 +400,7 @@ mod tests {
         process.stop(Duration::from_millis(100)).unwrap();
         let deadline = Instant::now() + Duration::from_secs(5);
         while std::fs::read_to_string(format!("/proc/{grandchild}/stat")).is_ok_and(|s| !s.contains(") Z ")) {
-            assert!(
-                Instant::now() < deadline,
-                "the grandchild {grandchild} outlived its group"
-            );
+            assert!(Instant::now() < deadline, "the grandchild {grandchild} outlived its group");
         }
     }
 
@@ -387,6 +416,16 @@ mod tests {
         assert_eq!(process.exited().await.code(), Some(3));
         assert_eq!(process.exited().await.code(), Some(3));
         assert_eq!(process.wait().code(), Some(3));
+    }
+
+    #[tokio::test]
+    async fn output_is_captured_apart_and_failure_tells_all_of_it() {
+        let script = "cat; echo problem >&2; exit 4";
+        let output =
+            Command::new("sh").args(["-c", script]).stdin("hello\n").unwrap().output("cat").await.unwrap();
+        assert_eq!((output.stdout.as_str(), output.stderr.as_str()), ("hello\n", "problem\n"));
+        let error = output.success().unwrap_err();
+        assert_eq!(error.to_string(), "exit status: 4\nhello\nproblem\n");
     }
 
     #[test]

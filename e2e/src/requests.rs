@@ -46,27 +46,20 @@ pub struct Requests(Vec<Request>);
 impl Handle {
     /// The end of the audit log as it is now. An error when the cluster keeps none.
     pub fn requests_mark(&self) -> Result<Mark> {
-        let metadata = self
-            .open_audit_log()?
-            .metadata()
-            .context("measuring the audit log")?;
+        let metadata = self.open_audit_log()?.metadata().context("measuring the audit log")?;
         Ok(Mark(metadata.len()))
     }
 
     /// All requests answered since the mark, whoever made them.
     pub fn requests_since(&self, mark: Mark) -> Result<Requests> {
         let mut file = self.open_audit_log()?;
-        file.seek(SeekFrom::Start(mark.0))
-            .context("finding the mark in the audit log")?;
+        file.seek(SeekFrom::Start(mark.0)).context("finding the mark in the audit log")?;
         read(BufReader::new(file))
     }
 
     fn open_audit_log(&self) -> Result<File> {
         let path = self.audit_log.as_ref().with_context(|| {
-            format!(
-                "cluster {} was booted without an audit log: use audit(true)",
-                self.name
-            )
+            format!("cluster {} was booted without an audit log: use audit(true)", self.name)
         })?;
         File::open(path).with_context(|| format!("opening the audit log {}", path.display()))
     }
@@ -202,8 +195,7 @@ fn read(mut log: impl std::io::BufRead) -> Result<Requests> {
     let mut line = Vec::new();
     loop {
         line.clear();
-        log.read_until(b'\n', &mut line)
-            .context("reading the audit log")?;
+        log.read_until(b'\n', &mut line).context("reading the audit log")?;
         // A line without an end is being written, so its request has not been answered.
         if line.last() != Some(&b'\n') {
             return Ok(Requests(requests));
@@ -250,12 +242,7 @@ mod tests {
         assert_eq!(ours.writes().count(), 1);
         assert_eq!(ours.resource("pods", "eviction").code(201).count(), 1);
         assert_eq!(ours.resource("pods", "").count(), 0);
-        assert_eq!(
-            ours.iter()
-                .map(|request| request.name.as_str())
-                .collect::<Vec<_>>(),
-            ["web-1", ""]
-        );
+        assert_eq!(ours.iter().map(|request| request.name.as_str()).collect::<Vec<_>>(), ["web-1", ""]);
     }
 
     #[test]

@@ -75,7 +75,8 @@ pub async fn kill_in_demo(xtask: &Path, victim: Victim) -> Result<()> {
     let output = demo.stdout.take().context("the demo has an output")?;
     let root = tokio::task::spawn_blocking(move || {
         let mut lines = BufReader::new(output).lines().map_while(Result::ok);
-        let kubeconfig = lines.find_map(|line| line.trim().strip_prefix("export KUBECONFIG=").map(PathBuf::from));
+        let kubeconfig =
+            lines.find_map(|line| line.trim().strip_prefix("export KUBECONFIG=").map(PathBuf::from));
         kubeconfig.and_then(|path| path.parent().map(Path::to_path_buf))
     });
     let root = root.await?.context("the demo ended before it was ready")?;
@@ -93,14 +94,17 @@ pub async fn kill_in_demo(xtask: &Path, victim: Victim) -> Result<()> {
     let status = tokio::task::spawn_blocking(move || demo.wait()).await?.context("waiting for the demo")?;
     match victim {
         Victim::Xtask => ensure!(status.signal() == Some(9), "xtask ended with {status}"),
-        Victim::Component(_) => ensure!(status.code() == Some(1), "xtask ended with {status} instead of an error"),
+        Victim::Component(_) => {
+            ensure!(status.code() == Some(1), "xtask ended with {status} instead of an error");
+        }
     }
     wait::eventually("every process of the demo has ended", Duration::from_secs(20), async || {
         Ok(processes_of(&root)?.is_empty().then_some(()))
     })
     .await
     .with_context(|| format!("after killing {victim}; left: {:?}", processes_of(&root)))?;
-    let left: Vec<_> = std::fs::read_dir(&root).into_iter().flatten().flatten().map(|e| e.file_name()).collect();
+    let left: Vec<_> =
+        std::fs::read_dir(&root).into_iter().flatten().flatten().map(|e| e.file_name()).collect();
     if victim != Victim::Xtask && left.iter().any(|name| name != "logs") {
         bail!("besides logs, the demo left {left:?} in {}", root.display());
     }
@@ -114,7 +118,9 @@ fn processes_of(folder: &Path) -> Result<Vec<(i32, String)>> {
     let needle = folder.display().to_string();
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").context("listing processes")?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
         // A process that has just ended has no command line any more.
         let line = std::fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default();
         if line.contains(&needle) {

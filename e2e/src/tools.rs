@@ -48,10 +48,7 @@ pub fn ensure(progress: impl Fn(&str)) -> Result<Tools> {
     let source = Source::read(&module)?;
     let cache = cache_dir()?;
     let go = key::go_version(&module);
-    let tools = |dir| Tools {
-        dir,
-        kubernetes_version: source.kubernetes_version.clone(),
-    };
+    let tools = |dir| Tools { dir, kubernetes_version: source.kubernetes_version.clone() };
     let dir = match &go {
         Ok(version) => cache.join(source.folder(version)),
         // Any Go's build of these sources will do when there is no Go to build another.
@@ -69,11 +66,7 @@ pub fn ensure(progress: impl Fn(&str)) -> Result<Tools> {
 }
 
 fn cache_dir() -> Result<PathBuf> {
-    let set = |name| {
-        std::env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let dir = set("HAULOUT_CACHE")
         .or_else(|| set("XDG_CACHE_HOME").map(|dir| dir.join("haulout")))
         .or_else(|| set("HOME").map(|dir| dir.join(".cache/haulout")))
@@ -83,10 +76,7 @@ fn cache_dir() -> Result<PathBuf> {
 
 fn newest_build(cache: &Path, prefix: &str) -> Option<PathBuf> {
     builds(cache)
-        .filter(|(path, _)| {
-            path.file_name()
-                .is_some_and(|name| name.to_string_lossy().starts_with(prefix))
-        })
+        .filter(|(path, _)| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix)))
         .max_by_key(|(_, modified)| *modified)
         .map(|(path, _)| path)
 }

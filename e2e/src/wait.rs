@@ -1,6 +1,5 @@
 //! Waiting for a condition with a deadline, by a watch wherever the thing can be watched.
 
-use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::pin::pin;
 use std::time::Duration;
@@ -9,7 +8,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use futures::TryStreamExt as _;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt as _, watcher as watch};
-use kube::{Api, Resource, ResourceExt as _};
+use kube::{Api, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -47,10 +46,7 @@ pub async fn present<K: Watchable>(
     limit: Duration,
     mut condition: impl FnMut(&K) -> bool,
 ) -> Result<K> {
-    let found = until(api, name, what, limit, |object| {
-        object.is_some_and(&mut condition)
-    })
-    .await?;
+    let found = until(api, name, what, limit, |object| object.is_some_and(&mut condition)).await?;
     found.with_context(|| format!("{} {name} vanished", K::kind(&())))
 }
 
@@ -69,14 +65,7 @@ pub async fn all<K: Watchable>(
     limit: Duration,
     condition: impl FnMut(&[K]) -> bool,
 ) -> Result<Vec<K>> {
-    watch_until(
-        api,
-        config,
-        &format!("the {}s {what}", K::kind(&())),
-        limit,
-        condition,
-    )
-    .await
+    watch_until(api, config, &format!("the {}s {what}", K::kind(&())), limit, condition).await
 }
 
 async fn watch_until<K: Watchable>(
@@ -87,7 +76,7 @@ async fn watch_until<K: Watchable>(
     mut condition: impl FnMut(&[K]) -> bool,
 ) -> Result<Vec<K>> {
     let deadline = Instant::now() + limit;
-    let mut objects = BTreeMap::new();
+    let mut objects: Vec<K> = Vec::new();
     let mut listed = false;
     // The watcher comes back by itself after an outage of the API server; what it could not do is
     // told when the time is up.
@@ -103,11 +92,10 @@ async fn watch_until<K: Watchable>(
                 objects.clear();
             }
             Ok(Some(Event::InitApply(object) | Event::Apply(object))) => {
-                objects.insert(key(&object), object);
+                remove(&mut objects, &object);
+                objects.push(object);
             }
-            Ok(Some(Event::Delete(object))) => {
-                objects.remove(&key(&object));
-            }
+            Ok(Some(Event::Delete(object))) => remove(&mut objects, &object),
             Ok(Some(Event::InitDone)) => listed = true,
             Ok(None) => break,
             Err(error) => {
@@ -116,47 +104,41 @@ async fn watch_until<K: Watchable>(
             }
         }
         trouble = None;
-        if listed {
-            let found: Vec<_> = objects.values().cloned().collect();
-            if condition(&found) {
-                return Ok(found);
-            }
+        if listed && condition(&objects) {
+            return Ok(objects);
         }
     }
     let seconds = limit.as_secs_f64();
     match trouble {
         Some(error) => Err(anyhow!(error).context(format!("waited {seconds} s until {sentence}"))),
-        None => bail!(
-            "waited {seconds} s until {sentence}; at the end there was\n{}",
-            describe(objects.values())
-        ),
+        None => bail!("waited {seconds} s until {sentence}; at the end there was\n{}", describe(&objects)),
     }
 }
 
-fn key<K: Resource>(object: &K) -> (Option<String>, String) {
-    (object.namespace(), object.name_any())
+/// Removes the earlier version of this object.
+fn remove<K: Resource>(objects: &mut Vec<K>, object: &K) {
+    let (name, namespace) = (&object.meta().name, &object.meta().namespace);
+    let earlier = |other: &K| other.meta().name == *name && other.meta().namespace == *namespace;
+    if let Some(position) = objects.iter().position(earlier) {
+        objects.swap_remove(position);
+    }
 }
 
 /// The objects as YAML without the bookkeeping of field managers; not more than a reader can take in.
-fn describe<'a, K: Serialize + 'a>(objects: impl ExactSizeIterator<Item = &'a K>) -> String {
+fn describe<K: Serialize>(objects: &[K]) -> String {
     const SHOWN: usize = 10;
     let count = objects.len();
     if count == 0 {
         return "nothing".to_owned();
     }
     let mut text = String::new();
-    for object in objects.take(SHOWN) {
-        let yaml = serde_json::to_value(object)
-            .map_err(|error| error.to_string())
-            .and_then(|mut value| {
-                if let Some(metadata) = value
-                    .get_mut("metadata")
-                    .and_then(|metadata| metadata.as_object_mut())
-                {
-                    metadata.remove("managedFields");
-                }
-                serde_yaml::to_string(&value).map_err(|error| error.to_string())
-            });
+    for object in objects.iter().take(SHOWN) {
+        let yaml = serde_json::to_value(object).map_err(|error| error.to_string()).and_then(|mut value| {
+            if let Some(metadata) = value.get_mut("metadata").and_then(|metadata| metadata.as_object_mut()) {
+                metadata.remove("managedFields");
+            }
+            serde_yaml::to_string(&value).map_err(|error| error.to_string())
+        });
         text += "---\n";
         text += &yaml.unwrap_or_else(|error| error);
     }
@@ -207,18 +189,15 @@ mod tests {
             std::future::pending::<()>().await;
             Ok(Some(()))
         });
-        assert_eq!(
-            hangs.await.unwrap_err().to_string(),
-            "waited 0.2 s until it answers"
-        );
+        assert_eq!(hangs.await.unwrap_err().to_string(), "waited 0.2 s until it answers");
     }
 
     #[test]
     fn long_lists_are_cut() {
         let objects = vec![ConfigMap::default(); 12];
-        let text = describe(objects.iter());
+        let text = describe(&objects);
         assert_eq!(text.matches("---\n").count(), 10);
         assert!(text.ends_with("and 2 more\n"));
-        assert_eq!(describe([].iter() as std::slice::Iter<'_, ConfigMap>), "nothing");
+        assert_eq!(describe::<ConfigMap>(&[]), "nothing");
     }
 }

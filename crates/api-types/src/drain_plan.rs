@@ -16,11 +16,7 @@ pub const DEFAULT_PRIORITIES: [i32; 4] = [1_000_000_000, 2_000_000_000, 2_000_00
 /// The twelve entries that every plan has.
 pub fn default_entries() -> impl Iterator<Item = DrainPlanEntry> {
     PodType::ALL.into_iter().flat_map(|pod_type| {
-        DEFAULT_PRIORITIES.map(|pod_priority| DrainPlanEntry {
-            pod_selector: None,
-            pod_priority,
-            pod_type,
-        })
+        DEFAULT_PRIORITIES.map(|pod_priority| DrainPlanEntry { pod_selector: None, pod_priority, pod_type })
     })
 }
 
@@ -47,10 +43,7 @@ pub fn compare(a: &DrainPlanEntry, b: &DrainPlanEntry) -> Ordering {
 }
 
 fn has_selector(entry: &DrainPlanEntry) -> bool {
-    entry
-        .pod_selector
-        .as_ref()
-        .is_some_and(|selector| !is_empty(selector))
+    entry.pod_selector.as_ref().is_some_and(|selector| !is_empty(selector))
 }
 
 fn is_empty(selector: &LabelSelector) -> bool {
@@ -91,11 +84,7 @@ mod tests {
     fn entry(pod_type: PodType, pod_priority: i32, app: Option<&str>) -> DrainPlanEntry {
         let pod_selector =
             app.map(|app| serde_json::from_value(json!({"matchLabels": {"app": app}})).unwrap());
-        DrainPlanEntry {
-            pod_selector,
-            pod_priority,
-            pod_type,
-        }
+        DrainPlanEntry { pod_selector, pod_priority, pod_type }
     }
 
     /// `Default<=1000 app=x` and the like, one a line.
@@ -105,14 +94,7 @@ mod tests {
             Some(format!(" app={}", labels.get("app")?))
         };
         plan.iter()
-            .map(|e| {
-                format!(
-                    "{:?}<={}{}",
-                    e.pod_type,
-                    e.pod_priority,
-                    app(e).unwrap_or_default()
-                )
-            })
+            .map(|e| format!("{:?}<={}{}", e.pod_type, e.pod_priority, app(e).unwrap_or_default()))
             .collect()
     }
 
@@ -197,10 +179,7 @@ mod tests {
         let pod_type = proptest::sample::select(PodType::ALL.to_vec());
         let priority = prop_oneof![Just(1000), Just(2_000_000_000), any::<i32>()];
         let app = proptest::option::of(proptest::sample::select(vec!["x", "y"]));
-        proptest::collection::vec(
-            (pod_type, priority, app).prop_map(|(t, p, a)| entry(t, p, a)),
-            0..20,
-        )
+        proptest::collection::vec((pod_type, priority, app).prop_map(|(t, p, a)| entry(t, p, a)), 0..20)
     }
 
     proptest! {

@@ -72,19 +72,11 @@ impl DrainRules {
         pod: &impl Labels,
         pod_type: PodType,
     ) -> Treatment<'_> {
-        let treatment = |behavior, order, source| Treatment {
-            behavior,
-            order,
-            source,
-        };
+        let treatment = |behavior, order, source| Treatment { behavior, order, source };
         if let Some(behavior) = pod.label(DRAIN_LABEL).and_then(behavior_of_label) {
             return treatment(behavior, 0, Source::PodLabel);
         }
-        match self
-            .0
-            .iter()
-            .find(|rule| rule.matches(node, namespace, pod, pod_type))
-        {
+        match self.0.iter().find(|rule| rule.matches(node, namespace, pod, pod_type)) {
             Some(rule) => treatment(rule.behavior, rule.order, Source::Rule(&rule.name)),
             None => treatment(DrainBehavior::Drain, 0, Source::Default),
         }
@@ -104,10 +96,7 @@ fn behavior_of_label(value: &str) -> Option<DrainBehavior> {
 impl Rule {
     fn new(name: &str, rule: &DrainRule) -> Result<Self, SelectorError> {
         let at = |path: String| {
-            move |error: SelectorError| SelectorError {
-                path: format!("{path}.{}", error.path),
-                ..error
-            }
+            move |error: SelectorError| SelectorError { path: format!("{path}.{}", error.path), ..error }
         };
         let nodes = rule.spec.nodes.iter().enumerate().map(|(i, nodes)| {
             LabelMatcher::from_optional(nodes.selector.as_ref())
@@ -161,9 +150,7 @@ mod tests {
     type Map = BTreeMap<String, String>;
 
     fn labels(of: &[(&str, &str)]) -> Map {
-        of.iter()
-            .map(|(key, value)| ((*key).into(), (*value).into()))
-            .collect()
+        of.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect()
     }
 
     fn rules(of: &[(&str, Value)]) -> DrainRules {
@@ -184,9 +171,7 @@ mod tests {
 
     fn skip(rest: Value) -> Value {
         let mut spec = json!({"drain": {"behavior": "Skip"}});
-        spec.as_object_mut()
-            .unwrap()
-            .extend(rest.as_object().unwrap().clone());
+        spec.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
         spec
     }
 
@@ -214,32 +199,12 @@ mod tests {
             ("shop", "one", DrainBehavior::Skip, 0, Source::Rule("skip-pods")),
             ("shop", "three", DrainBehavior::Drain, 0, Source::Default),
             ("other", "one", DrainBehavior::Drain, 0, Source::Default),
-            (
-                "other",
-                "monitoring",
-                DrainBehavior::Skip,
-                0,
-                Source::Rule("skip-pods"),
-            ),
-            (
-                "shop",
-                "portworx",
-                DrainBehavior::Drain,
-                100,
-                Source::Rule("portworx"),
-            ),
+            ("other", "monitoring", DrainBehavior::Skip, 0, Source::Rule("skip-pods")),
+            ("shop", "portworx", DrainBehavior::Drain, 100, Source::Rule("portworx")),
         ];
         for (ns, app, behavior, order, source) in cases {
             let treatment = rules.treat(&node, &namespace(ns), &labels(&[("app", app)]), PodType::Default);
-            assert_eq!(
-                treatment,
-                Treatment {
-                    behavior,
-                    order,
-                    source
-                },
-                "{ns}/{app}"
-            );
+            assert_eq!(treatment, Treatment { behavior, order, source }, "{ns}/{app}");
         }
     }
 
@@ -261,11 +226,7 @@ mod tests {
             ("Skip", DrainBehavior::Skip),
             ("wait-completed", DrainBehavior::WaitCompleted),
         ] {
-            assert_eq!(
-                treat(&labels(&[(DRAIN_LABEL, value)])),
-                (behavior, 0, Source::PodLabel),
-                "{value}"
-            );
+            assert_eq!(treat(&labels(&[(DRAIN_LABEL, value)])), (behavior, 0, Source::PodLabel), "{value}");
         }
         assert_eq!(
             treat(&labels(&[(DRAIN_LABEL, "later")])).2,
@@ -290,9 +251,7 @@ mod tests {
             ("c", PodType::Static, false),
             ("a", PodType::Default, false),
         ] {
-            let source = rules
-                .treat(&labels(&[("zone", zone)]), &none, &none, pod_type)
-                .source;
+            let source = rules.treat(&labels(&[("zone", zone)]), &none, &none, pod_type).source;
             assert_eq!(source != Source::Default, matched, "{zone} {pod_type:?}");
         }
     }
@@ -308,10 +267,7 @@ mod tests {
         };
         let (rules, invalid) = DrainRules::new(&[rule("a", "in"), rule("b", "DoesNotExist")]);
         let none = labels(&[]);
-        assert_eq!(
-            rules.treat(&none, &none, &none, PodType::Default).source,
-            Source::Rule("b")
-        );
+        assert_eq!(rules.treat(&none, &none, &none, PodType::Default).source, Source::Rule("b"));
         assert_eq!(invalid[0].0, "a");
         assert_eq!(
             invalid[0].1.to_string(),

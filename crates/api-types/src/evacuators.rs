@@ -75,10 +75,7 @@ impl Evacuator {
             Some(role) => format!("{}/{role}", self.priority),
             None => self.priority.to_string(),
         };
-        (
-            format!("{EVACUATOR_ANNOTATION_PREFIX}{}", self.evacuator_class),
-            value,
-        )
+        (format!("{EVACUATOR_ANNOTATION_PREFIX}{}", self.evacuator_class), value)
     }
 
     /// Reads one annotation, judged on its own. The opposite of [`Evacuator::annotation`].
@@ -97,11 +94,7 @@ impl Evacuator {
         match (role == Some(CONTROLLER_ROLE), priority == CONTROLLER_PRIORITY) {
             (true, false) => Err(Problem::ControllerPriority(priority)),
             (false, true) => Err(Problem::ReservedPriority),
-            _ => Ok(Self {
-                evacuator_class: class.into(),
-                priority,
-                role: role.map(Into::into),
-            }),
+            _ => Ok(Self { evacuator_class: class.into(), priority, role: role.map(Into::into) }),
         }
     }
 }
@@ -117,9 +110,7 @@ fn is_dns_subdomain(text: &str) -> bool {
         !label.is_empty()
             && !label.starts_with('-')
             && !label.ends_with('-')
-            && label
-                .bytes()
-                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+            && label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
     })
 }
 
@@ -141,10 +132,7 @@ pub fn read(annotations: &BTreeMap<String, String>) -> (Vec<Evacuator>, Vec<Viol
         });
         match evacuator {
             Ok(evacuator) => evacuators.push(evacuator),
-            Err(problem) => violations.push(Violation {
-                annotation: annotation.clone(),
-                problem,
-            }),
+            Err(problem) => violations.push(Violation { annotation: annotation.clone(), problem }),
         }
     }
     sort(&mut evacuators);
@@ -153,10 +141,7 @@ pub fn read(annotations: &BTreeMap<String, String>) -> (Vec<Evacuator>, Vec<Viol
         others += usize::from(!evacuator.is_controller());
         let fits = evacuator.is_controller() || others <= MAX_OTHER_EVACUATORS;
         if !fits {
-            violations.push(Violation {
-                annotation: evacuator.annotation().0,
-                problem: Problem::TooMany,
-            });
+            violations.push(Violation { annotation: evacuator.annotation().0, problem: Problem::TooMany });
         }
         fits
     });
@@ -177,9 +162,7 @@ pub fn resolve(pod: &ObjectMeta, served: &BTreeSet<String>) -> (Vec<Evacuator>, 
     let (mut evacuators, violations) = read(pod.annotations.as_ref().unwrap_or(&none));
     let class = built_in_class(pod).filter(|class| served.contains(*class));
     if let Some(class) = class
-        && !evacuators
-            .iter()
-            .any(|e| e.is_controller() || e.evacuator_class == class)
+        && !evacuators.iter().any(|e| e.is_controller() || e.evacuator_class == class)
     {
         evacuators.push(Evacuator {
             evacuator_class: class.into(),
@@ -195,11 +178,8 @@ pub fn resolve(pod: &ObjectMeta, served: &BTreeSet<String>) -> (Vec<Evacuator>, 
 /// to the Deployment itself while it is being replaced before it leaves.
 fn built_in_class(pod: &ObjectMeta) -> Option<&'static str> {
     let owner = pod::controller_of(pod).filter(|owner| owner.api_version.starts_with("apps/"))?;
-    let of_deployment = || {
-        pod.labels
-            .as_ref()
-            .is_some_and(|l| l.contains_key(names::POD_TEMPLATE_HASH_LABEL))
-    };
+    let of_deployment =
+        || pod.labels.as_ref().is_some_and(|l| l.contains_key(names::POD_TEMPLATE_HASH_LABEL));
     match owner.kind.as_str() {
         "Deployment" => Some(names::class::DEPLOYMENT),
         "ReplicaSet" if of_deployment() => Some(names::class::DEPLOYMENT),
@@ -213,10 +193,7 @@ fn built_in_class(pod: &ObjectMeta) -> Option<&'static str> {
 /// that would end in `-` or `.`, which no object name may, is shortened further.
 pub fn evacuation_name(uid: &str, pod_name: &str) -> String {
     let prefix = match pod_name.char_indices().nth(MAX_NAME_PREFIX) {
-        Some((cut, _)) => pod_name
-            .get(..cut)
-            .unwrap_or(pod_name)
-            .trim_end_matches(['-', '.']),
+        Some((cut, _)) => pod_name.get(..cut).unwrap_or(pod_name).trim_end_matches(['-', '.']),
         None => pod_name,
     };
     format!("{uid}-{prefix}")
@@ -228,12 +205,7 @@ pub fn merge_labels(
     of_pod: Option<&BTreeMap<String, String>>,
 ) -> Option<BTreeMap<String, String>> {
     let mut merged = own.unwrap_or_default();
-    merged.extend(
-        of_pod
-            .into_iter()
-            .flatten()
-            .map(|(key, value)| (key.clone(), value.clone())),
-    );
+    merged.extend(of_pod.into_iter().flatten().map(|(key, value)| (key.clone(), value.clone())));
     (!merged.is_empty()).then_some(merged)
 }
 
@@ -254,10 +226,7 @@ pub fn evacuation_for(
     let namespace = pod.namespace.clone().ok_or(IncompletePod("namespace"))?;
     let (evacuators, violations) = resolve(pod, served);
     let spec = EvacuationSpec {
-        pod_ref: LocalPodReference {
-            name: name.clone(),
-            uid: uid.clone(),
-        },
+        pod_ref: LocalPodReference { name: name.clone(), uid: uid.clone() },
         evacuators,
         progress_deadline_seconds: DEFAULT_PROGRESS_DEADLINE_SECONDS,
     };

@@ -10,33 +10,22 @@ pub fn finalizer(subdomain: &str) -> String {
 
 /// The subdomain in an instigator finalizer; `None` for any other finalizer.
 pub fn subdomain(finalizer: &str) -> Option<&str> {
-    finalizer
-        .strip_prefix(INSTIGATOR_FINALIZER_PREFIX)
-        .filter(|subdomain| !subdomain.is_empty())
+    finalizer.strip_prefix(INSTIGATOR_FINALIZER_PREFIX).filter(|subdomain| !subdomain.is_empty())
 }
 
 impl Evacuation {
     /// All finalizers of the instigator form. They are removed when the pod is gone.
     pub fn instigator_finalizers(&self) -> impl Iterator<Item = &str> {
-        self.metadata
-            .finalizers
-            .iter()
-            .flatten()
-            .map(String::as_str)
-            .filter(|f| subdomain(f).is_some())
+        self.metadata.finalizers.iter().flatten().map(String::as_str).filter(|f| subdomain(f).is_some())
     }
 
     /// The subdomains of those who want this evacuation. A finalizer of the instigator form whose
     /// subdomain is one of the evacuator classes belongs to an evacuator that wants to clean up, and
     /// does not keep the evacuation alive.
     pub fn instigators(&self) -> impl Iterator<Item = &str> {
-        self.instigator_finalizers().filter_map(subdomain).filter(|name| {
-            !self
-                .spec
-                .evacuators
-                .iter()
-                .any(|evacuator| evacuator.evacuator_class == *name)
-        })
+        self.instigator_finalizers()
+            .filter_map(subdomain)
+            .filter(|name| !self.spec.evacuators.iter().any(|evacuator| evacuator.evacuator_class == *name))
     }
 
     /// Whether the instigator of this subdomain wants this evacuation.
@@ -57,10 +46,7 @@ mod tests {
         evacuation.metadata.finalizers = Some(finalizers.iter().map(ToString::to_string).collect());
         evacuation.spec.evacuators = classes
             .iter()
-            .map(|class| Evacuator {
-                evacuator_class: (*class).into(),
-                ..Evacuator::default()
-            })
+            .map(|class| Evacuator { evacuator_class: (*class).into(), ..Evacuator::default() })
             .collect();
         evacuation
     }
@@ -74,11 +60,7 @@ mod tests {
         let cases: [(&[&str], &[&str], &[&str]); 5] = [
             (&[], &[], &[]),
             (&[&mine, foreign], &[], &["nodemaintenance.k8s.io"]),
-            (
-                &[&mine, descheduler],
-                &[],
-                &["nodemaintenance.k8s.io", "descheduler.example.com"],
-            ),
+            (&[&mine, descheduler], &[], &["nodemaintenance.k8s.io", "descheduler.example.com"]),
             (&[evacuator], &["deployment.apps.k8s.io"], &[]),
             (&[evacuator], &[], &["deployment.apps.k8s.io"]),
         ];
@@ -97,10 +79,7 @@ mod tests {
 
     #[test]
     fn our_own_finalizers_fit_a_qualified_name() {
-        for name in [
-            names::instigator::NODE_MAINTENANCE,
-            names::instigator::TAINT_MANAGER,
-        ] {
+        for name in [names::instigator::NODE_MAINTENANCE, names::instigator::TAINT_MANAGER] {
             let finalizer = finalizer(name);
             assert!(finalizer.split_once('/').unwrap().1.len() <= 63, "{finalizer}");
         }

@@ -40,22 +40,14 @@ mod tests {
 
     #[test]
     fn groups_and_versions_are_those_of_the_names_module() {
-        let found = crds().map(|crd| {
-            (
-                crd.spec.group,
-                crd.spec.versions[0].name.clone(),
-                crd.spec.names.kind,
-            )
-        });
+        let found =
+            crds().map(|crd| (crd.spec.group, crd.spec.versions[0].name.clone(), crd.spec.names.kind));
         let expected = [
             (names::NODE_MAINTENANCE_GROUP, "NodeMaintenance"),
             (names::EVACUATION_GROUP, "Evacuation"),
             (names::NODE_MAINTENANCE_GROUP, "DrainRule"),
         ];
-        assert_eq!(
-            found,
-            expected.map(|(group, kind)| (group.into(), names::VERSION.into(), kind.into()))
-        );
+        assert_eq!(found, expected.map(|(group, kind)| (group.into(), names::VERSION.into(), kind.into())));
     }
 
     #[test]
@@ -66,10 +58,7 @@ mod tests {
             for (name, property) in children {
                 let path = format!("{path}.{name}");
                 let own = !matches!(path.as_str(), ".metadata" | ".apiVersion" | ".kind");
-                assert!(
-                    !own || property["description"].is_string(),
-                    "{path} has no description"
-                );
+                assert!(!own || property["description"].is_string(), "{path} has no description");
                 walk(&path, property);
             }
             for nested in ["items", "additionalProperties"] {
@@ -79,13 +68,7 @@ mod tests {
             }
         }
         for crd in crds() {
-            let schema = crd.spec.versions[0]
-                .schema
-                .as_ref()
-                .unwrap()
-                .open_api_v3_schema
-                .as_ref()
-                .unwrap();
+            let schema = crd.spec.versions[0].schema.as_ref().unwrap().open_api_v3_schema.as_ref().unwrap();
             walk("", &serde_json::to_value(schema).unwrap());
         }
     }

@@ -7,19 +7,13 @@ use crate::node_maintenance::PodType;
 
 /// The owner that manages the object, if any.
 pub fn controller_of(meta: &ObjectMeta) -> Option<&OwnerReference> {
-    meta.owner_references
-        .iter()
-        .flatten()
-        .find(|owner| owner.controller == Some(true))
+    meta.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
 }
 
 impl PodType {
     /// The type of the pod with this metadata.
     pub fn of(meta: &ObjectMeta) -> Self {
-        let mirror = meta
-            .annotations
-            .as_ref()
-            .is_some_and(|all| all.contains_key(MIRROR_POD_ANNOTATION));
+        let mirror = meta.annotations.as_ref().is_some_and(|all| all.contains_key(MIRROR_POD_ANNOTATION));
         Self::classify(mirror, controller_of(meta).map(|owner| owner.kind.as_str()))
     }
 
@@ -50,50 +44,25 @@ mod tests {
         let mirror = json!({MIRROR_POD_ANNOTATION: "hash"});
         let cases = [
             (json!({}), PodType::Default),
-            (
-                json!({"ownerReferences": [owner("ReplicaSet", true)]}),
-                PodType::Default,
-            ),
-            (
-                json!({"ownerReferences": [owner("DaemonSet", true)]}),
-                PodType::DaemonSet,
-            ),
-            (
-                json!({"ownerReferences": [owner("DaemonSet", false)]}),
-                PodType::Default,
-            ),
-            (
-                json!({"ownerReferences": [owner("Foo", false), owner("DaemonSet", true)]}),
-                PodType::DaemonSet,
-            ),
+            (json!({"ownerReferences": [owner("ReplicaSet", true)]}), PodType::Default),
+            (json!({"ownerReferences": [owner("DaemonSet", true)]}), PodType::DaemonSet),
+            (json!({"ownerReferences": [owner("DaemonSet", false)]}), PodType::Default),
+            (json!({"ownerReferences": [owner("Foo", false), owner("DaemonSet", true)]}), PodType::DaemonSet),
             (json!({"annotations": mirror}), PodType::Static),
-            (
-                json!({"annotations": mirror, "ownerReferences": [owner("Node", true)]}),
-                PodType::Static,
-            ),
+            (json!({"annotations": mirror, "ownerReferences": [owner("Node", true)]}), PodType::Static),
         ];
         for (meta, expected) in cases {
-            assert_eq!(
-                PodType::of(&serde_json::from_value(meta.clone()).unwrap()),
-                expected,
-                "{meta}"
-            );
+            assert_eq!(PodType::of(&serde_json::from_value(meta.clone()).unwrap()), expected, "{meta}");
         }
     }
 
     #[test]
     fn finished_pods_are_those_that_succeeded_or_failed() {
-        let finished: Vec<_> = [
-            None,
-            Some("Pending"),
-            Some("Running"),
-            Some("Succeeded"),
-            Some("Failed"),
-            Some("Unknown"),
-        ]
-        .into_iter()
-        .filter(|phase| is_finished(*phase))
-        .collect();
+        let finished: Vec<_> =
+            [None, Some("Pending"), Some("Running"), Some("Succeeded"), Some("Failed"), Some("Unknown")]
+                .into_iter()
+                .filter(|phase| is_finished(*phase))
+                .collect();
         assert_eq!(finished, [Some("Succeeded"), Some("Failed")]);
     }
 }

@@ -164,11 +164,7 @@ pub(crate) fn finish(mut crd: CustomResourceDefinition) -> CustomResourceDefinit
     let annotations = crd.metadata.annotations.get_or_insert_default();
     annotations.insert("api-approved.kubernetes.io".into(), approval.into());
     for version in &mut crd.spec.versions {
-        if let Some(root) = version
-            .schema
-            .as_mut()
-            .and_then(|s| s.open_api_v3_schema.as_mut())
-        {
+        if let Some(root) = version.schema.as_mut().and_then(|s| s.open_api_v3_schema.as_mut()) {
             tidy(root);
         }
     }
@@ -178,10 +174,7 @@ pub(crate) fn finish(mut crd: CustomResourceDefinition) -> CustomResourceDefinit
 fn tidy(schema: &mut JSONSchemaProps) {
     schema.nullable = None;
     if let Some(text) = &mut schema.description {
-        let paragraphs: Vec<_> = text
-            .split("\n\n")
-            .map(|paragraph| paragraph.replace('\n', " "))
-            .collect();
+        let paragraphs: Vec<_> = text.split("\n\n").map(|paragraph| paragraph.replace('\n', " ")).collect();
         *text = paragraphs.join("\n\n");
     }
     for property in schema.properties.iter_mut().flat_map(|p| p.values_mut()) {

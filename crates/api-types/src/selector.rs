@@ -49,25 +49,17 @@ impl LabelMatcher {
     /// Reads a selector.
     pub fn new(selector: &LabelSelector) -> Result<Self, SelectorError> {
         let equalities = selector.match_labels.iter().flatten().map(|(key, value)| {
-            Ok(Requirement {
-                key: key.clone(),
-                test: Test::In(BTreeSet::from([value.clone()])),
-            })
+            Ok(Requirement { key: key.clone(), test: Test::In(BTreeSet::from([value.clone()])) })
         });
         let expressions =
-            selector
-                .match_expressions
-                .iter()
-                .flatten()
-                .enumerate()
-                .map(|(index, expression)| {
-                    let path = format!("matchExpressions[{index}]");
-                    let values = expression.values.as_deref().unwrap_or_default();
-                    match expression.operator.as_str() {
-                        operator @ ("Gt" | "Lt") => Err(unknown_operator(path, operator)),
-                        operator => Requirement::new(path, &expression.key, operator, values),
-                    }
-                });
+            selector.match_expressions.iter().flatten().enumerate().map(|(index, expression)| {
+                let path = format!("matchExpressions[{index}]");
+                let values = expression.values.as_deref().unwrap_or_default();
+                match expression.operator.as_str() {
+                    operator @ ("Gt" | "Lt") => Err(unknown_operator(path, operator)),
+                    operator => Requirement::new(path, &expression.key, operator, values),
+                }
+            });
         equalities.chain(expressions).collect::<Result<_, _>>().map(Self)
     }
 
@@ -78,9 +70,7 @@ impl LabelMatcher {
 
     /// Whether an object with these labels is selected.
     pub fn matches(&self, labels: &impl Labels) -> bool {
-        self.0
-            .iter()
-            .all(|requirement| requirement.matches(labels.label(&requirement.key)))
+        self.0.iter().all(|requirement| requirement.matches(labels.label(&requirement.key)))
     }
 
     /// Whether it matches every object.
@@ -103,40 +93,36 @@ struct Term {
 impl NodeMatcher {
     /// Reads a selector.
     pub fn new(selector: &NodeSelector) -> Result<Self, SelectorError> {
-        let terms = selector
-            .node_selector_terms
-            .iter()
-            .enumerate()
-            .map(|(index, term)| {
-                let path = |field: &str, i: usize| format!("nodeSelectorTerms[{index}].{field}[{i}]");
-                let read = |path: String, requirement: &NodeSelectorRequirement| {
-                    let values = requirement.values.as_deref().unwrap_or_default();
-                    Requirement::new(path, &requirement.key, &requirement.operator, values)
-                };
-                let labels = term.match_expressions.iter().flatten().enumerate();
-                let fields = term.match_fields.iter().flatten().enumerate();
-                Ok(Term {
-                    labels: labels
-                        .map(|(i, requirement)| read(path("matchExpressions", i), requirement))
-                        .collect::<Result<_, _>>()?,
-                    names: fields
-                        .map(|(i, requirement)| {
-                            let path = path("matchFields", i);
-                            match (requirement.key.as_str(), requirement.operator.as_str()) {
-                                ("metadata.name", "In" | "NotIn") => read(path, requirement),
-                                ("metadata.name", operator) => Err(SelectorError {
-                                    path,
-                                    problem: format!("operator {operator} is not supported: use In or NotIn"),
-                                }),
-                                (key, _) => Err(SelectorError {
-                                    path,
-                                    problem: format!("field {key} is not supported: use metadata.name"),
-                                }),
-                            }
-                        })
-                        .collect::<Result<_, _>>()?,
-                })
-            });
+        let terms = selector.node_selector_terms.iter().enumerate().map(|(index, term)| {
+            let path = |field: &str, i: usize| format!("nodeSelectorTerms[{index}].{field}[{i}]");
+            let read = |path: String, requirement: &NodeSelectorRequirement| {
+                let values = requirement.values.as_deref().unwrap_or_default();
+                Requirement::new(path, &requirement.key, &requirement.operator, values)
+            };
+            let labels = term.match_expressions.iter().flatten().enumerate();
+            let fields = term.match_fields.iter().flatten().enumerate();
+            Ok(Term {
+                labels: labels
+                    .map(|(i, requirement)| read(path("matchExpressions", i), requirement))
+                    .collect::<Result<_, _>>()?,
+                names: fields
+                    .map(|(i, requirement)| {
+                        let path = path("matchFields", i);
+                        match (requirement.key.as_str(), requirement.operator.as_str()) {
+                            ("metadata.name", "In" | "NotIn") => read(path, requirement),
+                            ("metadata.name", operator) => Err(SelectorError {
+                                path,
+                                problem: format!("operator {operator} is not supported: use In or NotIn"),
+                            }),
+                            (key, _) => Err(SelectorError {
+                                path,
+                                problem: format!("field {key} is not supported: use metadata.name"),
+                            }),
+                        }
+                    })
+                    .collect::<Result<_, _>>()?,
+            })
+        });
         terms.collect::<Result<_, _>>().map(Self)
     }
 
@@ -144,14 +130,8 @@ impl NodeMatcher {
     pub fn matches(&self, name: &str, labels: &impl Labels) -> bool {
         self.0.iter().any(|term| {
             !(term.labels.is_empty() && term.names.is_empty())
-                && term
-                    .names
-                    .iter()
-                    .all(|requirement| requirement.matches(Some(name)))
-                && term
-                    .labels
-                    .iter()
-                    .all(|requirement| requirement.matches(labels.label(&requirement.key)))
+                && term.names.iter().all(|requirement| requirement.matches(Some(name)))
+                && term.labels.iter().all(|requirement| requirement.matches(labels.label(&requirement.key)))
         })
     }
 
@@ -163,20 +143,14 @@ impl NodeMatcher {
             if term.labels.is_empty() && term.names.is_empty() {
                 continue;
             }
-            let mut lists = term
-                .names
-                .iter()
-                .filter_map(|requirement| match &requirement.test {
-                    Test::In(names) => Some(names),
-                    _ => None,
-                });
+            let mut lists = term.names.iter().filter_map(|requirement| match &requirement.test {
+                Test::In(names) => Some(names),
+                _ => None,
+            });
             let first = lists.next()?;
             let rest: Vec<_> = lists.collect();
             all.extend(
-                first
-                    .iter()
-                    .filter(|name| rest.iter().all(|list| list.contains(*name)))
-                    .map(String::as_str),
+                first.iter().filter(|name| rest.iter().all(|list| list.contains(*name))).map(String::as_str),
             );
         }
         Some(all)
@@ -217,10 +191,7 @@ impl Requirement {
             (unknown, _) => return Err(unknown_operator(path, unknown)),
         };
         match test {
-            Ok(test) => Ok(Self {
-                key: key.into(),
-                test,
-            }),
+            Ok(test) => Ok(Self { key: key.into(), test }),
             Err(problem) => Err(SelectorError { path, problem }),
         }
     }
@@ -240,10 +211,7 @@ impl Requirement {
 }
 
 fn unknown_operator(path: String, operator: &str) -> SelectorError {
-    SelectorError {
-        path,
-        problem: format!("operator {operator:?} is not known"),
-    }
+    SelectorError { path, problem: format!("operator {operator:?} is not known") }
 }
 
 #[cfg(test)]
@@ -253,9 +221,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn labels(of: &[(&str, &str)]) -> BTreeMap<String, String> {
-        of.iter()
-            .map(|(key, value)| ((*key).into(), (*value).into()))
-            .collect()
+        of.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect()
     }
 
     fn label_matcher(selector: Value) -> Result<LabelMatcher, SelectorError> {
@@ -312,28 +278,18 @@ mod tests {
             (json!([{}, {"matchExpressions": [zone_a]}]), true),
             (json!([{"matchExpressions": [zone_a, linux]}]), true),
             (json!([{"matchExpressions": [zone_b, linux]}]), false),
-            (
-                json!([{"matchExpressions": [zone_b]}, {"matchExpressions": [linux]}]),
-                true,
-            ),
+            (json!([{"matchExpressions": [zone_b]}, {"matchExpressions": [linux]}]), true),
             (json!([named(&["n1"])]), true),
             (json!([named(&["n2"])]), false),
             (json!([named(&["n2", "n1"])]), true),
-            (
-                json!([{"matchFields": [one("metadata.name", "NotIn", &["n1"])]}]),
-                false,
-            ),
+            (json!([{"matchFields": [one("metadata.name", "NotIn", &["n1"])]}]), false),
             (
                 json!([{"matchFields": [one("metadata.name", "In", &["n1"])], "matchExpressions": [zone_b]}]),
                 false,
             ),
         ];
         for (terms, expected) in cases {
-            assert_eq!(
-                node_matcher(terms.clone()).unwrap().matches("n1", &node),
-                expected,
-                "{terms}"
-            );
+            assert_eq!(node_matcher(terms.clone()).unwrap().matches("n1", &node), expected, "{terms}");
         }
     }
 
@@ -342,26 +298,17 @@ mod tests {
         let by_name = |operator: &str, names: &[&str]| one("metadata.name", operator, names);
         let zone = one("zone", "In", &["a"]);
         let cases: [(Value, Option<&[&str]>); 9] = [
-            (
-                json!([{"matchFields": [by_name("In", &["a", "b"])]}]),
-                Some(&["a", "b"]),
-            ),
+            (json!([{"matchFields": [by_name("In", &["a", "b"])]}]), Some(&["a", "b"])),
             (
                 json!([{"matchFields": [by_name("In", &["a"])]}, {"matchFields": [by_name("In", &["b"])]}]),
                 Some(&["a", "b"]),
             ),
-            (
-                json!([{"matchFields": [by_name("In", &["a"])], "matchExpressions": [zone]}]),
-                Some(&["a"]),
-            ),
+            (json!([{"matchFields": [by_name("In", &["a"])], "matchExpressions": [zone]}]), Some(&["a"])),
             (
                 json!([{"matchFields": [by_name("In", &["a", "b"]), by_name("In", &["b", "c"])]}]),
                 Some(&["b"]),
             ),
-            (
-                json!([{"matchFields": [by_name("In", &["a"])]}, {"matchExpressions": [zone]}]),
-                None,
-            ),
+            (json!([{"matchFields": [by_name("In", &["a"])]}, {"matchExpressions": [zone]}]), None),
             (json!([{"matchFields": [by_name("NotIn", &["a"])]}]), None),
             (json!([{"matchExpressions": [zone]}]), None),
             (json!([{}]), Some(&[])),
@@ -383,22 +330,10 @@ mod tests {
         let label =
             |requirement: Value| label_matcher(json!({"matchExpressions": [requirement]})).map(|_| ());
         let cases = [
-            (
-                label(one("a", "In", &[])),
-                "matchExpressions[0]: operator In needs at least one value",
-            ),
-            (
-                label(one("a", "Gt", &["1"])),
-                "matchExpressions[0]: operator \"Gt\" is not known",
-            ),
-            (
-                label(one("a", "Exists", &["1"])),
-                "matchExpressions[0]: operator Exists takes no values",
-            ),
-            (
-                label(one("a", "in", &["1"])),
-                "matchExpressions[0]: operator \"in\" is not known",
-            ),
+            (label(one("a", "In", &[])), "matchExpressions[0]: operator In needs at least one value"),
+            (label(one("a", "Gt", &["1"])), "matchExpressions[0]: operator \"Gt\" is not known"),
+            (label(one("a", "Exists", &["1"])), "matchExpressions[0]: operator Exists takes no values"),
+            (label(one("a", "in", &["1"])), "matchExpressions[0]: operator \"in\" is not known"),
             (
                 node(one("a", "Gt", &["x"])),
                 "nodeSelectorTerms[0].matchExpressions[0]: operator Gt needs a whole number, not \"x\"",
@@ -431,10 +366,7 @@ mod tests {
         assert!(both.matches(&labels(&[("app", "web")])));
         assert!(!both.matches(&labels(&[("app", "web"), ("tier", "db")])));
         assert!(!both.matches(&labels(&[("tier", "x")])));
-        for all in [
-            label_matcher(json!({})).unwrap(),
-            LabelMatcher::from_optional(None).unwrap(),
-        ] {
+        for all in [label_matcher(json!({})).unwrap(), LabelMatcher::from_optional(None).unwrap()] {
             assert!(all.matches_everything() && all.matches(&labels(&[])));
         }
     }

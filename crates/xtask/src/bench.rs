@@ -35,17 +35,11 @@ pub fn run(args: &Args) -> Result<()> {
     let runtime = tokio::runtime::Runtime::new().context("starting the async runtime")?;
     let results = runtime.block_on((benchmark.run)(ui::note))?;
     if args.json {
-        let results: serde_json::Map<_, _> = results
-            .iter()
-            .map(|(name, value)| ((*name).into(), json!(value)))
-            .collect();
+        let results: serde_json::Map<_, _> =
+            results.iter().map(|(name, value)| ((*name).into(), json!(value))).collect();
         println!("{}", json!({"bench": name, "results": results}));
     } else {
-        let width = results
-            .iter()
-            .map(|(name, _)| name.len())
-            .max()
-            .unwrap_or_default();
+        let width = results.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
         for (name, value) in &results {
             println!("{name:<width$}  {value:>12.3}");
         }
@@ -57,16 +51,7 @@ pub fn run(args: &Args) -> Result<()> {
 fn in_release(json: bool, name: &str) -> Result<()> {
     ui::note("building with optimisations");
     let status = Command::new(env!("CARGO"))
-        .args([
-            "run",
-            "--quiet",
-            "--release",
-            "--package",
-            "xtask",
-            "--",
-            "bench",
-            name,
-        ])
+        .args(["run", "--quiet", "--release", "--package", "xtask", "--", "bench", name])
         .args(json.then_some("--json"))
         .current_dir(repo::root())
         .status()

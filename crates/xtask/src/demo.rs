@@ -58,17 +58,12 @@ async fn prepare(cluster: &Cluster, nodes: u32) -> Result<()> {
     let api: Api<Node> = Api::all(client.clone());
     for number in 1..=nodes {
         let node = objects::node(&format!("node-{number}")).build();
-        api.create(&PostParams::default(), &node)
-            .await
-            .context("creating a node")?;
+        api.create(&PostParams::default(), &node).await.context("creating a node")?;
     }
     ui::note("installing the chart");
     cluster.install_chart(&[]).await?;
     ui::note("starting the sample workload");
-    let workload = repo::root()
-        .join("examples/sample-workload.yaml")
-        .display()
-        .to_string();
+    let workload = repo::root().join("examples/sample-workload.yaml").display().to_string();
     cluster
         .kubectl(&["apply", "--filename", &workload])
         .await?
@@ -76,17 +71,11 @@ async fn prepare(cluster: &Cluster, nodes: u32) -> Result<()> {
         .context("applying the sample workload")?;
     for name in ["web", "database"] {
         let deployments: Api<Deployment> = Api::namespaced(client.clone(), "shop");
-        wait::present(
-            deployments,
-            name,
-            "is available",
-            Duration::from_secs(120),
-            |deployment| {
-                let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas);
-                let status = deployment.status.as_ref();
-                wanted.is_some() && status.and_then(|status| status.available_replicas) == wanted
-            },
-        )
+        wait::present(deployments, name, "is available", Duration::from_secs(120), |deployment| {
+            let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas);
+            let status = deployment.status.as_ref();
+            wanted.is_some() && status.and_then(|status| status.available_replicas) == wanted
+        })
         .await?;
     }
     Ok(())

@@ -39,10 +39,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Fails if a generated file is not what would be written.
 pub fn check() -> Result<()> {
-    let list: Vec<_> = drift()?
-        .keys()
-        .map(|path| format!("  {}", path.display()))
-        .collect();
+    let list: Vec<_> = drift()?.keys().map(|path| format!("  {}", path.display())).collect();
     if !list.is_empty() {
         let list = list.join("\n");
         bail!("not what the Rust types say; run `cargo xtask generate` and commit the result:\n{list}");

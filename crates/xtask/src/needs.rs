@@ -15,9 +15,7 @@ pub fn cargo_component(subcommand: &str, component: &str) -> Result<()> {
 
 /// Whether cargo knows this subcommand.
 pub fn cargo_has(subcommand: &str) -> bool {
-    let answer = Command::new(env!("CARGO"))
-        .args([subcommand, "--version"])
-        .output();
+    let answer = Command::new(env!("CARGO")).args([subcommand, "--version"]).output();
     answer.is_ok_and(|output| output.status.success())
 }
 

@@ -34,19 +34,14 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Runs this many rounds of each campaign.
 pub fn all(rounds: u32) -> Result<()> {
-    CAMPAIGNS
-        .iter()
-        .try_for_each(|campaign| run_one(campaign, rounds, None))
+    CAMPAIGNS.iter().try_for_each(|campaign| run_one(campaign, rounds, None))
 }
 
 fn run_one(campaign: &Campaign, rounds: u32, seed: Option<u64>) -> Result<()> {
     let seed = seed.unwrap_or_else(|| fastrand::u64(..));
     let xtask = std::env::current_exe().context("finding this program")?;
     let runtime = tokio::runtime::Runtime::new().context("starting the async runtime")?;
-    let repeat = format!(
-        "cargo xtask soak {} --rounds {rounds} --seed {seed}",
-        campaign.name
-    );
+    let repeat = format!("cargo xtask soak {} --rounds {rounds} --seed {seed}", campaign.name);
     ui::note(&format!("    {}: {repeat}", campaign.about));
     let mut random = fastrand::Rng::with_seed(seed);
     for round in 1..=rounds {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use haulout_e2e::{Cluster, Handle, tools};
+use tokio::runtime::Runtime;
 
 use self::runner::{Binary, Outcome, Verdict};
 use crate::ui::{self, Step};
@@ -50,24 +51,10 @@ pub fn run(args: &Args) -> Result<()> {
     report.step("format", || cargo(&["fmt", "--all", "--check"], &[]));
     report.step("generated files", generate::check);
     report.step("lints", || {
-        cargo(
-            &[
-                "clippy",
-                "--workspace",
-                "--all-targets",
-                "--quiet",
-                "--",
-                "-D",
-                "warnings",
-            ],
-            &[],
-        )
+        cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"], &[])
     });
     report.step("docs", || {
-        cargo(
-            &["doc", "--workspace", "--no-deps", "--quiet"],
-            &[("RUSTDOCFLAGS", "-D warnings")],
-        )
+        cargo(&["doc", "--workspace", "--no-deps", "--quiet"], &[("RUSTDOCFLAGS", "-D warnings")])
     });
     report.step("dependencies", deny);
     let built = report.step("build the tests", || runner::build(&["--workspace"]));
@@ -75,9 +62,7 @@ pub fn run(args: &Args) -> Result<()> {
     if let (Some(binaries), Some(_)) = (built, control_plane) {
         let (e2e, unit): (Vec<_>, Vec<_>) = binaries.into_iter().partition(|b| b.is_end_to_end(E2E_PACKAGE));
         report.tests("unit tests", &unit, None, args.full, |_| Ok(None));
-        report.step("documentation tests", || {
-            cargo(&["test", "--workspace", "--doc", "--quiet"], &[])
-        });
+        report.step("documentation tests", || cargo(&["test", "--workspace", "--doc", "--quiet"], &[]));
         report.tests("end-to-end tests", &e2e, None, args.full, shared_cluster);
         report.step("soak", || soak::all(if args.full { 10 } else { SOAK_ROUNDS }));
     }
@@ -88,22 +73,13 @@ pub fn run_e2e(args: &E2eArgs) -> Result<()> {
     let mut report = Report::default();
     tools::ensure(ui::note)?;
     let binaries = runner::build(&["--package", E2E_PACKAGE])?;
-    let e2e: Vec<_> = binaries
-        .into_iter()
-        .filter(|b| b.is_end_to_end(E2E_PACKAGE))
-        .collect();
-    report.tests(
-        "end-to-end tests",
-        &e2e,
-        args.filter.as_deref(),
-        args.full,
-        shared_cluster,
-    );
+    let e2e: Vec<_> = binaries.into_iter().filter(|b| b.is_end_to_end(E2E_PACKAGE)).collect();
+    report.tests("end-to-end tests", &e2e, args.filter.as_deref(), args.full, shared_cluster);
     report.finish()
 }
 
 /// Boots the cluster that tests share and installs the chart into it.
-fn shared_cluster(runtime: &tokio::runtime::Runtime) -> Result<Option<Cluster>> {
+fn shared_cluster(runtime: &Runtime) -> Result<Option<Cluster>> {
     let step = Step::begin("boot the shared cluster");
     let cluster = runtime.block_on(async {
         let cluster = Cluster::builder().name("shared").audit(true).boot().await?;
@@ -127,95 +103,83 @@ impl Report {
         result.ok()
     }
 
-    /// Runs the tests of these binaries, each in a process of its own, beside the cluster that they share.
+    /// Runs these tests as one step, which fails if one of them does.
     fn tests(
         &mut self,
         name: &str,
         binaries: &[Binary],
         filter: Option<&str>,
         full: bool,
-        cluster: impl FnOnce(&tokio::runtime::Runtime) -> Result<Option<Cluster>>,
+        cluster: impl FnOnce(&Runtime) -> Result<Option<Cluster>>,
     ) {
-        let outcomes = self.step(name, || {
-            let tests = runner::list(binaries, filter)?;
-            if tests.iter().all(|test| test.slow && !full) {
-                return Ok(runner::run(&tests, full, &[]));
+        let mut outcomes = Vec::new();
+        self.step(name, || {
+            outcomes = run_tests(binaries, filter, full, cluster)?;
+            match outcomes.iter().filter(|outcome| outcome.failed()).count() {
+                0 => Ok(()),
+                failed => bail!("{failed} of {} tests failed", outcomes.len()),
             }
-            let runtime = tokio::runtime::Runtime::new().context("starting the async runtime")?;
-            let cluster = cluster(&runtime)?;
-            let mut env = vec![(XTASK_ENV, std::env::current_exe()?.into_os_string())];
-            env.extend(
-                cluster
-                    .as_ref()
-                    .map(|c| (Handle::ENV, c.description().into_os_string())),
-            );
-            let outcomes = runner::run(&tests, full, &env);
-            if let Some(cluster) = cluster {
-                if outcomes.iter().any(Outcome::failed) {
-                    cluster.keep_logs();
-                }
-                runtime.block_on(cluster.shutdown());
-            }
-            Ok(outcomes)
         });
-        self.outcomes.extend(outcomes.into_iter().flatten());
+        self.outcomes.append(&mut outcomes);
     }
 
     fn finish(mut self) -> Result<()> {
-        self.outcomes
-            .sort_by_key(|outcome| std::cmp::Reverse(outcome.took));
+        self.outcomes.sort_by_key(|outcome| std::cmp::Reverse(outcome.took));
         println!("\nslowest tests");
         for outcome in self.outcomes.iter().take(10) {
             println!("  {:>12}  {}", ui::duration(outcome.took), outcome.name);
         }
         println!("\nsteps");
         for (name, good, took) in &self.steps {
-            println!(
-                "  {:>12}  {name}{}",
-                ui::duration(*took),
-                if *good { "" } else { "  FAILED" }
-            );
+            println!("  {:>12}  {name}{}", ui::duration(*took), if *good { "" } else { "  FAILED" });
         }
         for outcome in self.outcomes.iter().filter(|outcome| outcome.failed()) {
             println!("failed: {}", outcome.name);
         }
-        let count = |verdict| {
-            self.outcomes
-                .iter()
-                .filter(|outcome| outcome.verdict == verdict)
-                .count()
-        };
-        let (passed, failed, skipped) = (
-            count(Verdict::Passed),
-            count(Verdict::Failed),
-            count(Verdict::Skipped),
-        );
+        let count = |verdict| self.outcomes.iter().filter(|outcome| outcome.verdict == verdict).count();
+        let (passed, failed, skipped) =
+            (count(Verdict::Passed), count(Verdict::Failed), count(Verdict::Skipped));
         println!("\n{passed} passed, {failed} failed, {skipped} skipped");
-        let bad: Vec<_> = self
-            .steps
-            .iter()
-            .filter(|(_, good, _)| !good)
-            .map(|(name, ..)| name.as_str())
-            .collect();
-        if !bad.is_empty() || failed > 0 {
-            let steps = if bad.is_empty() {
-                String::new()
-            } else {
-                format!(" in: {}", bad.join(", "))
-            };
-            bail!("{failed} tests failed, {} steps{steps}", bad.len());
+        let bad: Vec<_> =
+            self.steps.iter().filter(|(_, good, _)| !good).map(|(name, ..)| name.as_str()).collect();
+        if !bad.is_empty() {
+            bail!("not everything is in order: {}", bad.join(", "));
         }
         Ok(())
     }
 }
 
+/// Runs the tests of these binaries, each in a process of its own, beside the cluster that they share.
+fn run_tests(
+    binaries: &[Binary],
+    filter: Option<&str>,
+    full: bool,
+    cluster: impl FnOnce(&Runtime) -> Result<Option<Cluster>>,
+) -> Result<Vec<Outcome>> {
+    let tests = runner::list(binaries, filter)?;
+    if let ([], Some(filter)) = (tests.as_slice(), filter) {
+        bail!("no test has {filter:?} in its name");
+    }
+    if tests.iter().all(|test| test.slow && !full) {
+        return Ok(runner::run(&tests, full, &[]));
+    }
+    let runtime = Runtime::new().context("starting the async runtime")?;
+    let cluster = cluster(&runtime)?;
+    let mut env = vec![(XTASK_ENV, std::env::current_exe()?.into_os_string())];
+    env.extend(cluster.as_ref().map(|cluster| (Handle::ENV, cluster.description().into_os_string())));
+    let outcomes = runner::run(&tests, full, &env);
+    if let Some(cluster) = cluster {
+        if outcomes.iter().any(Outcome::failed) {
+            cluster.keep_logs();
+        }
+        runtime.block_on(cluster.shutdown());
+    }
+    Ok(outcomes)
+}
+
 fn cargo(args: &[&str], env: &[(&str, &str)]) -> Result<()> {
     let mut command = Command::new(env!("CARGO"));
-    let status = command
-        .args(args)
-        .envs(env.iter().copied())
-        .current_dir(repo::root())
-        .status();
+    let status = command.args(args).envs(env.iter().copied()).current_dir(repo::root()).status();
     let status = status.with_context(|| format!("running cargo {}", args.join(" ")))?;
     if !status.success() {
         bail!("cargo {} failed: see above", args.join(" "));
@@ -231,31 +195,10 @@ fn deny() -> Result<()> {
         );
         return Ok(());
     }
-    cargo(
-        &[
-            "deny",
-            "--log-level",
-            "error",
-            "check",
-            "bans",
-            "licenses",
-            "sources",
-        ],
-        &[],
-    )?;
+    cargo(&["deny", "--log-level", "error", "check", "bans", "licenses", "sources"], &[])?;
     if cargo(&["deny", "--log-level", "error", "fetch", "db"], &[]).is_err() {
         ui::warning("advisories not checked: their database cannot be fetched from here");
         return Ok(());
     }
-    cargo(
-        &[
-            "deny",
-            "--log-level",
-            "error",
-            "check",
-            "--disable-fetch",
-            "advisories",
-        ],
-        &[],
-    )
+    cargo(&["deny", "--log-level", "error", "check", "--disable-fetch", "advisories"], &[])
 }

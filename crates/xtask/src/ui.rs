@@ -46,25 +46,14 @@ impl Step {
         eprintln!("{} {name}", paint("36", "==>"));
         // The step's own output may go elsewhere; this line has to be first.
         let _ = std::io::stderr().flush();
-        Self {
-            name: name.into(),
-            begun: Instant::now(),
-        }
+        Self { name: name.into(), begun: Instant::now() }
     }
 
     /// Ends it and tells how long it took.
     pub fn end(self, good: bool, remark: &str) -> Duration {
         let took = self.begun.elapsed();
-        let mark = if good {
-            paint("32", "ok")
-        } else {
-            paint("31;1", "FAILED")
-        };
-        let remark = if remark.is_empty() {
-            String::new()
-        } else {
-            format!(": {remark}")
-        };
+        let mark = if good { paint("32", "ok") } else { paint("31;1", "FAILED") };
+        let remark = if remark.is_empty() { String::new() } else { format!(": {remark}") };
         eprintln!("    {mark} {} ({}){remark}", self.name, duration(took));
         took
     }

@@ -26,7 +26,10 @@ pub(super) async fn run(progress: Progress) -> Result<Results> {
     let client = cluster.client().await?;
     let nodes: Api<Node> = Api::all(client.clone());
     for name in ["raw", "kubectl"] {
-        nodes.create(&PostParams::default(), &objects::node(name).build()).await.context("creating a node")?;
+        nodes
+            .create(&PostParams::default(), &objects::node(name).build())
+            .await
+            .context("creating a node")?;
     }
     let (mut raw, mut kubectl) = (Vec::new(), Vec::new());
     for round in 1..=ROUNDS {
@@ -56,10 +59,18 @@ fn rate(took: Duration) -> f64 {
 async fn fill(client: &Client, node: &str) -> Result<Vec<Pod>> {
     let api: Api<Pod> = Api::default_namespaced(client.clone());
     let of_node = || watcher::Config::default().labels(&format!("bench={node}"));
-    wait::all(api.clone(), of_node(), "of the last round are gone", Duration::from_secs(120), <[Pod]>::is_empty).await?;
+    wait::all(
+        api.clone(),
+        of_node(),
+        "of the last round are gone",
+        Duration::from_secs(120),
+        <[Pod]>::is_empty,
+    )
+    .await?;
     stream::iter(0..PODS_PER_NODE)
         .map(|number| {
-            let pod = objects::pod(&format!("{node}-{number}")).node(node).label("bench", node).grace(0).build();
+            let pod =
+                objects::pod(&format!("{node}-{number}")).node(node).label("bench", node).grace(0).build();
             let api = api.clone();
             async move { api.create(&PostParams::default(), &pod).await }
         })
@@ -68,7 +79,8 @@ async fn fill(client: &Client, node: &str) -> Result<Vec<Pod>> {
         .await
         .context("creating pods")?;
     wait::all(api, of_node(), "all run", Duration::from_secs(120), |pods: &[Pod]| {
-        let runs = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
+        let runs =
+            |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
         pods.len() == PODS_PER_NODE && pods.iter().all(runs)
     })
     .await

@@ -31,10 +31,7 @@ type Progress = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// Settings for a cluster that has yet to boot.
 #[derive(Clone)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each is a switch of its own, set by name"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own, set by name")]
 pub struct Builder {
     name: String,
     tools: Option<Tools>,
@@ -121,8 +118,7 @@ impl Builder {
         component: Component,
         args: impl IntoIterator<Item = S>,
     ) -> Self {
-        self.extra_args
-            .extend(args.into_iter().map(|arg| (component, arg.into())));
+        self.extra_args.extend(args.into_iter().map(|arg| (component, arg.into())));
         self
     }
 
@@ -150,12 +146,9 @@ impl Builder {
                     (self.progress)(&format!("cluster {} is ready after {seconds:.1} s", self.name));
                     return Ok(cluster);
                 }
-                Err(error) if attempt < ATTEMPTS && lost_a_port(&cluster.logs) => {
+                Err(_) if attempt < ATTEMPTS && lost_a_port(&cluster.logs) => {
                     attempt += 1;
-                    (self.progress)(&format!(
-                        "booting cluster {} again with other ports: {error}",
-                        self.name
-                    ));
+                    (self.progress)("somebody else took a port: booting again with others");
                     drop(cluster);
                 }
                 Err(error) => {
@@ -178,21 +171,15 @@ impl Builder {
             server: format!("https://127.0.0.1:{}", ports.api_server),
             kubeconfig: root.join("admin.kubeconfig"),
             audit_log: self.audit.then(|| folder.logs().join("audit.log")),
-            tools: self
-                .tools
-                .clone()
-                .context("the control plane has not been built")?,
+            tools: self.tools.clone().context("the control plane has not been built")?,
         };
         let pki = Pki::create(&root.join("pki"))?;
         let masters: &[&str] = &["system:masters"];
         for (file, user, groups) in [
             ("admin.kubeconfig".to_owned(), "admin", masters),
-            (
-                kubeconfig_of(Component::ControllerManager),
-                "system:kube-controller-manager",
-                &[],
-            ),
+            (kubeconfig_of(Component::ControllerManager), "system:kube-controller-manager", &[]),
             (kubeconfig_of(Component::Scheduler), "system:kube-scheduler", &[]),
+            (kubeconfig_of(Component::KwokNodes), "kwok-nodes", masters),
             (kubeconfig_of(Component::Kwok), "kwok", masters),
         ] {
             let identity = Identity::Certificate(pki.client(user, groups)?);
@@ -209,13 +196,7 @@ impl Builder {
             extra_args: self.extra_args.clone(),
         };
         let (running, changed) = (Mutex::default(), watch::Sender::new(()));
-        Ok(Cluster {
-            handle,
-            settings,
-            running,
-            changed,
-            folder,
-        })
+        Ok(Cluster { handle, settings, running, changed, folder })
     }
 
     async fn start(&self, cluster: &Cluster) -> Result<()> {
@@ -228,6 +209,7 @@ impl Builder {
             let others = [
                 (true, Component::ControllerManager),
                 (self.scheduler, Component::Scheduler),
+                (self.kwok, Component::KwokNodes),
                 (self.kwok, Component::Kwok),
             ];
             for (wanted, component) in others {
@@ -249,9 +231,8 @@ impl Cluster {
     pub(super) async fn wait_for_api_server(&self) -> Result<()> {
         let client = self.handle.client().await?;
         wait::eventually("the API server is ready", READY_LIMIT, async || {
-            let request = Request::new("")
-                .get("readyz", &GetParams::default())
-                .map_err(|error| anyhow!(error))?;
+            let request =
+                Request::new("").get("readyz", &GetParams::default()).map_err(|error| anyhow!(error))?;
             // Refused connections and "not yet" are what we wait out.
             Ok(client.request_text(request).await.ok().map(|_| ()))
         })
@@ -263,29 +244,19 @@ impl Cluster {
 /// Without it no pod can be created; the controller manager makes it when it has come up.
 async fn wait_for_service_account(client: Client) -> Result<()> {
     let accounts: Api<ServiceAccount> = Api::namespaced(client, "default");
-    wait::until(accounts, "default", "exists", READY_LIMIT, |account| {
-        account.is_some()
-    })
-    .await?;
+    wait::until(accounts, "default", "exists", READY_LIMIT, |account| account.is_some()).await?;
     Ok(())
 }
 
 fn lost_a_port(logs: &Path) -> bool {
-    [Component::Etcd, Component::ApiServer]
-        .into_iter()
-        .any(|component| {
-            let log = logs.join(format!("{component}.log"));
-            fs::read_to_string(log).is_ok_and(|text| text.contains("address already in use"))
-        })
+    [Component::Etcd, Component::ApiServer].into_iter().any(|component| {
+        let log = logs.join(format!("{component}.log"));
+        fs::read_to_string(log).is_ok_and(|text| text.contains("address already in use"))
+    })
 }
 
 fn last_lines(log: &Path) -> String {
     let text = fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<_> = text.lines().collect();
-    lines
-        .iter()
-        .skip(lines.len().saturating_sub(10))
-        .copied()
-        .collect::<Vec<_>>()
-        .join("\n")
+    lines.iter().skip(lines.len().saturating_sub(10)).copied().collect::<Vec<_>>().join("\n")
 }

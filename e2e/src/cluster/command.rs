@@ -5,6 +5,7 @@ use std::path::Path;
 use super::Component;
 use super::ports::Ports;
 use crate::handle::Handle;
+use crate::nodes::{MANAGED, MANAGED_LABEL};
 use crate::process::Command;
 
 /// What tells one cluster from another.
@@ -16,6 +17,9 @@ pub(super) struct Settings {
     /// Appended to the component's own arguments, so that they win.
     pub(super) extra_args: Vec<(Component, String)>,
 }
+
+/// A kubelet's default; a lease is renewed after a quarter of it.
+const LEASE_SECONDS: u32 = 40;
 
 /// Requests are recorded without bodies and nothing is left out: readers choose what to count.
 pub(super) const AUDIT_POLICY: &str = "\
@@ -34,13 +38,11 @@ pub(super) fn command(component: Component, handle: &Handle, settings: &Settings
         Component::ApiServer => api_server(handle, settings.ports),
         Component::ControllerManager => controller_manager(root, settings),
         Component::Scheduler => scheduler(root),
-        Component::Kwok => kwok(root),
+        Component::KwokNodes => kwok(root, component, "nodes.yaml", LEASE_SECONDS),
+        // Without leases, or it would not touch pods on nodes whose lease it does not hold.
+        Component::Kwok => kwok(root, component, "pods.yaml", 0),
     };
-    let extra = settings
-        .extra_args
-        .iter()
-        .filter(|(of, _)| *of == component)
-        .map(|(_, arg)| arg);
+    let extra = settings.extra_args.iter().filter(|(of, _)| *of == component).map(|(_, arg)| arg);
     Command::new(handle.tools.path(component.program()))
         .args(args)
         .args(extra)
@@ -101,10 +103,7 @@ fn api_server(handle: &Handle, ports: Ports) -> Vec<String> {
     ];
     if let Some(audit_log) = &handle.audit_log {
         args.extend([
-            format!(
-                "--audit-policy-file={}",
-                handle.root.join("audit-policy.yaml").display()
-            ),
+            format!("--audit-policy-file={}", handle.root.join("audit-policy.yaml").display()),
             format!("--audit-log-path={}", audit_log.display()),
             // Written before the request is answered: see the `requests` module.
             "--audit-log-mode=blocking".to_owned(),
@@ -118,10 +117,7 @@ fn api_server(handle: &Handle, ports: Ports) -> Vec<String> {
 fn controller_manager(root: &Path, settings: &Settings) -> Vec<String> {
     let file = |name: &str| root.join("pki").join(name).display().to_string();
     let mut args = vec![
-        format!(
-            "--kubeconfig={}",
-            root.join(kubeconfig(Component::ControllerManager)).display()
-        ),
+        format!("--kubeconfig={}", root.join(kubeconfig(Component::ControllerManager)).display()),
         "--leader-elect=false".to_owned(),
         "--secure-port=0".to_owned(),
         "--use-service-account-credentials".to_owned(),
@@ -129,10 +125,7 @@ fn controller_manager(root: &Path, settings: &Settings) -> Vec<String> {
         format!("--root-ca-file={}", file("ca.crt")),
     ];
     if let Some(qps) = settings.controller_manager_qps {
-        args.extend([
-            format!("--kube-api-qps={qps}"),
-            format!("--kube-api-burst={}", qps.saturating_mul(2)),
-        ]);
+        args.extend([format!("--kube-api-qps={qps}"), format!("--kube-api-burst={}", qps.saturating_mul(2))]);
     }
     if !settings.taint_eviction {
         args.push("--controllers=*,-taint-eviction-controller".to_owned());
@@ -142,10 +135,7 @@ fn controller_manager(root: &Path, settings: &Settings) -> Vec<String> {
 
 fn scheduler(root: &Path) -> Vec<String> {
     vec![
-        format!(
-            "--kubeconfig={}",
-            root.join(kubeconfig(Component::Scheduler)).display()
-        ),
+        format!("--kubeconfig={}", root.join(kubeconfig(Component::Scheduler)).display()),
         "--leader-elect=false".to_owned(),
         "--secure-port=0".to_owned(),
         "--kube-api-qps=1000".to_owned(),
@@ -153,17 +143,14 @@ fn scheduler(root: &Path) -> Vec<String> {
     ]
 }
 
-fn kwok(root: &Path) -> Vec<String> {
+fn kwok(root: &Path, component: Component, stages: &str, lease_seconds: u32) -> Vec<String> {
     vec![
-        format!(
-            "--kubeconfig={}",
-            root.join(kubeconfig(Component::Kwok)).display()
-        ),
-        format!("--config={}/kwok/stages.yaml", env!("CARGO_MANIFEST_DIR")),
-        // Other nodes are left alone: a real one may stand beside.
-        "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake".to_owned(),
-        // A kubelet's default: renewed every 10 s.
-        "--node-lease-duration-seconds=40".to_owned(),
+        format!("--kubeconfig={}", root.join(kubeconfig(component)).display()),
+        format!("--config={}/kwok/{stages}", env!("CARGO_MANIFEST_DIR")),
+        // Other nodes are left alone: a real one may stand beside. A label and not KWOK's usual
+        // annotation, because KWOK does not notice when the annotation goes.
+        format!("--manage-nodes-with-label-selector={MANAGED_LABEL}={MANAGED}"),
+        format!("--node-lease-duration-seconds={lease_seconds}"),
         // The default range has 254 addresses.
         "--cidr=10.128.0.0/9".to_owned(),
     ]
@@ -176,19 +163,15 @@ mod tests {
 
     #[test]
     fn the_stages_are_valid_yaml_and_cover_nodes_and_pods() {
-        let text = include_str!("../../kwok/stages.yaml");
-        let documents: Vec<Value> = serde_yaml::Deserializer::from_str(text)
+        let text =
+            [include_str!("../../kwok/nodes.yaml"), include_str!("../../kwok/pods.yaml")].join("---\n");
+        let documents: Vec<Value> = serde_yaml::Deserializer::from_str(&text)
             .map(|document| Value::deserialize(document).unwrap())
             .collect();
-        let stages: Vec<_> = documents
-            .iter()
-            .filter(|document| document["kind"] == "Stage")
-            .collect();
+        let stages: Vec<_> = documents.iter().filter(|document| document["kind"] == "Stage").collect();
         for kind in ["Node", "Pod"] {
             assert!(
-                stages
-                    .iter()
-                    .any(|stage| stage["spec"]["resourceRef"]["kind"] == kind),
+                stages.iter().any(|stage| stage["spec"]["resourceRef"]["kind"] == kind),
                 "no stage for {kind}"
             );
         }

@@ -42,12 +42,7 @@ impl Folder {
         for folder in [LOGS, DATA] {
             fs::create_dir(path.join(folder)).with_context(what)?;
         }
-        Ok(Self {
-            path,
-            name: name.to_owned(),
-            keep_logs: AtomicBool::new(false),
-            _lock: lock,
-        })
+        Ok(Self { path, name: name.to_owned(), keep_logs: AtomicBool::new(false), _lock: lock })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -76,11 +71,7 @@ impl Drop for Folder {
                     };
                 }
             }
-            eprintln!(
-                "the logs of cluster {} are in {}",
-                self.name,
-                self.logs().display()
-            );
+            eprintln!("the logs of cluster {} are in {}", self.name, self.logs().display());
         } else {
             let _ = fs::remove_dir_all(&self.path);
         }
@@ -128,10 +119,7 @@ mod tests {
         let path = folder.path().to_owned();
         drop(folder);
         sweep(parent.path());
-        let left: Vec<_> = fs::read_dir(&path)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name())
-            .collect();
+        let left: Vec<_> = fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, ["logs"]);
         assert_eq!(fs::read_to_string(path.join("logs/etcd.log")).unwrap(), "hello");
     }

@@ -26,11 +26,7 @@ impl Ports {
                 listeners.push((listener, port));
             }
             if let [(_, etcd), (_, etcd_peers), (_, api_server)] = *listeners.as_slice() {
-                return Ok(Self {
-                    etcd,
-                    etcd_peers,
-                    api_server,
-                });
+                return Ok(Self { etcd, etcd_peers, api_server });
             }
         }
         bail!("no free ports on 127.0.0.1: is something holding thousands of them?")
@@ -42,16 +38,8 @@ impl Ports {
 fn range() -> Range<u16> {
     const LOWEST: u16 = 10_000;
     let text = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
-    let outgoing = text
-        .split_whitespace()
-        .next()
-        .and_then(|low| low.parse().ok())
-        .unwrap_or(32_768);
-    if outgoing > LOWEST + 1_000 {
-        LOWEST..outgoing
-    } else {
-        LOWEST..u16::MAX
-    }
+    let outgoing = text.split_whitespace().next().and_then(|low| low.parse().ok()).unwrap_or(32_768);
+    if outgoing > LOWEST + 1_000 { LOWEST..outgoing } else { LOWEST..u16::MAX }
 }
 
 fn random_port(range: Range<u16>) -> u16 {

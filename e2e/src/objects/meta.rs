@@ -6,30 +6,21 @@ macro_rules! metadata_methods {
         /// Sets a label.
         #[must_use]
         pub fn label(mut self, key: &str, value: &str) -> Self {
-            self.metadata
-                .labels
-                .get_or_insert_default()
-                .insert(key.to_owned(), value.to_owned());
+            self.metadata.labels.get_or_insert_default().insert(key.to_owned(), value.to_owned());
             self
         }
 
         /// Sets an annotation.
         #[must_use]
         pub fn annotation(mut self, key: &str, value: &str) -> Self {
-            self.metadata
-                .annotations
-                .get_or_insert_default()
-                .insert(key.to_owned(), value.to_owned());
+            self.metadata.annotations.get_or_insert_default().insert(key.to_owned(), value.to_owned());
             self
         }
 
         /// Adds a finalizer.
         #[must_use]
         pub fn finalizer(mut self, finalizer: &str) -> Self {
-            self.metadata
-                .finalizers
-                .get_or_insert_default()
-                .push(finalizer.to_owned());
+            self.metadata.finalizers.get_or_insert_default().push(finalizer.to_owned());
             self
         }
     };

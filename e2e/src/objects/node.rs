@@ -5,6 +5,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::ObjectMeta;
 
 use super::meta::metadata_methods;
+use crate::nodes::{MANAGED, MANAGED_LABEL};
 
 /// A node that KWOK makes Ready.
 #[derive(Clone, Debug)]
@@ -16,19 +17,12 @@ pub struct NodeBuilder {
 
 /// A node with this name, ready for pods as soon as KWOK has seen it.
 pub fn node(name: &str) -> NodeBuilder {
-    let metadata = ObjectMeta {
-        name: Some(name.to_owned()),
-        ..ObjectMeta::default()
-    };
-    NodeBuilder {
-        metadata,
-        spec: NodeSpec::default(),
-        status: NodeStatus::default(),
-    }
-    .annotation("kwok.x-k8s.io/node", "fake")
-    .label("kubernetes.io/hostname", name)
-    .label("kubernetes.io/os", "linux")
-    .label("kubernetes.io/arch", "amd64")
+    let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
+    NodeBuilder { metadata, spec: NodeSpec::default(), status: NodeStatus::default() }
+        .label(MANAGED_LABEL, MANAGED)
+        .label("kubernetes.io/hostname", name)
+        .label("kubernetes.io/os", "linux")
+        .label("kubernetes.io/arch", "amd64")
 }
 
 impl NodeBuilder {
@@ -58,9 +52,7 @@ impl NodeBuilder {
     #[must_use]
     pub fn capacity(mut self, resource: &str, quantity: &str) -> Self {
         for amounts in [&mut self.status.capacity, &mut self.status.allocatable] {
-            amounts
-                .get_or_insert_default()
-                .insert(resource.to_owned(), Quantity(quantity.to_owned()));
+            amounts.get_or_insert_default().insert(resource.to_owned(), Quantity(quantity.to_owned()));
         }
         self
     }
@@ -68,18 +60,14 @@ impl NodeBuilder {
     /// A node that KWOK does not touch.
     #[must_use]
     pub fn unmanaged(mut self) -> Self {
-        if let Some(annotations) = &mut self.metadata.annotations {
-            annotations.remove("kwok.x-k8s.io/node");
+        if let Some(labels) = &mut self.metadata.labels {
+            labels.remove(MANAGED_LABEL);
         }
         self
     }
 
     /// The node.
     pub fn build(self) -> Node {
-        Node {
-            metadata: self.metadata,
-            spec: Some(self.spec),
-            status: Some(self.status),
-        }
+        Node { metadata: self.metadata, spec: Some(self.spec), status: Some(self.status) }
     }
 }

@@ -30,10 +30,7 @@ pub fn pod(name: &str) -> PodBuilder {
             namespace: Some("default".to_owned()),
             ..ObjectMeta::default()
         },
-        spec: PodSpec {
-            containers: vec![container],
-            ..PodSpec::default()
-        },
+        spec: PodSpec { containers: vec![container], ..PodSpec::default() },
     }
 }
 
@@ -51,10 +48,7 @@ impl PodBuilder {
     /// Makes this object, which must have come from the API server, the pod's controller.
     #[must_use]
     pub fn controlled_by<K: Resource<DynamicType = ()>>(mut self, owner: &K) -> Self {
-        self.metadata
-            .owner_references
-            .get_or_insert_default()
-            .extend(owner.controller_owner_ref(&()));
+        self.metadata.owner_references.get_or_insert_default().extend(owner.controller_owner_ref(&()));
         self
     }
 
@@ -75,10 +69,7 @@ impl PodBuilder {
     /// Tolerates every taint.
     #[must_use]
     pub fn tolerates_everything(self) -> Self {
-        self.toleration(Toleration {
-            operator: Some("Exists".to_owned()),
-            ..Toleration::default()
-        })
+        self.toleration(Toleration { operator: Some("Exists".to_owned()), ..Toleration::default() })
     }
 
     /// Tolerates all taints with this key and effect, for so many seconds or for ever.
@@ -120,10 +111,7 @@ impl PodBuilder {
     /// Adds a volume of this `PersistentVolumeClaim`.
     #[must_use]
     pub fn claim(self, claim: &str) -> Self {
-        let source = PersistentVolumeClaimVolumeSource {
-            claim_name: claim.to_owned(),
-            ..Default::default()
-        };
+        let source = PersistentVolumeClaimVolumeSource { claim_name: claim.to_owned(), ..Default::default() };
         self.volume(Volume {
             name: claim.to_owned(),
             persistent_volume_claim: Some(source),
@@ -165,21 +153,14 @@ impl PodBuilder {
 
     /// The pod.
     pub fn build(self) -> Pod {
-        Pod {
-            metadata: self.metadata,
-            spec: Some(self.spec),
-            status: None,
-        }
+        Pod { metadata: self.metadata, spec: Some(self.spec), status: None }
     }
 
     /// The pod as a template, without name and namespace.
     pub fn template(mut self) -> PodTemplateSpec {
         self.metadata.name = None;
         self.metadata.namespace = None;
-        PodTemplateSpec {
-            metadata: Some(self.metadata),
-            spec: Some(self.spec),
-        }
+        PodTemplateSpec { metadata: Some(self.metadata), spec: Some(self.spec) }
     }
 }
 
@@ -189,12 +170,7 @@ mod tests {
 
     #[test]
     fn a_pod_says_what_the_test_said_and_no_more() {
-        let built = pod("web-1")
-            .namespace("web")
-            .node("n1")
-            .label("app", "web")
-            .delete_delay(3)
-            .build();
+        let built = pod("web-1").namespace("web").node("n1").label("app", "web").delete_delay(3).build();
         let expected = serde_json::json!({
             "apiVersion": "v1",
             "kind": "Pod",

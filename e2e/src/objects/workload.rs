@@ -14,14 +14,8 @@ use super::pod::{PodBuilder, pod};
 
 /// A Namespace.
 pub fn namespace(name: &str) -> Namespace {
-    let metadata = ObjectMeta {
-        name: Some(name.to_owned()),
-        ..ObjectMeta::default()
-    };
-    Namespace {
-        metadata,
-        ..Namespace::default()
-    }
+    let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
+    Namespace { metadata, ..Namespace::default() }
 }
 
 /// A Deployment whose pods carry the label `app` with its name.
@@ -34,11 +28,7 @@ pub struct DeploymentBuilder {
 
 /// A Deployment with one replica in the namespace `default`.
 pub fn deployment(name: &str) -> DeploymentBuilder {
-    DeploymentBuilder {
-        metadata: named(name),
-        replicas: 1,
-        template: pod(name).label("app", name),
-    }
+    DeploymentBuilder { metadata: named(name), replicas: 1, template: pod(name).label("app", name) }
 }
 
 impl DeploymentBuilder {
@@ -68,11 +58,7 @@ impl DeploymentBuilder {
             template: self.template.template(),
             ..DeploymentSpec::default()
         };
-        Deployment {
-            metadata: self.metadata,
-            spec: Some(spec),
-            status: None,
-        }
+        Deployment { metadata: self.metadata, spec: Some(spec), status: None }
     }
 }
 
@@ -86,14 +72,8 @@ pub struct PdbBuilder {
 /// A budget for the pods whose label `app` is its name, in the namespace `default`. It allows what
 /// Kubernetes does by default (minAvailable 1) until told otherwise.
 pub fn pdb(name: &str) -> PdbBuilder {
-    let spec = PodDisruptionBudgetSpec {
-        selector: Some(app(name)),
-        ..PodDisruptionBudgetSpec::default()
-    };
-    PdbBuilder {
-        metadata: named(name),
-        spec,
-    }
+    let spec = PodDisruptionBudgetSpec { selector: Some(app(name)), ..PodDisruptionBudgetSpec::default() };
+    PdbBuilder { metadata: named(name), spec }
 }
 
 impl PdbBuilder {
@@ -118,43 +98,27 @@ impl PdbBuilder {
     #[must_use]
     pub fn selects(mut self, key: &str, value: &str) -> Self {
         let labels = BTreeMap::from([(key.to_owned(), value.to_owned())]);
-        self.spec.selector = Some(LabelSelector {
-            match_labels: Some(labels),
-            ..LabelSelector::default()
-        });
+        self.spec.selector = Some(LabelSelector { match_labels: Some(labels), ..LabelSelector::default() });
         self
     }
 
     /// The budget.
     pub fn build(self) -> PodDisruptionBudget {
-        PodDisruptionBudget {
-            metadata: self.metadata,
-            spec: Some(self.spec),
-            status: None,
-        }
+        PodDisruptionBudget { metadata: self.metadata, spec: Some(self.spec), status: None }
     }
 }
 
 fn named(name: &str) -> ObjectMeta {
-    ObjectMeta {
-        name: Some(name.to_owned()),
-        namespace: Some("default".to_owned()),
-        ..ObjectMeta::default()
-    }
+    ObjectMeta { name: Some(name.to_owned()), namespace: Some("default".to_owned()), ..ObjectMeta::default() }
 }
 
 fn app(name: &str) -> LabelSelector {
     let labels = BTreeMap::from([("app".to_owned(), name.to_owned())]);
-    LabelSelector {
-        match_labels: Some(labels),
-        ..LabelSelector::default()
-    }
+    LabelSelector { match_labels: Some(labels), ..LabelSelector::default() }
 }
 
 fn int_or_string(value: &str) -> IntOrString {
-    value
-        .parse()
-        .map_or_else(|_| IntOrString::String(value.to_owned()), IntOrString::Int)
+    value.parse().map_or_else(|_| IntOrString::String(value.to_owned()), IntOrString::Int)
 }
 
 #[cfg(test)]
@@ -173,12 +137,7 @@ mod tests {
 
     #[test]
     fn a_budget_takes_numbers_and_percentages() {
-        let spec = pdb("web")
-            .min_available("50%")
-            .max_unavailable("1")
-            .build()
-            .spec
-            .unwrap();
+        let spec = pdb("web").min_available("50%").max_unavailable("1").build().spec.unwrap();
         assert_eq!(spec.min_available, Some(IntOrString::String("50%".to_owned())));
         assert_eq!(spec.max_unavailable, Some(IntOrString::Int(1)));
     }

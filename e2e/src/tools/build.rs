@@ -44,16 +44,10 @@ pub(super) fn build(module: &Path, source: &Source, dir: &Path, progress: &dyn F
         let started = Instant::now();
         go_build(module, source, import, &unfinished.join(name))
             .with_context(|| format!("building {name} from {import}"))?;
-        progress(&format!(
-            "built {name} {position} in {}",
-            seconds(started.elapsed())
-        ));
+        progress(&format!("built {name} {position} in {}", seconds(started.elapsed())));
     }
     fs::rename(&unfinished, dir).with_context(|| format!("moving the tools to {}", dir.display()))?;
-    progress(&format!(
-        "built the control plane in {}",
-        seconds(begun.elapsed())
-    ));
+    progress(&format!("built the control plane in {}", seconds(begun.elapsed())));
     Ok(())
 }
 
@@ -108,12 +102,7 @@ fn tail(path: &Path) -> String {
         let _ = file.read_to_string(&mut text);
     }
     let lines: Vec<_> = text.lines().collect();
-    lines
-        .iter()
-        .skip(lines.len().saturating_sub(20))
-        .copied()
-        .collect::<Vec<_>>()
-        .join("\n")
+    lines.iter().skip(lines.len().saturating_sub(20)).copied().collect::<Vec<_>>().join("\n")
 }
 
 fn seconds(duration: Duration) -> String {
@@ -154,9 +143,6 @@ mod tests {
     fn etcd_is_not_called_server() {
         assert_eq!(binary_name("go.etcd.io/etcd/server/v3"), "etcd");
         assert_eq!(binary_name("helm.sh/helm/v3/cmd/helm"), "helm");
-        assert_eq!(
-            binary_name("k8s.io/kubernetes/cmd/kube-apiserver"),
-            "kube-apiserver"
-        );
+        assert_eq!(binary_name("k8s.io/kubernetes/cmd/kube-apiserver"), "kube-apiserver");
     }
 }

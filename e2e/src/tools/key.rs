@@ -33,10 +33,7 @@ impl Source {
         let kubernetes_version = go_mod
             .lines()
             .find_map(|line| {
-                line.trim()
-                    .strip_prefix("require ")
-                    .unwrap_or(line.trim())
-                    .strip_prefix("k8s.io/kubernetes ")
+                line.trim().strip_prefix("require ").unwrap_or(line.trim()).strip_prefix("k8s.io/kubernetes ")
             })
             .and_then(|rest| rest.split_whitespace().next())
             .context("go.mod does not require k8s.io/kubernetes")?
@@ -51,28 +48,26 @@ impl Source {
         if tools.is_empty() {
             bail!("go.mod has no block of tool lines");
         }
-        Ok(Self {
-            go_mod,
-            go_sum,
-            kubernetes_version,
-            tools,
-        })
+        Ok(Self { go_mod, go_sum, kubernetes_version, tools })
     }
 
-    /// The value for `-ldflags`. Without the versions the API server would call itself v0.0.0.
+    /// The value for `-ldflags`. Without the versions the API server would call itself v0.0.0, and Helm
+    /// would render charts for Kubernetes v1.20.
     pub(super) fn linker_flags(&self) -> String {
-        let mut numbers = self.kubernetes_version.trim_start_matches('v').split('.');
-        let (major, minor) = (
-            numbers.next().unwrap_or_default(),
-            numbers.next().unwrap_or_default(),
-        );
+        let version = self.kubernetes_version.as_str();
+        let mut numbers = version.trim_start_matches('v').split('.');
+        let (major, minor) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
+        let kubernetes = [("gitVersion", version), ("gitMajor", major), ("gitMinor", minor)];
+        let helm = [("k8sVersionMajor", major), ("k8sVersionMinor", minor)];
+        let packages = [
+            ("k8s.io/component-base/version", kubernetes.as_slice()),
+            ("k8s.io/client-go/pkg/version", kubernetes.as_slice()),
+            ("helm.sh/helm/v3/pkg/chartutil", helm.as_slice()),
+            ("helm.sh/helm/v3/pkg/lint/rules", helm.as_slice()),
+        ];
         let mut flags = "-s -w".to_owned();
-        for package in ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"] {
-            for (name, value) in [
-                ("gitVersion", self.kubernetes_version.as_str()),
-                ("gitMajor", major),
-                ("gitMinor", minor),
-            ] {
+        for (package, variables) in packages {
+            for (name, value) in variables {
                 flags.extend([" -X ", package, ".", name, "=", value]);
             }
         }
@@ -81,22 +76,15 @@ impl Source {
 
     /// The oldest Go that builds this, such as `1.26`.
     fn minimal_go(&self) -> &str {
-        let version = self
-            .go_mod
-            .lines()
-            .find_map(|line| line.strip_prefix("go "))
-            .unwrap_or_default()
-            .trim();
+        let version =
+            self.go_mod.lines().find_map(|line| line.strip_prefix("go ")).unwrap_or_default().trim();
         version.strip_suffix(".0").unwrap_or(version)
     }
 
     /// The folder name without the part for the Go version.
     pub(super) fn folder_prefix(&self) -> String {
         let target = format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH);
-        format!(
-            "{FOLDER}{}-",
-            digest(&[&self.go_mod, &self.go_sum, &self.linker_flags(), &target])
-        )
+        format!("{FOLDER}{}-", digest(&[&self.go_mod, &self.go_sum, &self.linker_flags(), &target]))
     }
 
     /// The folder name for a build by this Go.
@@ -122,14 +110,9 @@ pub(super) fn go_version(module: &Path) -> Result<String> {
         "Go {minimum} or newer is needed to build the control plane: install it from https://go.dev/dl and put \
          its bin folder on your PATH"
     );
-    let Ok(output) = Command::new("go").arg("version").current_dir(module).output() else {
-        bail!(advice)
-    };
+    let Ok(output) = Command::new("go").arg("version").current_dir(module).output() else { bail!(advice) };
     if !output.status.success() {
-        bail!(
-            "{advice} (`go version` said: {})",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
+        bail!("{advice} (`go version` said: {})", String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
@@ -150,11 +133,7 @@ mod tests {
         assert_eq!(source.kubernetes_version, "v1.36.3");
         assert_eq!(source.tools, ["example.org/a/server/v3", "example.org/b/cmd/b"]);
         assert_eq!(source.minimal_go(), "1.26");
-        assert!(
-            source
-                .linker_flags()
-                .contains("-X k8s.io/client-go/pkg/version.gitMinor=36")
-        );
+        assert!(source.linker_flags().contains("-X k8s.io/client-go/pkg/version.gitMinor=36"));
     }
 
     #[test]

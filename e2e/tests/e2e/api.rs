@@ -1,5 +1,8 @@
 //! The three kinds as an admin meets them: discovery, `kubectl explain`, `kubectl get`.
 
+use std::time::Duration;
+
+use haulout_e2e::wait;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use serde_json::json;
@@ -7,31 +10,42 @@ use serde_json::json;
 use crate::support::shared;
 
 #[tokio::test]
-async fn all_three_definitions_are_established_with_no_complaint() {
+async fn all_three_definitions_are_established_as_we_wrote_them() {
     let cluster = shared().await;
     let api: Api<CustomResourceDefinition> = Api::all(cluster.client().await.unwrap());
     for crd in haulout_api_types::crds() {
-        let found = api.get(crd.metadata.name.as_deref().unwrap()).await.unwrap();
-        let conditions = found.status.unwrap().conditions.unwrap();
-        let status = |kind: &str| conditions.iter().find(|c| c.type_ == kind).map(|c| c.status.clone());
-        assert_eq!(status("Established").as_deref(), Some("True"), "{conditions:#?}");
-        assert_eq!(status("NamesAccepted").as_deref(), Some("True"), "{conditions:#?}");
-        assert_eq!(status("NonStructuralSchema"), None, "{conditions:#?}");
-        assert_eq!(status("KubernetesAPIApprovalPolicyConformant").as_deref(), Some("True"), "{conditions:#?}");
-        assert_eq!(found.spec, {
-            // What the API server fills in.
-            let mut expected = crd.spec;
-            expected.conversion.clone_from(&found.spec.conversion);
-            expected.names.list_kind.clone_from(&found.spec.names.list_kind);
-            expected
+        let condition = |crd: &CustomResourceDefinition, kind: &str| {
+            let conditions =
+                crd.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
+            let found = conditions.into_iter().find(|condition| condition.type_ == kind);
+            found.map(|condition| (condition.status, condition.reason.unwrap_or_default()))
+        };
+        let is = |state: &str, reason: &str| Some((state.to_string(), reason.to_string()));
+        let name = crd.metadata.name.as_deref().unwrap();
+        let established = is("True", "InitialNamesAccepted");
+        let found = wait::present(api.clone(), name, "is Established", Duration::from_secs(30), |crd| {
+            condition(crd, "Established") == established
         });
+        let found = found.await.unwrap();
+        assert_eq!(condition(&found, "NonStructuralSchema"), None);
+        assert_eq!(
+            condition(&found, "KubernetesAPIApprovalPolicyConformant"),
+            is("False", "UnapprovedAnnotation"),
+            "out of tree, and saying so"
+        );
+        let mut expected = crd.spec;
+        // The API server fills these in.
+        expected.conversion.clone_from(&found.spec.conversion);
+        expected.names.list_kind.clone_from(&found.spec.names.list_kind);
+        assert_eq!(found.spec, expected, "nothing was dropped or changed");
     }
 }
 
 #[tokio::test]
 async fn discovery_shows_names_short_names_scopes_and_the_category() {
     let cluster = shared().await;
-    let listed = cluster.kubectl(&["api-resources", "--categories", "haulout", "--no-headers"]).await.unwrap();
+    let listed =
+        cluster.kubectl(&["api-resources", "--categories", "haulout", "--no-headers"]).await.unwrap();
     let mut rows: Vec<Vec<String>> = listed
         .success()
         .unwrap()
@@ -75,7 +89,13 @@ async fn columns(cluster: &haulout_e2e::Handle, args: &[&str]) -> Vec<Vec<String
     let split = |line: &str| -> Vec<String> {
         line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).map(Into::into).collect()
     };
-    text.lines().map(split).map(|mut row| { row.pop(); row }).collect()
+    text.lines()
+        .map(split)
+        .map(|mut row| {
+            row.pop();
+            row
+        })
+        .collect()
 }
 
 fn row(cells: &[&str]) -> Vec<String> {
@@ -110,12 +130,24 @@ async fn a_maintenance_shows_stage_progress_blocker_and_reason() {
     );
     assert_eq!(
         columns(&cluster, &["get", "nm", "columns", "-o", "wide"]).await[1],
-        row(&["columns", "Drain", "False", "3", "42", "DisruptionBudgetExhausted",
-              "Evacuating (limited by maintenance-a)", "1", "new kernel"])
+        row(&[
+            "columns",
+            "Drain",
+            "False",
+            "3",
+            "42",
+            "DisruptionBudgetExhausted",
+            "Evacuating (limited by maintenance-a)",
+            "1",
+            "new kernel"
+        ])
     );
     let selected = |stage: &str| format!("spec.stage={stage}");
     for (stage, found) in [("Drain", true), ("Idle", false)] {
-        let text = cluster.kubectl(&["get", "nm", "-o", "name", "--field-selector", &selected(stage)]).await.unwrap();
+        let text = cluster
+            .kubectl(&["get", "nm", "-o", "name", "--field-selector", &selected(stage)])
+            .await
+            .unwrap();
         assert_eq!(text.success().unwrap().contains("/columns\n"), found, "stage {stage}");
     }
     cluster.kubectl(&["delete", "nm", "columns"]).await.unwrap().success().unwrap();
@@ -136,7 +168,17 @@ async fn an_evacuation_shows_its_pod_evacuator_and_blocker_and_is_found_by_them(
         cluster.kubectl_with(&["create", "-f", "-"], &object.to_string()).await.unwrap().success().unwrap();
     }
     let status = json!({"status": {"activeEvacuatorClass": "mover.example.com", "failedEvictionCounter": 3, "message": "copying"}});
-    let patch = ["patch", "evac", &name, "-n", "columns", "--subresource=status", "--type=merge", "-p", &status.to_string()];
+    let patch = [
+        "patch",
+        "evac",
+        &name,
+        "-n",
+        "columns",
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        &status.to_string(),
+    ];
     cluster.kubectl(&patch).await.unwrap().success().unwrap();
     assert_eq!(
         columns(&cluster, &["get", "evac", "-n", "columns"]).await,

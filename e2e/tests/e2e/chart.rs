@@ -26,7 +26,8 @@ fn earlier_chart(folder: &Path) -> PathBuf {
     let status = std::process::Command::new("cp").arg("-r").arg(chart()).arg(&copy).status().unwrap();
     assert!(status.success());
     let file = copy.join("files/crds/nodemaintenance.k8s.io_drainrules.yaml");
-    let mut crd: CustomResourceDefinition = serde_yaml::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let mut crd: CustomResourceDefinition =
+        serde_yaml::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
     crd.spec.versions[0].additional_printer_columns.as_mut().unwrap().retain(|column| column.name != "Order");
     std::fs::write(file, serde_yaml::to_string(&crd).unwrap()).unwrap();
     copy
@@ -55,7 +56,8 @@ async fn definitions_are_installed_upgraded_kept_and_adopted_again() {
 
     // A second release in the same cluster: nothing of the first is touched.
     let ours = chart().display().to_string();
-    let second = ["install", "second", &ours, "-n", "elsewhere", "--create-namespace", "--set", "crds.install=false"];
+    let second =
+        ["install", "second", &ours, "-n", "elsewhere", "--create-namespace", "--set", "crds.install=false"];
     helm(&cluster, &second).await;
     let roles: Api<ClusterRole> = Api::all(client.clone());
     for name in ["haulout-view", "second-haulout-view"] {
@@ -67,9 +69,17 @@ async fn definitions_are_installed_upgraded_kept_and_adopted_again() {
 
     helm(&cluster, &["uninstall", "haulout", "-n", "haulout-system", "--wait"]).await;
     assert!(roles.get_opt("haulout-view").await.unwrap().is_none());
-    cluster.kubectl(&["get", "drainrule", "mine"]).await.unwrap().success().expect("it is kept with its definition");
+    cluster
+        .kubectl(&["get", "drainrule", "mine"])
+        .await
+        .unwrap()
+        .success()
+        .expect("it is kept with its definition");
 
-    cluster.install_chart(&[("crds.keep", "false")]).await.expect("a second installation adopts what was kept");
+    cluster
+        .install_chart(&[("crds.keep", "false")])
+        .await
+        .expect("a second installation adopts what was kept");
     cluster.kubectl(&["get", "drainrule", "mine"]).await.unwrap().success().unwrap();
     helm(&cluster, &["uninstall", "haulout", "-n", "haulout-system", "--wait"]).await;
     for crd in haulout_api_types::crds() {
@@ -92,7 +102,11 @@ async fn the_chart_is_lint_free_and_renders_the_same_each_time() {
 async fn typos_in_values_are_refused_by_name() {
     let cluster = shared().await;
     let chart = chart().display().to_string();
-    for (set, word) in [("crd.install=false", "'crd' not allowed"), ("crds.kept=true", "'kept' not allowed"), ("crds.keep=perhaps", "crds/keep")] {
+    for (set, word) in [
+        ("crd.install=false", "'crd' not allowed"),
+        ("crds.kept=true", "'kept' not allowed"),
+        ("crds.keep=perhaps", "crds/keep"),
+    ] {
         let output = cluster.helm(&["template", "haulout", &chart, "--set", set]).await.unwrap();
         assert!(!output.status.success(), "{set} was taken");
         assert!(output.stderr.contains(word), "{set}: {}", output.stderr);
@@ -119,9 +133,11 @@ async fn whoever_may_view_a_namespace_sees_its_evacuations_and_changes_none() {
     };
     // The aggregation is carried out by kube-controller-manager, some moments after the installation.
     let evacuations = "evacuations.evacuation.coordination.k8s.io";
-    haulout_e2e::wait::eventually("vera may list evacuations", std::time::Duration::from_secs(30), async || {
-        Ok(may("list", evacuations).await.then_some(()))
-    })
+    haulout_e2e::wait::eventually(
+        "vera may list evacuations",
+        std::time::Duration::from_secs(30),
+        async || Ok(may("list", evacuations).await.then_some(())),
+    )
     .await
     .unwrap();
     assert!(!may("create", evacuations).await);

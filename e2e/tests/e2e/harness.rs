@@ -57,7 +57,8 @@ fn a_test_that_fails_leaves_its_logs_and_nothing_else() {
     let mut left: Vec<_> = walk(folder.path());
     left.sort();
     let logs: Vec<_> = Component::ALL.iter().map(|component| format!("{component}.log")).collect();
-    let names: Vec<_> = left.iter().map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect();
+    let names: Vec<_> =
+        left.iter().map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect();
     assert!(logs.iter().all(|log| names.contains(log)), "{names:?}");
     assert!(left.iter().all(|path| path.extension().is_some_and(|extension| extension == "log")), "{left:?}");
     let place = left[0].parent().unwrap().display().to_string();
@@ -91,9 +92,11 @@ async fn clusters_stand_side_by_side_and_a_restarted_api_server_has_its_data() {
 
     left.kill(Component::Etcd).await.unwrap();
     left.start(Component::Etcd).await.unwrap();
-    wait::eventually("the API server finds etcd again", SOON, async || Ok(namespaces.get("only-left").await.ok()))
-        .await
-        .unwrap();
+    wait::eventually("the API server finds etcd again", SOON, async || {
+        Ok(namespaces.get("only-left").await.ok())
+    })
+    .await
+    .unwrap();
     let roots = [left.root.clone(), right.root.clone()];
     left.shutdown().await;
     right.shutdown().await;
@@ -139,10 +142,14 @@ async fn pretended_nodes_run_pods_and_others_are_left_alone() {
         let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
         conditions.is_some_and(|all| all.iter().any(|c| c.type_ == "Ready" && c.status == "True"))
     };
-    for (name, expected) in [("kwok-plain", true), ("kwok-not-ready", false), ("kwok-held", true), ("kwok-slow", true)] {
-        wait::present(pods.clone(), name, "runs", SOON, |pod| phase(pod) == Some("Running") && ready(pod) == expected)
-            .await
-            .unwrap();
+    for (name, expected) in
+        [("kwok-plain", true), ("kwok-not-ready", false), ("kwok-held", true), ("kwok-slow", true)]
+    {
+        wait::present(pods.clone(), name, "runs", SOON, |pod| {
+            phase(pod) == Some("Running") && ready(pod) == expected
+        })
+        .await
+        .unwrap();
     }
     for name in ["kwok-plain", "kwok-held", "kwok-slow"] {
         pods.delete(name, &DeleteParams::default()).await.unwrap();
@@ -177,10 +184,12 @@ async fn taint_eviction_can_be_left_to_us() {
     let pods = put(&ours).await;
     let theirs = shared().await;
     wait::gone(put(&theirs).await, "taint-1", SOON).await.expect("kube-controller-manager evicts by default");
-    let pod = wait::present(pods, "taint-1", "runs", SOON, |pod| phase(pod) == Some("Running")).await.unwrap();
+    let pod =
+        wait::present(pods, "taint-1", "runs", SOON, |pod| phase(pod) == Some("Running")).await.unwrap();
     assert_eq!(pod.metadata.deletion_timestamp, None);
     let log = std::fs::read_to_string(ours.component_log(Component::ControllerManager)).unwrap();
-    let disabled = log.lines().any(|line| line.contains("disabled") && line.contains("taint-eviction-controller"));
+    let disabled =
+        log.lines().any(|line| line.contains("disabled") && line.contains("taint-eviction-controller"));
     assert!(disabled, "kube-controller-manager does not say that the controller is off");
     theirs.kubectl(&["delete", "node", "taint-1"]).await.unwrap().success().unwrap();
     ours.shutdown().await;
@@ -216,13 +225,28 @@ async fn a_service_account_has_its_own_rights_and_no_others() {
     let accounts: Api<ServiceAccount> = Api::namespaced(client, "accounts");
     let account = serde_json::from_value(json!({"metadata": {"name": "service"}})).unwrap();
     accounts.create(&PostParams::default(), &account).await.unwrap();
-    let bind = ["create", "rolebinding", "service", "-n", "accounts", "--clusterrole=view", "--serviceaccount=accounts:service"];
+    let bind = [
+        "create",
+        "rolebinding",
+        "service",
+        "-n",
+        "accounts",
+        "--clusterrole=view",
+        "--serviceaccount=accounts:service",
+    ];
     cluster.kubectl(&bind).await.unwrap().success().unwrap();
     let config = cluster.service_account_kubeconfig("accounts", "service").await.unwrap();
     let as_service = cluster.client_from(&config, "haulout-service").await.unwrap();
     let pods: Api<Pod> = Api::namespaced(as_service, "accounts");
-    wait::eventually("the binding is in force", SOON, async || Ok(pods.list(&ListParams::default()).await.ok())).await.unwrap();
-    let refusal = pods.create(&PostParams::default(), &objects::pod("x").namespace("accounts").build()).await.unwrap_err();
+    wait::eventually("the binding is in force", SOON, async || {
+        Ok(pods.list(&ListParams::default()).await.ok())
+    })
+    .await
+    .unwrap();
+    let refusal = pods
+        .create(&PostParams::default(), &objects::pod("x").namespace("accounts").build())
+        .await
+        .unwrap_err();
     assert!(refusal.to_string().contains("system:serviceaccount:accounts:service"), "{refusal}");
     cluster.kubectl(&["delete", "namespace", "accounts", "--wait=false"]).await.unwrap().success().unwrap();
 }

@@ -25,14 +25,12 @@ impl Deref for Shared {
 
 /// The shared cluster. Tests in it keep to names and namespaces of their own.
 pub async fn shared() -> Shared {
-    match Handle::from_env(Handle::ENV).unwrap() {
-        Some(handle) => Shared::Attached(handle),
-        None => {
-            let cluster = Cluster::builder().name("test").audit(true).boot().await.unwrap();
-            cluster.install_chart(&[]).await.unwrap();
-            Shared::Owned(cluster)
-        }
+    if let Some(handle) = Handle::from_env(Handle::ENV).unwrap() {
+        return Shared::Attached(handle);
     }
+    let cluster = Cluster::builder().name("test").audit(true).boot().await.unwrap();
+    cluster.install_chart(&[]).await.unwrap();
+    Shared::Owned(cluster)
 }
 
 /// The program under test where a test is about the commands themselves.

@@ -66,9 +66,15 @@ async fn judge(api: &Api<DynamicObject>, resource: &ApiResource, prefix: &str, c
 }
 
 /// Creates, changes and removes the object; the message of the request that the case is about.
-async fn attempt(api: &Api<DynamicObject>, resource: &ApiResource, name: &str, case: &Case) -> Result<(), String> {
+async fn attempt(
+    api: &Api<DynamicObject>,
+    resource: &ApiResource,
+    name: &str,
+    case: &Case,
+) -> Result<(), String> {
     let mut object: DynamicObject = serde_json::from_value(case.object.clone()).unwrap();
-    object.types = Some(kube::core::TypeMeta { api_version: resource.api_version.clone(), kind: resource.kind.clone() });
+    object.types =
+        Some(kube::core::TypeMeta { api_version: resource.api_version.clone(), kind: resource.kind.clone() });
     if object.metadata.name.is_none() && object.metadata.generate_name.is_none() {
         object.metadata.name = Some(name.into());
     }
@@ -85,7 +91,9 @@ async fn attempt(api: &Api<DynamicObject>, resource: &ApiResource, name: &str, c
     let params = PatchParams::default();
     let answer = match &case.change {
         Change::None => Ok(()),
-        Change::Object(patch) => api.patch(name, &params, &Patch::Merge(patch)).await.map(|_| ()).map_err(message),
+        Change::Object(patch) => {
+            api.patch(name, &params, &Patch::Merge(patch)).await.map(|_| ()).map_err(message)
+        }
         Change::Status(patches) => {
             let (judged, earlier) = patches.split_last().unwrap();
             for patch in earlier {

@@ -11,10 +11,7 @@ fn annotations(of: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 fn summary(evacuators: &[Evacuator]) -> Vec<String> {
-    evacuators
-        .iter()
-        .map(|e| format!("{} {}", e.evacuator_class, e.annotation().1))
-        .collect()
+    evacuators.iter().map(|e| format!("{} {}", e.evacuator_class, e.annotation().1)).collect()
 }
 
 #[test]
@@ -31,11 +28,7 @@ fn one_annotation_is_read_or_its_rule_named() {
             "11000/knowledgeable-app-specific",
             Ok((11_000, Some("knowledgeable-app-specific"))),
         ),
-        (
-            "deployment.apps.k8s.io",
-            "10000/controller",
-            Ok((10_000, Some("controller"))),
-        ),
+        ("deployment.apps.k8s.io", "10000/controller", Ok((10_000, Some("controller")))),
         ("foo", "1/a/b", Ok((1, Some("a/b")))),
         ("foo", "", Err(Problem::Priority(String::new()))),
         ("foo", "-1", Err(Problem::Priority("-1".into()))),
@@ -43,11 +36,7 @@ fn one_annotation_is_read_or_its_rule_named() {
         ("foo", "01", Err(Problem::Priority("01".into()))),
         ("foo", "1.5", Err(Problem::Priority("1.5".into()))),
         ("foo", "100001", Err(Problem::Priority("100001".into()))),
-        (
-            "foo",
-            "99999999999999999999",
-            Err(Problem::Priority("99999999999999999999".into())),
-        ),
+        ("foo", "99999999999999999999", Err(Problem::Priority("99999999999999999999".into()))),
         ("foo", "high", Err(Problem::Priority("high".into()))),
         ("foo", " 1", Err(Problem::Priority(" 1".into()))),
         ("foo", "1/", Err(Problem::Role)),
@@ -61,11 +50,7 @@ fn one_annotation_is_read_or_its_rule_named() {
     for (class, value, expected) in cases {
         let read = Evacuator::parse(class, value);
         let read = read.as_ref().map(|e| (e.priority, e.role.as_deref()));
-        assert_eq!(
-            read,
-            expected.as_ref().map(|(priority, role)| (*priority, *role)),
-            "{class}: {value}"
-        );
+        assert_eq!(read, expected.as_ref().map(|(priority, role)| (*priority, *role)), "{class}: {value}");
     }
 }
 
@@ -74,10 +59,7 @@ fn the_example_of_the_kep_is_ordered_by_priority() {
     let (evacuators, violations) = read(&annotations(&[
         ("fallback-evacuator.rescue-company.com", "2000"),
         ("deployment.apps.k8s.io", "10000/controller"),
-        (
-            "sensitive-workload-operator.fruit-company.com",
-            "11000/knowledgeable-app-specific",
-        ),
+        ("sensitive-workload-operator.fruit-company.com", "11000/knowledgeable-app-specific"),
     ]));
     assert_eq!(
         summary(&evacuators),
@@ -92,24 +74,13 @@ fn the_example_of_the_kep_is_ordered_by_priority() {
 
 #[test]
 fn bad_annotations_are_left_out_one_by_one_and_named() {
-    let mut all = annotations(&[
-        ("b.example.com", "5"),
-        ("a.example.com", "5"),
-        ("c.example.com", "x"),
-    ]);
-    all.extend(annotations(&[
-        ("d.example.com", "10000/controller"),
-        ("e.example.com", "10000/controller"),
-    ]));
+    let mut all = annotations(&[("b.example.com", "5"), ("a.example.com", "5"), ("c.example.com", "x")]);
+    all.extend(annotations(&[("d.example.com", "10000/controller"), ("e.example.com", "10000/controller")]));
     all.insert("example.com/other".into(), "not ours".into());
     let (evacuators, violations) = read(&all);
     assert_eq!(
         summary(&evacuators),
-        [
-            "d.example.com 10000/controller",
-            "a.example.com 5",
-            "b.example.com 5"
-        ]
+        ["d.example.com 10000/controller", "a.example.com 5", "b.example.com 5"]
     );
     let messages: Vec<_> = violations.iter().map(ToString::to_string).collect();
     assert_eq!(
@@ -131,10 +102,7 @@ fn ninety_nine_evacuators_fit_beside_the_controller() {
     let (evacuators, violations) = read(&all);
     assert_eq!(evacuators.len(), 100);
     assert!(evacuators.iter().any(Evacuator::is_controller));
-    let dropped: Vec<_> = violations
-        .iter()
-        .map(|v| v.annotation.rsplit('_').next().unwrap())
-        .collect();
+    let dropped: Vec<_> = violations.iter().map(|v| v.annotation.rsplit('_').next().unwrap()).collect();
     assert_eq!(dropped, ["e1", "e0"], "those of the lowest priority");
 }
 
@@ -157,11 +125,7 @@ fn pod(
 #[test]
 fn the_owners_class_is_added_where_it_is_served_and_not_claimed() {
     let hash = [("pod-template-hash", "abc")];
-    let served_all = [
-        names::class::DEPLOYMENT,
-        names::class::STATEFUL_SET,
-        names::class::DAEMON_SET,
-    ];
+    let served_all = [names::class::DEPLOYMENT, names::class::STATEFUL_SET, names::class::DAEMON_SET];
     let none = BTreeMap::new;
     let cases: [(ObjectMeta, &[&str], &[&str]); 10] = [
         (
@@ -174,11 +138,7 @@ fn the_owners_class_is_added_where_it_is_served_and_not_claimed() {
             &served_all,
             &["deployment.apps.k8s.io 10000/controller"],
         ),
-        (
-            pod(Some(("apps/v1", "ReplicaSet")), &[], none()),
-            &served_all,
-            &[],
-        ),
+        (pod(Some(("apps/v1", "ReplicaSet")), &[], none()), &served_all, &[]),
         (pod(Some(("apps/v1", "ReplicaSet")), &hash, none()), &[], &[]),
         (
             pod(Some(("apps/v1", "StatefulSet")), &[], none()),
@@ -191,11 +151,7 @@ fn the_owners_class_is_added_where_it_is_served_and_not_claimed() {
             &["daemonset.apps.k8s.io 10000/controller"],
         ),
         (pod(Some(("batch/v1", "Job")), &[], none()), &served_all, &[]),
-        (
-            pod(Some(("apps.kruise.io/v1", "StatefulSet")), &[], none()),
-            &served_all,
-            &[],
-        ),
+        (pod(Some(("apps.kruise.io/v1", "StatefulSet")), &[], none()), &served_all, &[]),
         (pod(None, &hash, none()), &served_all, &[]),
         (
             pod(
@@ -221,10 +177,7 @@ fn an_annotation_for_the_built_in_class_with_another_role_is_respected() {
         annotations(&[(names::class::STATEFUL_SET, "500/fallback")]),
     );
     let served = BTreeSet::from([names::class::STATEFUL_SET.to_string()]);
-    assert_eq!(
-        summary(&resolve(&pod, &served).0),
-        ["statefulset.apps.k8s.io 500/fallback"]
-    );
+    assert_eq!(summary(&resolve(&pod, &served).0), ["statefulset.apps.k8s.io 500/fallback"]);
 }
 
 #[test]
@@ -258,10 +211,7 @@ fn the_whole_evacuation_for_a_pod() {
     ");
     let nameless = ObjectMeta::default();
     let error = evacuation_for(&nameless, "x", &BTreeSet::new()).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "the pod has no metadata.name, so no Evacuation can be made for it"
-    );
+    assert_eq!(error.to_string(), "the pod has no metadata.name, so no Evacuation can be made for it");
 }
 
 #[test]
@@ -284,37 +234,25 @@ fn the_name_is_cut_at_150_and_never_ends_in_punctuation() {
 #[test]
 fn labels_of_the_pod_win() {
     let map = |of: &[(&str, &str)]| {
-        of.iter()
-            .map(|(k, v)| ((*k).to_string(), (*v).to_string()))
-            .collect::<BTreeMap<_, _>>()
+        of.iter().map(|(k, v)| ((*k).to_string(), (*v).to_string())).collect::<BTreeMap<_, _>>()
     };
-    let merged = merge_labels(
-        Some(map(&[("app", "mine"), ("team", "x")])),
-        Some(&map(&[("app", "web")])),
-    );
+    let merged = merge_labels(Some(map(&[("app", "mine"), ("team", "x")])), Some(&map(&[("app", "web")])));
     assert_eq!(merged, Some(map(&[("app", "web"), ("team", "x")])));
     assert_eq!(merge_labels(None, None), None);
 }
 
 fn any_evacuator() -> impl Strategy<Value = Evacuator> {
-    (
-        "[a-z]{1,8}(\\.[a-z]{1,8}){0,2}",
-        0..=100_000,
-        proptest::option::of("[a-z/-]{1,20}"),
-    )
-        .prop_map(|(evacuator_class, priority, role)| {
+    ("[a-z]{1,8}(\\.[a-z]{1,8}){0,2}", 0..=100_000, proptest::option::of("[a-z/-]{1,20}")).prop_map(
+        |(evacuator_class, priority, role)| {
             let controller = role.as_deref() == Some(CONTROLLER_ROLE);
             let priority = match (controller, priority) {
                 (true, _) => CONTROLLER_PRIORITY,
                 (false, CONTROLLER_PRIORITY) => CONTROLLER_PRIORITY + 1,
                 (false, other) => other,
             };
-            Evacuator {
-                evacuator_class,
-                priority,
-                role,
-            }
-        })
+            Evacuator { evacuator_class, priority, role }
+        },
+    )
 }
 
 proptest! {

@@ -71,13 +71,7 @@ impl Outcome {
 /// Compiles the tests of the packages that `selection` names for cargo.
 pub fn build(selection: &[&str]) -> Result<Vec<Binary>> {
     let output = Command::new(env!("CARGO"))
-        .args([
-            "test",
-            "--no-run",
-            "--quiet",
-            "--message-format",
-            "json-render-diagnostics",
-        ])
+        .args(["test", "--no-run", "--quiet", "--message-format", "json-render-diagnostics"])
         .args(selection)
         .current_dir(repo::root())
         .stderr(Stdio::inherit())
@@ -87,9 +81,7 @@ pub fn build(selection: &[&str]) -> Result<Vec<Binary>> {
         bail!("the tests do not compile: see above");
     }
     let text = String::from_utf8_lossy(&output.stdout);
-    let messages = text
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     Ok(messages.filter_map(|message| binary(&message)).collect())
 }
 
@@ -129,11 +121,7 @@ pub fn list<'a>(binaries: &'a [Binary], filter: Option<&str>) -> Result<Vec<Test
                 .output()
                 .with_context(|| format!("listing the tests of {}", binary.target))?;
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
-            Ok(text
-                .lines()
-                .filter_map(|line| line.strip_suffix(": test"))
-                .map(Into::into)
-                .collect())
+            Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(Into::into).collect())
         };
         let slow = names(&["--ignored"])?;
         let wanted = |name: &String| filter.is_none_or(|filter| name.contains(filter));
@@ -155,28 +143,19 @@ pub fn run(tests: &[Test], full: bool, env: &[(&str, OsString)]) -> Vec<Outcome>
             scope.spawn(|| {
                 while let Some(test) = tests.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let outcome = run_one(test, full, env);
-                    outcomes
-                        .lock()
-                        .unwrap_or_else(std::sync::PoisonError::into_inner)
-                        .push(outcome);
+                    outcomes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(outcome);
                 }
             });
         }
     });
-    outcomes
-        .into_inner()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
+    outcomes.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 fn run_one(test: &Test, full: bool, env: &[(&str, OsString)]) -> Outcome {
     let name = format!("{}::{}", test.binary.target, test.name);
     let begun = Instant::now();
     if test.slow && !full {
-        return Outcome {
-            name,
-            verdict: Verdict::Skipped,
-            took: Duration::ZERO,
-        };
+        return Outcome { name, verdict: Verdict::Skipped, took: Duration::ZERO };
     }
     let result = execute(test, &name, env);
     let took = begun.elapsed();
@@ -185,30 +164,15 @@ fn run_one(test: &Test, full: bool, env: &[(&str, OsString)]) -> Outcome {
             if took >= WORTH_A_LINE {
                 ui::note(&format!("    ok {name} ({})", ui::duration(took)));
             }
-            Outcome {
-                name,
-                verdict: Verdict::Passed,
-                took,
-            }
+            Outcome { name, verdict: Verdict::Passed, took }
         }
         Ok(Some(output)) => {
-            ui::error(&format!(
-                "test {name} failed after {}:\n{output}",
-                ui::duration(took)
-            ));
-            Outcome {
-                name,
-                verdict: Verdict::Failed,
-                took,
-            }
+            ui::error(&format!("test {name} failed after {}:\n{output}", ui::duration(took)));
+            Outcome { name, verdict: Verdict::Failed, took }
         }
         Err(error) => {
             ui::error(&format!("test {name} could not be run: {error:#}"));
-            Outcome {
-                name,
-                verdict: Verdict::Failed,
-                took,
-            }
+            Outcome { name, verdict: Verdict::Failed, took }
         }
     }
 }

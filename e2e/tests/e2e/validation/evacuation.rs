@@ -1,11 +1,13 @@
 //! Evacuation: what is refused, and its good twins.
 
+use std::collections::BTreeSet;
+
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::core::ApiResource;
 use serde_json::{Value, json};
 
 use haulout_api_types::evacuation::CancellationPolicy;
-use haulout_api_types::{Evacuation, evacuators};
+use haulout_api_types::{Evacuation, EvacuationStatus, evacuators};
 use haulout_e2e::objects;
 use k8s_openapi::api::core::v1::Namespace;
 
@@ -160,21 +162,48 @@ async fn statuses_are_checked_too() {
     let status = |status: Value| json!({"status": status});
     let failed = |times: i64| status(json!({"failedEvictionCounter": times}));
     let only_grows = "status.failedEvictionCounter can only grow";
-    check("evacuation-status", vec![
-        Case::status("the counter grows", with(json!({})), [failed(1), failed(5)]),
-        Case::status("the counter stays", with(json!({})), [failed(5), status(json!({"failedEvictionCounter": 5, "message": "x"}))]),
-        Case::status("the counter shrinks", with(json!({})), [failed(5), failed(4)]).refused(only_grows),
-        Case::status("the counter is removed", with(json!({})), [failed(5), status(json!({"failedEvictionCounter": null}))]).refused(only_grows),
-        Case::status("the status is removed", with(json!({})), [failed(5), status(Value::Null)]).refused(only_grows),
-        Case::status("a negative counter", with(json!({})), [failed(-1)]).refused("should be greater than or equal to 0"),
-        Case::status("a long message", with(json!({})), [status(json!({"message": "x".repeat(32768)}))]),
-        Case::status("a longer one", with(json!({})), [status(json!({"message": "x".repeat(32769)}))]).refused("status.message: Too long"),
-        Case::status("a policy", with(json!({})), [status(json!({"evacuationCancellationPolicy": "Forbid"}))]),
-        Case::status("an unknown policy", with(json!({})), [status(json!({"evacuationCancellationPolicy": "Deny"}))])
+    check(
+        "evacuation-status",
+        vec![
+            Case::status("the counter grows", with(json!({})), [failed(1), failed(5)]),
+            Case::status(
+                "the counter stays",
+                with(json!({})),
+                [failed(5), status(json!({"failedEvictionCounter": 5, "message": "x"}))],
+            ),
+            Case::status("the counter shrinks", with(json!({})), [failed(5), failed(4)]).refused(only_grows),
+            Case::status(
+                "the counter is removed",
+                with(json!({})),
+                [failed(5), status(json!({"failedEvictionCounter": null}))],
+            )
+            .refused(only_grows),
+            Case::status("the status is removed", with(json!({})), [failed(5), status(Value::Null)])
+                .refused(only_grows),
+            Case::status("a negative counter", with(json!({})), [failed(-1)])
+                .refused("should be greater than or equal to 0"),
+            Case::status("a long message", with(json!({})), [status(json!({"message": "x".repeat(32768)}))]),
+            Case::status("a longer one", with(json!({})), [status(json!({"message": "x".repeat(32769)}))])
+                .refused("status.message: Too long"),
+            Case::status(
+                "a policy",
+                with(json!({})),
+                [status(json!({"evacuationCancellationPolicy": "Forbid"}))],
+            ),
+            Case::status(
+                "an unknown policy",
+                with(json!({})),
+                [status(json!({"evacuationCancellationPolicy": "Deny"}))],
+            )
             .refused("supported values: \"Allow\", \"Forbid\""),
-        Case::status("no time at all", with(json!({})), [status(json!({"evacuationProgressTimestamp": "yesterday"}))])
+            Case::status(
+                "no time at all",
+                with(json!({})),
+                [status(json!({"evacuationProgressTimestamp": "yesterday"}))],
+            )
             .refused("evacuationProgressTimestamp"),
-    ])
+        ],
+    )
     .await;
 }
 
@@ -186,8 +215,8 @@ async fn a_status_cannot_be_created_and_is_filled_in_from_the_first_word() {
     let pods = Api::namespaced(cluster.client().await.unwrap(), &namespace);
     let pod = pods.create(&PostParams::default(), &pod).await.unwrap();
     let (mut evacuation, _) =
-        evacuators::evacuation_for(&pod.metadata, "test.example.com", &Default::default()).unwrap();
-    evacuation.status = Some(Default::default());
+        evacuators::evacuation_for(&pod.metadata, "test.example.com", &BTreeSet::new()).unwrap();
+    evacuation.status = Some(EvacuationStatus::default());
     let created = api.create(&PostParams::default(), &evacuation).await.unwrap();
     assert_eq!(created.status, None);
     assert_eq!(created.spec.progress_deadline_seconds, 1800);
