@@ -54,10 +54,7 @@ pub fn run(args: &Args) -> Result<()> {
         cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"], &[])
     });
     report.step("docs", || {
-        cargo(
-            &["doc", "--workspace", "--no-deps", "--document-private-items", "--quiet"],
-            &[("RUSTDOCFLAGS", "-D warnings")],
-        )
+        cargo(&["doc", "--workspace", "--no-deps", "--quiet"], &[("RUSTDOCFLAGS", "-D warnings")])
     });
     report.step("dependencies", deny);
     let built = report.step("build the tests", || runner::build(&["--workspace"]));
