@@ -1,5 +1,5 @@
-//! Boots, controls and tears down one control plane. How each program is called is in [`command`],
-//! the folder that everything lives in is in [`folder`], and the way to "ready" is in [`boot`].
+//! Boots, controls and tears down one control plane. How each program is called is in `command`,
+//! the folder that everything lives in is in `folder`, and the way to "ready" is in `boot`.
 
 mod boot;
 mod command;
@@ -161,8 +161,8 @@ impl Cluster {
         self.process(component)?.resume()
     }
 
-    /// Starts a component that was stopped or has died, with the same ports and data. The API
-    /// server is ready when this returns.
+    /// Starts a component that was stopped or has died, with the same ports and data. After etcd or
+    /// the API server, the API server is ready when this returns, unless the other one is missing.
     pub async fn start(&self, component: Component) -> Result<()> {
         if self.is_running(component) {
             return Ok(());
@@ -172,7 +172,8 @@ impl Cluster {
             self.handle.release_nodes().await?;
         }
         self.spawn(component)?;
-        if component == Component::ApiServer {
+        let storage = [Component::Etcd, Component::ApiServer];
+        if storage.contains(&component) && storage.into_iter().all(|needed| self.is_running(needed)) {
             self.wait_for_api_server().await?;
         }
         Ok(())
