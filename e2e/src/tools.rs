@@ -1,5 +1,5 @@
 //! The control plane's programs, built once from the Go module in `control-plane/` into a cache
-//! outside the clone. What is cached under which name is decided in [`key`]; building is in [`build`].
+//! outside the clone. What is cached under which name is decided in `key`; building is in `build`.
 
 mod build;
 mod key;
