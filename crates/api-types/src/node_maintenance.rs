@@ -318,3 +318,37 @@ pub struct MaintenanceStatus {
     #[serde(default)]
     pub drain_message: String,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_only_go_forward() {
+        use Stage::{Complete, Cordon, Drain, Idle};
+        let legal = [
+            (Idle, Cordon),
+            (Idle, Drain),
+            (Idle, Complete),
+            (Cordon, Drain),
+            (Cordon, Complete),
+            (Drain, Complete),
+        ];
+        for from in Stage::ALL {
+            for to in Stage::ALL {
+                assert_eq!(
+                    from.may_become(to),
+                    from == to || legal.contains(&(from, to)),
+                    "{from:?} to {to:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_words_for_stages_are_those_of_the_api() {
+        for stage in Stage::ALL {
+            assert_eq!(serde_json::to_value(stage).unwrap(), stage.as_str());
+        }
+    }
+}

@@ -36,6 +36,7 @@ pub fn is_finished(phase: Option<&str>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use serde_json::json;
 
     #[test]
@@ -64,5 +65,27 @@ mod tests {
                 .filter(|phase| is_finished(*phase))
                 .collect();
         assert_eq!(finished, [Some("Succeeded"), Some("Failed")]);
+    }
+
+    proptest! {
+        /// Whatever else owns it: a mirror is static, and only the managing owner makes a DaemonSet pod.
+        #[test]
+        fn mirrors_are_static_and_only_the_controller_counts(
+            mirror: bool,
+            kinds in proptest::collection::vec(proptest::sample::select(vec!["DaemonSet", "ReplicaSet", "Node"]), 0..4),
+            controller in 0usize..5,
+        ) {
+            let owners: Vec<_> = kinds.iter().enumerate().map(|(i, kind)| {
+                json!({"apiVersion": "x/v1", "kind": kind, "name": "x", "uid": "u", "controller": i == controller})
+            }).collect();
+            let annotations = if mirror { json!({MIRROR_POD_ANNOTATION: ""}) } else { json!({}) };
+            let meta = serde_json::from_value(json!({"annotations": annotations, "ownerReferences": owners})).unwrap();
+            let expected = match (mirror, kinds.get(controller)) {
+                (true, _) => PodType::Static,
+                (false, Some(&"DaemonSet")) => PodType::DaemonSet,
+                _ => PodType::Default,
+            };
+            prop_assert_eq!(PodType::of(&meta), expected);
+        }
     }
 }
