@@ -1,0 +1,1 @@
+//! Leadership on a Lease.

@@ -1,0 +1,1 @@
+//! The slim pod cache.
