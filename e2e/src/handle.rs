@@ -3,11 +3,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::ServiceAccount;
-use kube::api::PostParams;
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,10 @@ use crate::kubeconfig::{self, Identity};
 use crate::pki::Pki;
 use crate::process::{Command, Output};
 use crate::tools::Tools;
+use crate::wait;
+
+/// How long the API server may take to serve a new kind.
+const SERVED_LIMIT: Duration = Duration::from_secs(30);
 
 /// A cluster as seen by those who use it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -142,7 +147,8 @@ impl Handle {
         self.run(&self.tools.helm(), args, None).await
     }
 
-    /// Installs or upgrades our chart with these `--set` values, as the README tells people to.
+    /// Installs or upgrades our chart with these `--set` values, as the README tells people to, and waits
+    /// until the API server serves our kinds: it answers 404 for some moments after it took them.
     pub async fn install_chart(&self, values: &[(&str, &str)]) -> Result<()> {
         let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("finding the repository")?;
         let chart = repository.join("charts/haulout").display().to_string();
@@ -151,6 +157,17 @@ impl Handle {
         args.extend(["--namespace", "haulout-system", "--create-namespace"]);
         args.extend(values.iter().flat_map(|value| ["--set", value]));
         self.helm(&args).await?.success().context("installing the chart with helm")?;
+        let client = self.client().await?;
+        for crd in haulout_api_types::crds() {
+            let version = crd.spec.versions.first().context("a definition has a version")?;
+            let kind = GroupVersionKind::gvk(&crd.spec.group, &version.name, &crd.spec.names.kind);
+            let resource = ApiResource::from_gvk_with_plural(&kind, &crd.spec.names.plural);
+            let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+            wait::eventually(&format!("{} are served", resource.plural), SERVED_LIMIT, async || {
+                Ok(api.list(&ListParams::default().limit(1)).await.ok())
+            })
+            .await?;
+        }
         Ok(())
     }
 

@@ -1,21 +1,33 @@
 {{/*
-The prefix of every object's name. It carries the release's name, so that two releases never claim
-the same cluster-scoped object. At most 40 characters, which leaves room for what follows.
+The prefix of the names of objects in the release's namespace. Different releases never get the same
+one, and it has at most 40 characters, which leaves room for what follows.
 */}}
 {{- define "haulout.fullname" -}}
+{{- $name := .Release.Name -}}
+{{- if ne $name "haulout" -}}
+{{- $name = printf "%s-haulout" $name -}}
+{{- end -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
-{{- else if contains "haulout" .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else if gt (len $name) 40 -}}
+{{- printf "%s-%s" ($name | trunc 31 | trimSuffix "-") ($name | sha256sum | trunc 8) -}}
 {{- else -}}
-{{- printf "%s-haulout" .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- $name -}}
 {{- end -}}
+{{- end -}}
+
+{{/*
+The prefix of the names of cluster-scoped objects, which also differs from namespace to namespace: a
+namespace has no dot in its name.
+*/}}
+{{- define "haulout.clusterName" -}}
+{{- printf "%s.%s" .Release.Namespace (include "haulout.fullname" .) -}}
 {{- end -}}
 
 {{- define "haulout.labels" -}}
 app.kubernetes.io/name: haulout
 app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | replace "+" "_" | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}

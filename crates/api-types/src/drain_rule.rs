@@ -88,15 +88,18 @@ pub enum DrainBehavior {
 /// Nodes that a rule applies to.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct DrainRuleNodes {
-    /// Labels of the node. Absent or empty: all nodes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Labels of the node. Empty: all nodes.
     #[schemars(schema_with = "schema::label_selector")]
-    pub selector: Option<LabelSelector>,
+    pub selector: LabelSelector,
 }
 
 /// Pods that a rule applies to. All that is given must match.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.selector) || has(self.namespaceSelector) || has(self.podTypes)")
+        .message("say which pods: give selector, namespaceSelector or podTypes; all pods are selector: {}"),
+)]
 pub struct DrainRulePods {
     /// Labels of the pod. Absent or empty: all pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -125,6 +128,6 @@ pub struct DrainRuleStatus {
 
     /// Why the rule has no effect, where it has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
 }

@@ -99,8 +99,7 @@ impl Rule {
             move |error: SelectorError| SelectorError { path: format!("{path}.{}", error.path), ..error }
         };
         let nodes = rule.spec.nodes.iter().enumerate().map(|(i, nodes)| {
-            LabelMatcher::from_optional(nodes.selector.as_ref())
-                .map_err(at(format!("spec.nodes[{i}].selector")))
+            LabelMatcher::new(&nodes.selector).map_err(at(format!("spec.nodes[{i}].selector")))
         });
         let pods = rule.spec.pods.iter().enumerate().map(|(i, pods)| {
             Ok(PodMatcher {

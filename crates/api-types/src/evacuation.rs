@@ -12,7 +12,7 @@ use crate::schema;
 pub const DEFAULT_PROGRESS_DEADLINE_SECONDS: i32 = 1800;
 
 /// What is to be evacuated and by whom. Everything in it is fixed at creation.
-#[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 #[kube(
     group = "evacuation.coordination.k8s.io",
@@ -39,11 +39,12 @@ pub const DEFAULT_PROGRESS_DEADLINE_SECONDS: i32 = 1800;
     validation = named_after_pod(),
     validation = Rule::new("!has(self.metadata.generateName)").message("metadata.generateName is not supported: name the Evacuation <pod UID>-<pod name>"),
     validation = counter_only_grows(),
+    validation = active_class_is_an_evacuator(),
 )]
 #[x_kube(
     validation = schema::immutable("podRef", "an Evacuation belongs to one pod, create another for another pod"),
     validation = schema::immutable("progressDeadlineSeconds", "evacuators rely on it"),
-    validation = schema::immutable_list("evacuators", "they are resolved once, when the Evacuation is created"),
+    validation = schema::immutable_list("evacuators", "true", "they are resolved once, when the Evacuation is created"),
 )]
 pub struct EvacuationSpec {
     /// The pod that is to leave. Immutable.
@@ -67,6 +68,16 @@ pub struct EvacuationSpec {
     pub progress_deadline_seconds: i32,
 }
 
+impl Default for EvacuationSpec {
+    fn default() -> Self {
+        Self {
+            pod_ref: LocalPodReference::default(),
+            evacuators: Vec::new(),
+            progress_deadline_seconds: DEFAULT_PROGRESS_DEADLINE_SECONDS,
+        }
+    }
+}
+
 fn default_progress_deadline() -> i32 {
     DEFAULT_PROGRESS_DEADLINE_SECONDS
 }
@@ -80,7 +91,7 @@ fn named_after_pod() -> Rule {
          && self.spec.podRef.name.substring(size(self.metadata.name) - 37, 150).matches('^[-.]*$'))",
     )
     .message(
-        "metadata.name must be <spec.podRef.uid>-<spec.podRef.name>, with at most the first 150 characters of the pod's name",
+        "metadata.name must be <spec.podRef.uid>-<spec.podRef.name>; of a longer pod name exactly the first 150 characters, without a trailing - or .",
     )
 }
 
@@ -92,6 +103,14 @@ fn counter_only_grows() -> Rule {
          && self.status.failedEvictionCounter >= oldSelf.status.failedEvictionCounter)",
     )
     .message("status.failedEvictionCounter can only grow")
+}
+
+fn active_class_is_an_evacuator() -> Rule {
+    Rule::new(
+        "!has(self.status) || !has(self.status.activeEvacuatorClass) || (has(self.spec.evacuators) \
+         && self.spec.evacuators.exists(e, e.evacuatorClass == self.status.activeEvacuatorClass))",
+    )
+    .message("status.activeEvacuatorClass must be one of spec.evacuators")
 }
 
 /// Identifies one pod in the Evacuation's namespace.
@@ -112,6 +131,8 @@ pub struct LocalPodReference {
 #[x_kube(
     validation = Rule::new("(has(self.role) && self.role == 'controller') == (self.priority == 10000)")
         .message("priority 10000 belongs to the role controller and to no other: give both or neither"),
+    validation = Rule::new("self.evacuatorClass != 'nodemaintenance.k8s.io' && !self.evacuatorClass.endsWith('.nodemaintenance.k8s.io')")
+        .message("evacuator classes in nodemaintenance.k8s.io are reserved for Haulout's own instigators"),
 )]
 pub struct Evacuator {
     /// DNS subdomain that identifies the evacuator, of at most 54 characters, such as foo.example.com.
@@ -129,7 +150,8 @@ pub struct Evacuator {
     pub role: Option<String>,
 }
 
-/// How far an evacuation has come. Written by the active evacuator and the evacuation controller.
+/// How far an evacuation has come. Written by the active evacuator and the evacuation controller, so
+/// that whoever writes it patches the fields that are its own.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct EvacuationStatus {
@@ -142,7 +164,7 @@ pub struct EvacuationStatus {
 
     /// Set to true by the active evacuator when it has done its part. The next one is then given
     /// control; with none left and the pod still there, the pod is evicted.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default)]
     pub active_evacuator_completed: bool,
 
     /// When the active evacuator last reported progress. Cannot be in the future.
@@ -170,7 +192,7 @@ pub struct EvacuationStatus {
 
     /// Blocked, and whatever evacuators want to share.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
 }
 

@@ -39,6 +39,9 @@ pub enum Problem {
     /// The class is no DNS subdomain, or too long.
     #[error("the evacuator class must be a DNS subdomain of at most 54 characters, such as foo.example.com")]
     Class,
+    /// The class is one of ours, and would make our own wish look like an evacuator's clean-up.
+    #[error("evacuator classes in nodemaintenance.k8s.io are reserved for Haulout's own instigators")]
+    ReservedClass,
     /// The priority is no number in the range.
     #[error("the priority must be a whole number from 0 to 100000, not {0:?}")]
     Priority(String),
@@ -83,6 +86,9 @@ impl Evacuator {
         if class.len() > MAX_CLASS || !is_dns_subdomain(class) {
             return Err(Problem::Class);
         }
+        if is_reserved(class) {
+            return Err(Problem::ReservedClass);
+        }
         let (priority, role) = match value.split_once('/') {
             Some((priority, role)) => (priority, Some(role)),
             None => (value, None),
@@ -97,6 +103,12 @@ impl Evacuator {
             _ => Ok(Self { evacuator_class: class.into(), priority, role: role.map(Into::into) }),
         }
     }
+}
+
+/// Whether only our own instigators may be called so.
+fn is_reserved(class: &str) -> bool {
+    let rest = class.strip_suffix(names::NODE_MAINTENANCE_GROUP);
+    rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 /// Only the form in which we would print it: no sign, no leading zeros.

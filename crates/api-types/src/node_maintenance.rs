@@ -7,6 +7,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::drain_plan::DEFAULT_PRIORITIES;
 use crate::schema;
 
 /// How many blockers the status lists; the metric counts them all.
@@ -81,7 +82,7 @@ pub const MAX_BLOCKERS: usize = 20;
 )]
 #[x_kube(
     validation = schema::immutable("nodeSelector", "create another NodeMaintenance for other nodes"),
-    validation = schema::immutable_list("drainPlan", "complete this NodeMaintenance and create one with the new plan"),
+    validation = schema::immutable_list("drainPlan", &not_default(), "complete this NodeMaintenance and create one with the new plan"),
     validation = legal_transition(),
 )]
 pub struct NodeMaintenanceSpec {
@@ -97,12 +98,15 @@ pub struct NodeMaintenanceSpec {
 
     /// The order in which pods leave, entry by entry: Default pods before DaemonSet pods before static
     /// pods, and lower priorities first. For every pod type, entries for the priorities 1000000000,
-    /// 2000000000, 2000001000 and 2147483647 are added where they are missing. Immutable.
+    /// 2000000000, 2000001000 and 2147483647 are carried out even where they are missing. Immutable,
+    /// apart from those; at most 100 entries besides them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 100))]
+    #[schemars(length(max = 112))]
     #[x_kube(
         merge_strategy = ListMerge::Atomic,
-        validation = Rule::new("self.all(a, self.exists_one(b, a == b))").message("drainPlan must not have the same entry twice"),
+        validation = no_entry_twice(),
+        validation = Rule::new(format!("self.filter(e, {}).size() <= 100", not_default()))
+            .message("drainPlan can have at most 100 entries besides the default ones"),
     )]
     pub drain_plan: Vec<DrainPlanEntry>,
 
@@ -110,6 +114,20 @@ pub struct NodeMaintenanceSpec {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
     pub reason: String,
+}
+
+/// CEL: the entry `e` is none of the twelve that every plan has. Those count for nothing when plans are
+/// compared, so that a manifest without them can be applied again after somebody has added them.
+fn not_default() -> String {
+    format!("has(e.podSelector) || !(e.podPriority in {DEFAULT_PRIORITIES:?})")
+}
+
+/// Only judged when the plan first appears, which is the only time that it can change: comparing all with
+/// all is slow, and rules run again with every write of the status.
+fn no_entry_twice() -> Rule {
+    Rule::new("oldSelf.hasValue() || self.all(a, self.exists_one(b, a == b))")
+        .message("drainPlan must not have the same entry twice")
+        .optional_old_self(true)
 }
 
 /// Where the rule stands it sees the defaulted stage, so leaving the field out is going back to Idle.
@@ -222,7 +240,7 @@ pub struct NodeMaintenanceStatus {
 
     /// Cordoned, Drained and Blocked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
 }
 
@@ -254,30 +272,37 @@ pub struct DrainStatus {
 
     /// Number of pods that still have to leave: those pending and those evacuating.
     #[serde(default)]
+    #[schemars(range(min = 0))]
     pub pods_left: i32,
 
     /// Number of pods that have to leave and whose evacuation has not started.
     #[serde(default)]
+    #[schemars(range(min = 0))]
     pub pods_pending_evacuation: i32,
 
     /// Number of pods that have an Evacuation.
     #[serde(default)]
+    #[schemars(range(min = 0))]
     pub pods_evacuating: i32,
 
     /// Number of pods that have left since the drain began.
     #[serde(default)]
+    #[schemars(range(min = 0))]
     pub pods_evacuated: i32,
 
     /// Number of pods that are left alone because nothing in this installation evacuates their type.
     #[serde(default)]
+    #[schemars(range(min = 0))]
     pub pods_unsupported: i32,
 
     /// Number of nodes that the selector matches.
     #[serde(default)]
+    #[schemars(range(min = 0))]
     pub nodes_selected: i32,
 
     /// Number of selected nodes that are drained.
     #[serde(default)]
+    #[schemars(range(min = 0))]
     pub nodes_drained: i32,
 
     /// The first 20 pods that cannot leave, and why.

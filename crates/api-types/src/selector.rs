@@ -143,15 +143,12 @@ impl NodeMatcher {
             if term.labels.is_empty() && term.names.is_empty() {
                 continue;
             }
-            let mut lists = term.names.iter().filter_map(|requirement| match &requirement.test {
+            let names = term.names.iter().find_map(|requirement| match &requirement.test {
                 Test::In(names) => Some(names),
                 _ => None,
-            });
-            let first = lists.next()?;
-            let rest: Vec<_> = lists.collect();
-            all.extend(
-                first.iter().filter(|name| rest.iter().all(|list| list.contains(*name))).map(String::as_str),
-            );
+            })?;
+            let possible = |name: &&String| term.names.iter().all(|other| other.matches(Some(name)));
+            all.extend(names.iter().filter(possible).map(String::as_str));
         }
         Some(all)
     }
@@ -297,7 +294,7 @@ mod tests {
     fn a_selector_names_its_nodes_only_if_no_other_node_could_ever_match() {
         let by_name = |operator: &str, names: &[&str]| one("metadata.name", operator, names);
         let zone = one("zone", "In", &["a"]);
-        let cases: [(Value, Option<&[&str]>); 9] = [
+        let cases: [(Value, Option<&[&str]>); 10] = [
             (json!([{"matchFields": [by_name("In", &["a", "b"])]}]), Some(&["a", "b"])),
             (
                 json!([{"matchFields": [by_name("In", &["a"])]}, {"matchFields": [by_name("In", &["b"])]}]),
@@ -311,6 +308,7 @@ mod tests {
             (json!([{"matchFields": [by_name("In", &["a"])]}, {"matchExpressions": [zone]}]), None),
             (json!([{"matchFields": [by_name("NotIn", &["a"])]}]), None),
             (json!([{"matchExpressions": [zone]}]), None),
+            (json!([{"matchFields": [by_name("NotIn", &["a"]), by_name("In", &["a", "b"])]}]), Some(&["b"])),
             (json!([{}]), Some(&[])),
             (json!([]), Some(&[])),
         ];

@@ -54,21 +54,28 @@ async fn definitions_are_installed_upgraded_kept_and_adopted_again() {
     cluster.install_chart(&[]).await.unwrap();
     assert_eq!(columns().await, ["Behavior", "Order", "Age"], "the upgrade brings the new column");
 
-    // A second release in the same cluster: nothing of the first is touched.
+    // Further releases in the same cluster, of the same and of similar names: nothing of the first is touched.
     let ours = chart().display().to_string();
-    let second =
-        ["install", "second", &ours, "-n", "elsewhere", "--create-namespace", "--set", "crds.install=false"];
-    helm(&cluster, &second).await;
     let roles: Api<ClusterRole> = Api::all(client.clone());
-    for name in ["haulout-view", "second-haulout-view"] {
-        roles.get(name).await.unwrap();
+    let others = [
+        ("haulout", "elsewhere", "elsewhere.haulout-view"),
+        ("x", "elsewhere", "elsewhere.x-haulout-view"),
+        ("x-haulout", "elsewhere", "elsewhere.x-haulout-haulout-view"),
+    ];
+    for (release, namespace, role) in others {
+        let set = ["--create-namespace", "--set", "crds.install=false"];
+        helm(&cluster, &[&["install", release, &ours, "-n", namespace], set.as_slice()].concat()).await;
+        roles.get(role).await.unwrap();
     }
-    helm(&cluster, &["uninstall", "second", "-n", "elsewhere"]).await;
-    assert!(roles.get_opt("second-haulout-view").await.unwrap().is_none());
-    roles.get("haulout-view").await.unwrap();
+    for (release, namespace, role) in others {
+        helm(&cluster, &["uninstall", release, "-n", namespace]).await;
+        assert!(roles.get_opt(role).await.unwrap().is_none());
+    }
+    let first = "haulout-system.haulout-view";
+    roles.get(first).await.unwrap();
 
     helm(&cluster, &["uninstall", "haulout", "-n", "haulout-system", "--wait"]).await;
-    assert!(roles.get_opt("haulout-view").await.unwrap().is_none());
+    assert!(roles.get_opt(first).await.unwrap().is_none());
     cluster
         .kubectl(&["get", "drainrule", "mine"])
         .await
@@ -106,6 +113,8 @@ async fn typos_in_values_are_refused_by_name() {
         ("crd.install=false", "'crd' not allowed"),
         ("crds.kept=true", "'kept' not allowed"),
         ("crds.keep=perhaps", "crds/keep"),
+        ("crds.keep=null", "missing property 'keep'"),
+        ("fullnameOverride=Foo_Bar", "fullnameOverride"),
     ] {
         let output = cluster.helm(&["template", "haulout", &chart, "--set", set]).await.unwrap();
         assert!(!output.status.success(), "{set} was taken");

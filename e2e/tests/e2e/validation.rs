@@ -79,7 +79,7 @@ async fn attempt(
         object.metadata.name = Some(name.into());
     }
     let message = |error: kube::Error| match error {
-        kube::Error::Api(status) => status.message.clone(),
+        kube::Error::Api(status) => status.message.chars().take(2000).collect::<String>(),
         other => panic!("{}: no answer from the API server: {other}", case.what),
     };
     let created = api.create(&PostParams::default(), &object).await.map_err(message);

@@ -19,7 +19,7 @@ fn one_annotation_is_read_or_its_rule_named() {
     type Read<'a> = Result<(i32, Option<&'a str>), Problem>;
     let long_class = format!("{}.example.com", "a".repeat(43));
     let long_role = format!("1/{}", "r".repeat(254));
-    let cases: [(&str, &str, Read); 22] = [
+    let cases: [(&str, &str, Read); 25] = [
         ("foo.example.com", "0", Ok((0, None))),
         ("foo.example.com", "2000", Ok((2000, None))),
         ("foo.example.com", "100000/x", Ok((100_000, Some("x")))),
@@ -44,6 +44,9 @@ fn one_annotation_is_read_or_its_rule_named() {
         ("foo", "10000", Err(Problem::ReservedPriority)),
         ("foo", "10000/other", Err(Problem::ReservedPriority)),
         ("foo", "9999/controller", Err(Problem::ControllerPriority(9999))),
+        ("nodemaintenance.k8s.io", "1", Err(Problem::ReservedClass)),
+        (names::instigator::TAINT_MANAGER, "1", Err(Problem::ReservedClass)),
+        ("my-nodemaintenance.k8s.io", "1", Ok((1, None))),
         ("Foo_bar", "1", Err(Problem::Class)),
         (&long_class, "1", Err(Problem::Class)),
     ];

@@ -44,7 +44,13 @@ async fn bad_drain_rules_are_refused() {
             .refused("every key of matchLabels must be a label key"),
         Case::create("nodes with a bad value", json!({"metadata": {}, "spec": {"drain": {"behavior": "Skip"}, "nodes": [{"selector": {"matchLabels": {"a": "-"}}}]}}))
             .refused("spec.nodes[0].selector.matchLabels.a: Invalid value"),
-        Case::create("too many entries", for_pods(json!(vec![json!({}); 33]))).refused("spec.pods: Too many: 33"),
+        Case::create("pods that say nothing", for_pods(json!([{"selector": null}])))
+            .refused("say which pods: give selector, namespaceSelector or podTypes; all pods are selector: {}"),
+        Case::create("nodes that say nothing", json!({"metadata": {}, "spec": {"drain": {"behavior": "Skip"}, "nodes": [{}]}}))
+            .refused("spec.nodes[0].selector: Required value"),
+        Case::create("a label without a value", for_pods(json!([{"selector": {"matchLabels": {"app": null}}}])))
+            .refused("every label in matchLabels needs a value"),
+        Case::create("too many entries", for_pods(json!(vec![json!({"selector": {}}); 33]))).refused("spec.pods: Too many: 33"),
     ];
     let cluster = shared().await;
     let resource = ApiResource::erase::<DrainRule>(&());

@@ -66,7 +66,7 @@ async fn check(namespace_name: &str, cases: Vec<Case>) {
 async fn bad_names_and_references_are_refused() {
     let long = "a".repeat(253);
     let dashed = format!("{}---{}", "a".repeat(148), "b".repeat(20));
-    let rule = "metadata.name must be <spec.podRef.uid>-<spec.podRef.name>, with at most the first 150 characters of the pod's name";
+    let rule = "metadata.name must be <spec.podRef.uid>-<spec.podRef.name>; of a longer pod name exactly the first 150 characters, without a trailing - or .";
     let full = |name: &str| format!("{UID}-{name}");
     check("evacuation-names", vec![
         Case::create("the pod's UID and name", with(json!({}))),
@@ -119,6 +119,8 @@ async fn bad_deadlines_and_evacuators_are_refused() {
         Case::create("the controller's priority, another role", by(json!([one("a", 10_000, Some("x"))]))).refused(belongs),
         Case::create("two controllers", by(json!([one("a", 10_000, Some("controller")), one("b", 10_000, Some("controller"))])))
             .refused("only one evacuator can have the role controller"),
+        Case::create("a class that is ours", by(json!([one("nodemaintenance.k8s.io", 1, None)])))
+            .refused("evacuator classes in nodemaintenance.k8s.io are reserved for Haulout's own instigators"),
         Case::create("the same class twice", by(json!([one("a", 1, None), one("a", 2, None)])))
             .refused("spec.evacuators[1]: Duplicate value"),
         Case::create("an empty role", by(json!([one("a", 1, Some(""))]))).refused("role in body should be at least 1 chars long"),

@@ -5,6 +5,8 @@ use kube::core::ApiResource;
 use serde_json::{Value, json};
 
 use haulout_api_types::NodeMaintenance;
+use haulout_api_types::drain_plan::normalise;
+use haulout_api_types::node_maintenance::DrainPlanEntry;
 
 use super::{Case, judge};
 use crate::support::shared;
@@ -110,7 +112,7 @@ async fn bad_node_selectors_are_refused() {
 async fn bad_drain_plans_are_refused() {
     let many = |count: i32| plan((0..count).map(|i| json!({"podPriority": i})).collect());
     // As large as the schema lets it be, to show that the rules fit the API server's budget.
-    let values: Vec<_> = (0..100).map(|i| format!("{i:->60}")).collect();
+    let values: Vec<_> = (0..100).map(|i| format!("{i:x>60}")).collect();
     let large = json!({"matchExpressions": vec![json!({"key": "example.com/key", "operator": "In", "values": values}); 1]});
     let largest: Value =
         (0..100).map(|i| json!({"podPriority": i, "podType": "Static", "podSelector": large})).collect();
@@ -143,7 +145,12 @@ async fn bad_drain_plans_are_refused() {
         Case::create("Gt for labels of pods", labelled(json!({"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["1"]}]})))
             .refused("Unsupported value: \"Gt\""),
         Case::create("a hundred entries", many(100)),
-        Case::create("a hundred and one", many(101)).refused("spec.drainPlan: Too many: 101: must have at most 100 items"),
+        Case::create("a hundred and one", many(101)).refused("drainPlan can have at most 100 entries besides the default ones"),
+        Case::create("very many", many(113)).refused("spec.drainPlan: Too many: 113: must have at most 112 items"),
+        Case::create("a label without a value", labelled(json!({"matchLabels": {"app": null}})))
+            .refused("every label in matchLabels needs a value; an empty one is written \"\""),
+        Case::create("a label without a value beside one with", labelled(json!({"matchLabels": {"app": null, "b": "c"}})))
+            .refused("every label in matchLabels needs a value"),
         Case::create("a very large plan", plan(largest.clone())),
         Case::update("a change to a very large plan", plan(largest), json!({"spec": {"stage": "Drain"}})),
     ])
@@ -189,6 +196,12 @@ async fn nodes_and_plan_are_fixed_at_creation() {
     let planned = || plan(json!([{"podPriority": 5}]));
     let fixed = "drainPlan is immutable: complete this NodeMaintenance and create one with the new plan";
     let spec = |spec: Value| json!({"spec": spec});
+    let full = |priorities: &[i32]| {
+        let own = priorities
+            .iter()
+            .map(|pod_priority| DrainPlanEntry { pod_priority: *pod_priority, ..DrainPlanEntry::default() });
+        json!(normalise(&own.collect::<Vec<_>>()))
+    };
     check("fixed", vec![
         Case::update("other nodes", with(json!({})), spec(json!({"nodeSelector": selector(json!({"key": "b", "operator": "Exists"}))})))
             .refused("spec.nodeSelector: Invalid value: nodeSelector is immutable: create another NodeMaintenance for other nodes"),
@@ -199,6 +212,9 @@ async fn nodes_and_plan_are_fixed_at_creation() {
         Case::update("a plan at last", with(json!({})), spec(json!({"drainPlan": [{"podPriority": 6}]}))).refused(fixed),
         Case::update("a longer plan", planned(), spec(json!({"drainPlan": [{"podPriority": 5}, {"podPriority": 6}]}))).refused(fixed),
         Case::update("the same plan and the next stage", planned(), spec(json!({"drainPlan": [{"podPriority": 5}], "stage": "Drain"}))),
+        Case::update("the default entries added, as admission may", planned(), spec(json!({"drainPlan": full(&[5])}))),
+        Case::update("the manifest applied again after that", plan(full(&[5])), spec(json!({"drainPlan": [{"podPriority": 5}]}))),
+        Case::update("the default entries added, and another", planned(), spec(json!({"drainPlan": full(&[5, 6])}))).refused(fixed),
         Case::update("an empty plan for none", with(json!({})), spec(json!({"drainPlan": []}))),
     ])
     .await;
