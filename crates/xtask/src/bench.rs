@@ -21,7 +21,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let Some(name) = &args.name else {
         for benchmark in BENCHMARKS {
-            println!("{:<12} {}", benchmark.name, benchmark.about);
+            ui::result(&format!("{:<12} {}", benchmark.name, benchmark.about));
         }
         return Ok(());
     };
@@ -37,11 +37,11 @@ pub fn run(args: &Args) -> Result<()> {
     if args.json {
         let results: serde_json::Map<_, _> =
             results.iter().map(|(name, value)| ((*name).into(), json!(value))).collect();
-        println!("{}", json!({"bench": name, "results": results}));
+        ui::result(&json!({"bench": name, "results": results}).to_string());
     } else {
         let width = results.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
         for (name, value) in &results {
-            println!("{name:<width$}  {value:>12.3}");
+            ui::result(&format!("{name:<width$}  {value:>12.3}"));
         }
     }
     Ok(())

@@ -34,7 +34,7 @@ pub fn run(args: &Args) -> Result<()> {
                 cluster.keep_logs();
                 return Err(error);
             }
-            println!("{}", manual(&cluster, begun.elapsed()));
+            ui::result(&manual(&cluster, begun.elapsed()));
             anyhow::Ok((cluster.wait_for_exit().await, cluster))
         };
         tokio::select! {

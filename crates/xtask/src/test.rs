@@ -125,21 +125,25 @@ impl Report {
 
     fn finish(mut self) -> Result<()> {
         self.outcomes.sort_by_key(|outcome| std::cmp::Reverse(outcome.took));
-        println!("\nslowest tests");
+        ui::result("\nslowest tests");
         for outcome in self.outcomes.iter().take(10) {
-            println!("  {:>12}  {}", ui::duration(outcome.took), outcome.name);
+            ui::result(&format!("  {:>12}  {}", ui::duration(outcome.took), outcome.name));
         }
-        println!("\nsteps");
+        ui::result("\nsteps");
         for (name, good, took) in &self.steps {
-            println!("  {:>12}  {name}{}", ui::duration(*took), if *good { "" } else { "  FAILED" });
+            ui::result(&format!(
+                "  {:>12}  {name}{}",
+                ui::duration(*took),
+                if *good { "" } else { "  FAILED" }
+            ));
         }
         for outcome in self.outcomes.iter().filter(|outcome| outcome.failed()) {
-            println!("failed: {}", outcome.name);
+            ui::result(&format!("failed: {}", outcome.name));
         }
         let count = |verdict| self.outcomes.iter().filter(|outcome| outcome.verdict == verdict).count();
         let (passed, failed, skipped) =
             (count(Verdict::Passed), count(Verdict::Failed), count(Verdict::Skipped));
-        println!("\n{passed} passed, {failed} failed, {skipped} skipped");
+        ui::result(&format!("\n{passed} passed, {failed} failed, {skipped} skipped"));
         let bad: Vec<_> =
             self.steps.iter().filter(|(_, good, _)| !good).map(|(name, ..)| name.as_str()).collect();
         if !bad.is_empty() {

@@ -11,6 +11,11 @@ fn paint(code: &str, text: &str) -> String {
     }
 }
 
+/// A result, on stdout. Whoever stops reading, as `head` does, has seen enough.
+pub fn result(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
 /// A line about what is going on.
 pub fn note(text: &str) {
     eprintln!("{text}");
