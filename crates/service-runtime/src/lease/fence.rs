@@ -1,0 +1,218 @@
+//! A client that can change nothing without leadership.
+//!
+//! The fence looks when a request comes and again whenever the request goes on, so that a retry inside
+//! the fenced client is stopped too. What it cannot stop is a request that is already with the kernel:
+//! writes that decide something carry a resourceVersion all the same.
+
+use std::error::Error as _;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::{Context, Poll};
+
+use futures::future::BoxFuture;
+use http::{Method, Request, Response};
+use kube::Client;
+use kube::client::Body;
+use tower::{BoxError, Layer, Service, service_fn};
+
+use super::leadership::Leadership;
+
+/// Why the fence let a request not pass.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotLeading {
+    /// It was not sent.
+    #[error("did not send {method} {path}: {identity} does not hold Lease {lease} (any more)")]
+    Refused {
+        /// The method of the request.
+        method: Method,
+        /// Its path.
+        path: String,
+        /// Who wanted to send it.
+        identity: String,
+        /// The Lease as `namespace/name`.
+        lease: String,
+    },
+    /// It was given up on its way.
+    #[error("gave up {method} {path}, which may have taken effect: {identity} has lost Lease {lease}")]
+    Lost {
+        /// The method of the request.
+        method: Method,
+        /// Its path.
+        path: String,
+        /// Who had sent it.
+        identity: String,
+        /// The Lease as `namespace/name`.
+        lease: String,
+    },
+}
+
+impl NotLeading {
+    /// The fence's reason, if it was the fence that failed this request.
+    pub fn find(error: &kube::Error) -> Option<&Self> {
+        match error {
+            kube::Error::Service(error) => error.downcast_ref(),
+            other => other.source().and_then(|source| source.downcast_ref()),
+        }
+    }
+}
+
+pub(super) fn fence(client: &Client, leadership: &Leadership) -> Client {
+    let inner = client.clone();
+    let service = service_fn(move |request: Request<Body>| {
+        let inner = inner.clone();
+        async move { inner.send(request).await }
+    });
+    let fenced = leadership.fence_layer().layer(service);
+    Client::new(fenced, client.default_namespace()).with_valid_until(*client.valid_until())
+}
+
+/// Puts a [`Fence`] around a service, with `ClientBuilder::with_layer`.
+#[derive(Clone, Debug)]
+pub struct FenceLayer {
+    leadership: Leadership,
+}
+
+impl FenceLayer {
+    pub(super) fn new(leadership: Leadership) -> Self {
+        Self { leadership }
+    }
+}
+
+impl<S> Layer<S> for FenceLayer {
+    type Service = Fence<S>;
+
+    fn layer(&self, inner: S) -> Fence<S> {
+        Fence { inner, leadership: self.leadership.clone() }
+    }
+}
+
+/// A service that lets requests which change something pass only while leadership is held.
+#[derive(Clone, Debug)]
+pub struct Fence<S> {
+    inner: S,
+    leadership: Leadership,
+}
+
+impl<S, A, B> Service<Request<A>> for Fence<S>
+where
+    S: Service<Request<A>, Response = Response<B>>,
+    S::Error: Into<BoxError>,
+    S::Future: Send + 'static,
+    B: Send + 'static,
+{
+    type Response = Response<B>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Response<B>, BoxError>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(context).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: Request<A>) -> Self::Future {
+        let method = request.method().clone();
+        if method == Method::GET || method == Method::HEAD {
+            let answer = self.inner.call(request);
+            return Box::pin(async move { answer.await.map_err(Into::into) });
+        }
+        let leadership = self.leadership.clone();
+        let path = request.uri().path().to_owned();
+        let (identity, lease) = (leadership.identity().to_owned(), leadership.lease().to_owned());
+        if !leadership.is_held() {
+            let refused = NotLeading::Refused { method, path, identity, lease };
+            return Box::pin(async move { Err(refused.into()) });
+        }
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let mut answer = pin!(answer);
+            let mut lost = pin!(leadership.lost());
+            let passed = poll_fn(|context| {
+                // A process that wakes from being frozen may be polled before its timers are.
+                if !leadership.is_held() || lost.as_mut().poll(context).is_ready() {
+                    return Poll::Ready(None);
+                }
+                answer.as_mut().poll(context).map(Some)
+            });
+            match passed.await {
+                Some(result) => result.map_err(Into::into),
+                None => Err(NotLeading::Lost { method, path, identity, lease }.into()),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::Api;
+    use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+
+    use super::super::moment::Moment;
+    use super::*;
+
+    /// A client whose server counts requests, and answers them or never does.
+    fn client(answers: bool) -> (Client, Arc<AtomicUsize>) {
+        let sent = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&sent);
+        let service = service_fn(move |_: Request<Body>| {
+            count.fetch_add(1, Ordering::Relaxed);
+            async move {
+                if !answers {
+                    std::future::pending::<()>().await;
+                }
+                let map = serde_json::to_vec(&ConfigMap::default()).unwrap();
+                Ok::<_, Infallible>(Response::new(Body::from(map)))
+            }
+        });
+        (Client::new(service, "test"), sent)
+    }
+
+    fn leadership(left: Duration) -> Leadership {
+        Leadership::new("test/lease", "me", Moment::now() + left)
+    }
+
+    #[tokio::test]
+    async fn reads_always_pass_and_writes_only_while_leading() {
+        let (plain, sent) = client(true);
+        let leadership = leadership(Duration::from_secs(60));
+        let maps: Api<ConfigMap> = Api::default_namespaced(leadership.fence(&plain));
+        maps.create(&PostParams::default(), &ConfigMap::default()).await.unwrap();
+        maps.get("x").await.unwrap();
+        leadership.end();
+        maps.get("x").await.unwrap();
+        assert_eq!(sent.load(Ordering::Relaxed), 3);
+
+        let patch = Patch::Merge(serde_json::json!({}));
+        let refusals = [
+            maps.create(&PostParams::default(), &ConfigMap::default()).await.map(|_| ()).unwrap_err(),
+            maps.replace("x", &PostParams::default(), &ConfigMap::default()).await.map(|_| ()).unwrap_err(),
+            maps.patch("x", &PatchParams::default(), &patch).await.map(|_| ()).unwrap_err(),
+            maps.delete("x", &DeleteParams::default()).await.map(|_| ()).unwrap_err(),
+        ];
+        assert_eq!(sent.load(Ordering::Relaxed), 3, "nothing more was sent");
+        let methods = refusals.map(|error| match NotLeading::find(&error) {
+            Some(NotLeading::Refused { method, .. }) => method.clone(),
+            other => panic!("{error}: {other:?}"),
+        });
+        assert_eq!(methods, [Method::POST, Method::PUT, Method::PATCH, Method::DELETE]);
+    }
+
+    #[tokio::test]
+    async fn a_request_on_its_way_is_given_up_when_leadership_is_lost() {
+        let (plain, sent) = client(false);
+        let maps: Api<ConfigMap> =
+            Api::default_namespaced(leadership(Duration::from_millis(50)).fence(&plain));
+        let error = maps.delete("x", &DeleteParams::default()).await.map(|_| ()).unwrap_err();
+        assert_eq!(sent.load(Ordering::Relaxed), 1);
+        let reason = NotLeading::find(&error).unwrap().to_string();
+        assert_eq!(
+            reason,
+            "gave up DELETE /api/v1/namespaces/test/configmaps/x, which may have taken effect: \
+             me has lost Lease test/lease"
+        );
+    }
+}
