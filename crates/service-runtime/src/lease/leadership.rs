@@ -51,7 +51,8 @@ impl Leadership {
         }
     }
 
-    /// A client that sends nothing but GET and HEAD while leadership is not held: see [`fence`].
+    /// A client that sends nothing but GET and HEAD while leadership is not held. Other requests fail with
+    /// [`NotLeading`](super::NotLeading), also those that are on their way when leadership is lost.
     #[must_use]
     pub fn fence(&self, client: &Client) -> Client {
         fence::fence(client, self)

@@ -42,7 +42,8 @@ impl Timing {
             renew_every: lease_duration * 2 / 15,
             retry_after: lease_duration / 30,
             request_timeout: lease_duration / 5,
-            stop_within: Duration::from_secs(5),
+            // With the requests that follow it stays below the ten seconds that a shutdown may take.
+            stop_within: Duration::from_secs(3),
         }
     }
 
