@@ -6,5 +6,7 @@ mod api;
 mod chart;
 mod documentation;
 mod harness;
+mod leadership;
+mod probe;
 mod support;
 mod validation;

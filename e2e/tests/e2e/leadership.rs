@@ -1,0 +1,225 @@
+//! Leader election on the real API server, with processes that are frozen, cut off and stopped.
+
+use std::time::{Duration, Instant};
+
+use haulout_e2e::{Cluster, Component, Handle, Mark, wait};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::probe::{NAME, Probe, Probes, SOON, Write};
+use crate::support::shared;
+
+/// A lease that runs out soon, and yet does not because the machine is busy.
+const SHORT: u64 = 5;
+
+fn by<'a>(history: &'a [Write], probe: &Probe) -> Vec<&'a Write> {
+    history.iter().filter(|write| write.identity == probe.identity).collect()
+}
+
+/// The writes of others after the first one of this probe that is later than `since` writes.
+fn intruders(history: &[Write], since: usize, probe: &Probe) -> Vec<Write> {
+    let later = history.iter().skip(since).skip_while(|write| write.identity != probe.identity);
+    later.filter(|write| write.identity != probe.identity).cloned().collect()
+}
+
+/// A leader, and a standby that watches the Lease.
+async fn leader_and_standby(cluster: &Handle, probes: &Probes, lease_seconds: u64) -> (Probe, Probe) {
+    let leader = probes.start("one", lease_seconds);
+    probes.first_of(&leader, 0).await;
+    let standby = standby(cluster, probes, "two", lease_seconds).await;
+    (leader, standby)
+}
+
+async fn standby(cluster: &Handle, probes: &Probes, name: &str, lease_seconds: u64) -> Probe {
+    let mark = cluster.requests_mark().unwrap();
+    let standby = probes.start(name, lease_seconds);
+    wait::eventually("the standby watches the Lease", SOON, async || {
+        let requests = cluster.requests_since(mark)?.by_user_agent(&standby.identity);
+        Ok((requests.verb("watch").resource("leases", "").count() > 0).then_some(()))
+    })
+    .await
+    .unwrap();
+    standby
+}
+
+fn successful_writes(cluster: &Handle, since: Mark, probe: &Probe) -> usize {
+    let requests = cluster.requests_since(since).unwrap().by_user_agent(&probe.identity).writes();
+    requests.resource("configmaps", "").only(|request| request.code < 300).count()
+}
+
+#[tokio::test]
+async fn a_leader_that_was_frozen_past_its_lease_writes_nothing_when_it_wakes() {
+    let cluster = shared().await;
+    let probes = Probes::new(&cluster, "leadership-frozen").await;
+    let (one, two) = leader_and_standby(&cluster, &probes, SHORT).await;
+    // Each is frozen once, because it matters in what the freeze finds it.
+    for (frozen, other) in [(&one, &two), (&two, &one)] {
+        let stood_by = frozen.said("stands by");
+        frozen.process.pause().unwrap();
+        let before = probes.history().len();
+        probes.first_of(other, before).await;
+        let mark = cluster.requests_mark().unwrap();
+        frozen.process.resume().unwrap();
+        frozen.until_said("stands by", stood_by + 1).await;
+        let history = probes.more(20).await;
+        assert_eq!(intruders(&history, before, other).len(), 0, "{history:?}");
+        assert_eq!(successful_writes(&cluster, mark, frozen), 0);
+        assert!(successful_writes(&cluster, mark, other) >= 20);
+    }
+    assert_eq!((one.terms(), two.terms()), (2, 1));
+    probes.remove().await;
+}
+
+#[tokio::test]
+async fn nobody_acts_without_the_api_server_and_exactly_one_does_afterwards() {
+    let cluster = Cluster::builder().name("leadership").scheduler(false).kwok(false).boot().await.unwrap();
+    let probes = Probes::new(&cluster, "leadership-outage").await;
+    let (one, two) = leader_and_standby(&cluster, &probes, SHORT).await;
+    // One that is gone refuses connections; a frozen one takes requests and may do them much later.
+    for frozen in [false, true] {
+        let history = probes.more(1).await;
+        let leads = |probe: &Probe| history.last().is_some_and(|last| last.identity == probe.identity);
+        let (leader, standby) = if leads(&one) { (&one, &two) } else { (&two, &one) };
+        let (stood_by, gave_up) = (leader.said("stands by"), standby.said("could not take over the Lease"));
+        if frozen {
+            cluster.pause(Component::ApiServer).unwrap();
+        } else {
+            cluster.kill(Component::ApiServer).await.unwrap();
+        }
+        let begun = Instant::now();
+        leader.until_said("stands by", stood_by + 1).await;
+        assert!(begun.elapsed() < Duration::from_secs(SHORT), "it led for {:?}", begun.elapsed());
+        let acts = (leader.acts(), standby.acts());
+        standby.until_said("could not take over the Lease", gave_up + 1).await;
+        assert_eq!((leader.acts(), standby.acts()), acts, "somebody acted without a lease");
+
+        let (before, terms) = (probes.history().len(), one.terms() + two.terms());
+        if frozen {
+            cluster.resume(Component::ApiServer).unwrap();
+        } else {
+            cluster.start(Component::ApiServer).await.unwrap();
+        }
+        let history = probes.more(40).await;
+        let now = history.last().unwrap().identity.clone();
+        // A write that the API server had taken before the outage may be done after it.
+        let after = history.iter().skip(before).skip_while(|write| write.identity == leader.identity);
+        assert!(after.clone().all(|write| write.identity == now), "{history:?}");
+        assert_eq!(one.terms() + two.terms(), terms + 1, "more than one has led since");
+    }
+    cluster.shutdown().await;
+}
+
+#[tokio::test]
+async fn on_sigterm_the_standby_goes_on_in_less_than_two_seconds() {
+    let cluster = shared().await;
+    let probes = Probes::new(&cluster, "leadership-sigterm").await;
+    // The usual duration, so that it cannot have been the end of the lease that was waited for.
+    let (mut leader, mut next) = leader_and_standby(&cluster, &probes, 15).await;
+    for name in ["three", "four", "five"] {
+        probes.more(5).await;
+        let before = probes.history().len();
+        leader.process.signal(Signal::TERM).unwrap();
+        let history = probes.first_of(&next, before).await;
+        let status = tokio::time::timeout(SOON, leader.process.exited()).await.unwrap();
+        assert!(status.success(), "{status}");
+
+        let (last, first) = (by(&history, &leader).pop().unwrap(), by(&history, &next)[0]);
+        let gap = first.at - last.at;
+        println!("hand-over in {gap:?}");
+        assert!(gap < Duration::from_secs(2), "{gap:?}");
+        assert_eq!(intruders(&history, before, &next).len(), 0, "{history:?}");
+        let written: Vec<_> = by(&history, &leader).iter().map(|write| write.sequence).collect();
+        assert_eq!(leader.wrote(), written, "what it was told does not hold");
+        leader = next;
+        next = standby(&cluster, &probes, name, 15).await;
+    }
+    probes.remove().await;
+}
+
+#[tokio::test]
+async fn who_relabels_or_deletes_the_lease_does_not_disturb_its_holder() {
+    let cluster = shared().await;
+    let probes = Probes::new(&cluster, "leadership-outsider").await;
+    let (leader, standby) = leader_and_standby(&cluster, &probes, SHORT).await;
+    let mark = cluster.requests_mark().unwrap();
+    let leases: Api<Lease> = Api::namespaced(cluster.client().await.unwrap(), &probes.namespace);
+    let renewed = |lease: &Lease| lease.spec.as_ref().unwrap().renew_time.clone();
+    let holder = |lease: &Lease| lease.spec.as_ref().unwrap().holder_identity.clone();
+
+    for number in 0..3 {
+        let patch = Patch::Merge(json!({"metadata": {"labels": {"number": number.to_string()}}}));
+        let labelled = leases.patch(NAME, &PatchParams::default(), &patch).await.unwrap();
+        let later = wait::present(leases.clone(), NAME, "is renewed", SOON, |lease| {
+            renewed(lease) != renewed(&labelled)
+        });
+        let later = later.await.unwrap();
+        assert_eq!(later.metadata.labels, labelled.metadata.labels);
+        assert_eq!(holder(&later), Some(leader.identity.clone()));
+    }
+
+    for _ in 0..2 {
+        let old = leases.get(NAME).await.unwrap();
+        leases.delete(NAME, &DeleteParams::default()).await.unwrap();
+        let made = wait::present(leases.clone(), NAME, "is made anew", SOON, |lease| {
+            lease.metadata.uid != old.metadata.uid
+        });
+        assert_eq!(holder(&made.await.unwrap()), Some(leader.identity.clone()));
+    }
+
+    // By now the standby would have taken a lease that it believes to have run out.
+    let since = Instant::now();
+    let history = probes
+        .until("a lease's time has passed", |history| {
+            history.last().is_some_and(|last| last.at > since + Duration::from_secs(SHORT + 1))
+        })
+        .await;
+    assert!(history.iter().all(|write| write.identity == leader.identity), "{history:?}");
+    assert_eq!((leader.terms(), standby.terms()), (1, 0));
+    let requests = cluster.requests_since(mark).unwrap().by_user_agent(&standby.identity);
+    assert_eq!(requests.count(), 0, "a standby only watches: {requests:?}");
+    probes.remove().await;
+}
+
+#[tokio::test]
+async fn a_candidate_says_which_right_it_lacks_and_leads_when_it_has_it() {
+    let cluster = shared().await;
+    let probes = Probes::new(&cluster, "leadership-rights").await;
+    let namespace = probes.namespace.as_str();
+    let kubectl = async |args: &[&str]| {
+        cluster.kubectl(&[&["-n", namespace], args].concat()).await.unwrap().success().unwrap()
+    };
+    kubectl(&["create", "serviceaccount", "probe"]).await;
+    let grant = async |name: &str, verbs: &str, resource: &str| {
+        let verb = format!("--verb={verbs}");
+        let mut role = vec!["create", "role", name, &verb, "--resource", resource];
+        if !verbs.contains("create") {
+            role.extend(["--resource-name", NAME]);
+        }
+        kubectl(&role).await;
+        let account = format!("--serviceaccount={namespace}:probe");
+        kubectl(&["create", "rolebinding", name, "--role", name, &account]).await;
+    };
+    grant("count", "get,create,update", "configmaps").await;
+    let account = cluster.service_account_kubeconfig(namespace, "probe").await.unwrap();
+    let probe = probes.start_with(&account, "one", SHORT);
+    probe.until_said("could not watch the Lease", 1).await;
+    probe.until_said(r#"cannot list resource \"leases\""#, 1).await;
+    grant("hold", "get,list,watch,update", "leases").await;
+    probe.until_said("could not create the Lease", 1).await;
+    probe.until_said(r#"cannot create resource \"leases\""#, 1).await;
+    assert_eq!(probe.acts(), 0);
+    grant("make", "create", "leases").await;
+    probes.first_of(&probe, 0).await;
+    // The rights to renew and to release are proved by doing it.
+    probes.more(40).await;
+    probe.process.signal(Signal::TERM).unwrap();
+    assert!(tokio::time::timeout(SOON, probe.process.exited()).await.unwrap().success());
+    let leases: Api<Lease> = Api::namespaced(cluster.client().await.unwrap(), namespace);
+    let holder = leases.get(NAME).await.unwrap().spec.unwrap().holder_identity;
+    assert_eq!(holder.unwrap_or_default(), "");
+    assert_eq!(probe.terms(), 1);
+    probes.remove().await;
+}

@@ -1,0 +1,179 @@
+//! The probe service as tests see it: its processes, what they say and what they write.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::time::{Duration, Instant};
+
+use futures::TryStreamExt as _;
+use haulout_e2e::{Handle, Process, objects, wait};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use kube::Api;
+use kube::api::{DeleteParams, PostParams};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// The name of the probes' Lease and ConfigMap.
+pub const NAME: &str = "probe";
+
+/// Long enough for a busy machine.
+pub const SOON: Duration = Duration::from_secs(30);
+
+/// One write of a probe that took effect.
+#[derive(Clone, Debug)]
+pub struct Write {
+    pub sequence: u64,
+    pub identity: String,
+    /// When we saw it.
+    pub at: Instant,
+}
+
+/// A namespace in which probes run, and everything they have written there.
+pub struct Probes {
+    handle: Handle,
+    pub namespace: String,
+    history: watch::Receiver<Vec<Write>>,
+    watching: JoinHandle<()>,
+}
+
+impl Probes {
+    pub async fn new(handle: &Handle, namespace: &str) -> Self {
+        let client = handle.client().await.unwrap();
+        let namespaces: Api<Namespace> = Api::all(client.clone());
+        namespaces.create(&PostParams::default(), &objects::namespace(namespace)).await.unwrap();
+        let (sender, history) = watch::channel(Vec::new());
+        let watching = tokio::spawn(record(Api::namespaced(client, namespace), sender));
+        Self { handle: handle.clone(), namespace: namespace.to_owned(), history, watching }
+    }
+
+    /// Starts a probe; its identity, which is also its user agent, is unique to this namespace.
+    pub fn start(&self, name: &str, lease_seconds: u64) -> Probe {
+        self.start_with(&self.handle.kubeconfig, name, lease_seconds)
+    }
+
+    /// Starts a probe with rights of its own.
+    pub fn start_with(&self, kubeconfig: &Path, name: &str, lease_seconds: u64) -> Probe {
+        let identity = format!("{}-{name}", self.namespace);
+        let log = self.handle.logs.join(format!("{identity}.log"));
+        let process = self
+            .handle
+            .command(Path::new(env!("CARGO_BIN_EXE_probe-service")))
+            .args(["--namespace", &self.namespace, "--identity", &identity])
+            .args(["--lease-seconds", &lease_seconds.to_string()])
+            .env("KUBECONFIG", kubeconfig)
+            .log(&log)
+            .spawn(&identity)
+            .unwrap();
+        Probe { process, identity, log }
+    }
+
+    /// All writes so far, none missing.
+    pub fn history(&self) -> Vec<Write> {
+        let history = self.history.borrow().clone();
+        let sequences: Vec<_> = history.iter().map(|write| write.sequence).collect();
+        let expected: Vec<_> = (1..).take(history.len()).collect();
+        assert_eq!(sequences, expected, "writes were lost or made twice");
+        history
+    }
+
+    /// Waits until the writes meet a condition.
+    pub async fn until(&self, what: &str, mut condition: impl FnMut(&[Write]) -> bool) -> Vec<Write> {
+        let mut history = self.history.clone();
+        let met = tokio::time::timeout(SOON, history.wait_for(|history| condition(history))).await;
+        assert!(met.is_ok(), "waited until {what}; the last writes are {:?}", self.last(5));
+        drop(met);
+        self.history()
+    }
+
+    /// Waits for this many more writes, whoever makes them.
+    pub async fn more(&self, count: usize) -> Vec<Write> {
+        let enough = self.history.borrow().len() + count;
+        self.until(&format!("there are {count} more writes"), |history| history.len() >= enough).await
+    }
+
+    /// Waits for the first write of this probe after so many writes.
+    pub async fn first_of(&self, probe: &Probe, after: usize) -> Vec<Write> {
+        let what = format!("{} writes", probe.identity);
+        self.until(&what, |history| history.iter().skip(after).any(|write| write.identity == probe.identity))
+            .await
+    }
+
+    fn last(&self, count: usize) -> Vec<Write> {
+        let history = self.history.borrow();
+        history.iter().skip(history.len().saturating_sub(count)).cloned().collect()
+    }
+
+    /// Removes the namespace.
+    pub async fn remove(self) {
+        let namespaces: Api<Namespace> = Api::all(self.handle.client().await.unwrap());
+        namespaces.delete(&self.namespace, &DeleteParams::default()).await.unwrap();
+    }
+}
+
+impl Drop for Probes {
+    fn drop(&mut self) {
+        self.watching.abort();
+    }
+}
+
+async fn record(maps: Api<ConfigMap>, history: watch::Sender<Vec<Write>>) {
+    let only = watcher::Config::default().fields(&format!("metadata.name={NAME}"));
+    let mut maps = pin!(watcher(maps, only).default_backoff().applied_objects());
+    loop {
+        // An outage of the API server may be what the test is about.
+        let Ok(Some(map)) = maps.try_next().await else { continue };
+        let data = map.data.unwrap_or_default();
+        let write = Write {
+            sequence: data["sequence"].parse().unwrap(),
+            identity: data["identity"].clone(),
+            at: Instant::now(),
+        };
+        history.send_modify(|history| {
+            // A watch that begins anew shows the present state once more.
+            if history.last().is_none_or(|last| last.sequence != write.sequence) {
+                history.push(write);
+            }
+        });
+    }
+}
+
+/// A running probe.
+pub struct Probe {
+    pub process: Process,
+    pub identity: String,
+    log: PathBuf,
+}
+
+impl Probe {
+    /// What it has printed.
+    pub fn lines(&self) -> Vec<String> {
+        fs::read_to_string(&self.log).unwrap().lines().map(Into::into).collect()
+    }
+
+    /// How often it has printed a line that contains this.
+    pub fn said(&self, text: &str) -> usize {
+        self.lines().iter().filter(|line| line.contains(text)).count()
+    }
+
+    /// How often it has begun to lead.
+    pub fn terms(&self) -> usize {
+        self.lines().iter().filter(|line| *line == "leads").count()
+    }
+
+    /// How often it has tried to act, with success or without.
+    pub fn acts(&self) -> usize {
+        self.said("wrote ") + self.said("failed: ")
+    }
+
+    /// The sequences that it was told were written.
+    pub fn wrote(&self) -> Vec<u64> {
+        self.lines().iter().filter_map(|line| line.strip_prefix("wrote ")?.parse().ok()).collect()
+    }
+
+    /// Waits until it has said this so many times.
+    pub async fn until_said(&self, text: &str, count: usize) {
+        let what = format!("{} has said {text:?} {count} times", self.identity);
+        wait::eventually(&what, SOON, async || Ok((self.said(text) >= count).then_some(()))).await.unwrap();
+    }
+}
