@@ -1,0 +1,136 @@
+//! Changes on their way to one subscriber. What it has not fetched yet is merged per pod, so that a slow
+//! one neither holds up the cache nor makes it hold more than one change per pod.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use super::index::Change;
+use super::pod::Uid;
+
+/// The changes that a subscriber has not fetched yet.
+#[derive(Debug, Default)]
+pub(super) struct Feed {
+    pending: Mutex<Pending>,
+    wake: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Pending {
+    /// With the place in the order in which the pods first changed.
+    changes: HashMap<Uid, (u64, Change)>,
+    next: u64,
+}
+
+impl Feed {
+    /// Adds a change behind those that wait, or to the one of the same pod.
+    pub(super) fn push(&self, change: Change) {
+        let Some(uid) = change.pod().map(|pod| pod.uid) else { return };
+        let mut pending = self.pending();
+        let place = pending.next;
+        pending.next += 1;
+        match pending.changes.entry(uid) {
+            Entry::Vacant(entry) => {
+                entry.insert((place, change));
+            }
+            Entry::Occupied(mut entry) => {
+                let waiting = &mut entry.get_mut().1;
+                waiting.new = change.new;
+                if waiting.old.is_none() && waiting.new.is_none() {
+                    // It came and went while nobody looked.
+                    entry.remove();
+                }
+            }
+        }
+        drop(pending);
+        self.wake.notify_one();
+    }
+
+    /// All changes that wait, in the order in which the pods first changed; waits until there is one.
+    /// Nothing is lost when it is dropped while it waits.
+    pub(super) async fn drain(&self) -> Vec<Change> {
+        loop {
+            let waiting = std::mem::take(&mut *self.pending()).changes;
+            if !waiting.is_empty() {
+                let mut waiting: Vec<_> = waiting.into_values().collect();
+                waiting.sort_unstable_by_key(|(place, _)| *place);
+                return waiting.into_iter().map(|(_, change)| change).collect();
+            }
+            self.wake.notified().await;
+        }
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use futures::FutureExt as _;
+
+    use super::*;
+    use crate::pods::testing::{pod, uid};
+
+    /// Changes of pod number `n` from one phase to another.
+    fn change(n: u32, old: Option<&str>, new: Option<&str>) -> Change {
+        let pod = |phase: &str| Arc::new(pod(n).with("/status/phase", phase).read());
+        Change { old: old.map(pod), new: new.map(pod) }
+    }
+
+    #[test]
+    fn changes_of_one_pod_are_merged_and_come_in_the_order_of_the_first() {
+        let cases: [(&str, Vec<Change>, Vec<Change>); 5] = [
+            ("nothing", vec![], vec![]),
+            (
+                "in order",
+                vec![change(2, None, Some("Pending")), change(1, None, Some("Pending"))],
+                vec![change(2, None, Some("Pending")), change(1, None, Some("Pending"))],
+            ),
+            (
+                "merged from the first state to the last",
+                vec![
+                    change(1, Some("Pending"), Some("Running")),
+                    change(2, None, Some("Pending")),
+                    change(1, Some("Running"), Some("Failed")),
+                ],
+                vec![change(1, Some("Pending"), Some("Failed")), change(2, None, Some("Pending"))],
+            ),
+            (
+                "came and went",
+                vec![change(1, None, Some("Pending")), change(1, Some("Pending"), None)],
+                vec![],
+            ),
+            (
+                "gone",
+                vec![change(1, Some("Pending"), Some("Running")), change(1, Some("Running"), None)],
+                vec![change(1, Some("Pending"), None)],
+            ),
+        ];
+        for (name, pushed, expected) in cases {
+            let feed = Feed::default();
+            for change in pushed {
+                feed.push(change);
+            }
+            assert_eq!(feed.drain().now_or_never().unwrap_or_default(), expected, "{name}");
+            assert_eq!(feed.drain().now_or_never(), None, "{name}: nothing is told twice");
+        }
+    }
+
+    #[test]
+    fn a_subscriber_that_never_looks_costs_no_more_than_the_pods_that_are_there() {
+        let feed = Feed::default();
+        feed.push(change(0, Some("Pending"), None));
+        for n in 1..1000 {
+            feed.push(change(n, None, Some("Pending")));
+            feed.push(change(n, Some("Pending"), Some("Running")));
+            feed.push(change(n, Some("Running"), None));
+        }
+        let waiting = feed.drain().now_or_never().unwrap();
+        assert_eq!(waiting.iter().filter_map(|c| c.pod()).map(|p| p.uid).collect::<Vec<_>>(), [uid(0)]);
+    }
+}

@@ -1,0 +1,227 @@
+//! All pods, findable by UID, by namespace and name, and by node. It is told what happened and tells what
+//! changed; it does no I/O and knows no time.
+
+use std::borrow::Borrow;
+use std::collections::{HashMap, HashSet};
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use super::pod::{Pod, Uid};
+
+/// What happened to one pod. One of the two is always there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The pod before; `None` if it is new.
+    pub old: Option<Arc<Pod>>,
+    /// The pod now; `None` if it is gone.
+    pub new: Option<Arc<Pod>>,
+}
+
+impl Change {
+    /// The pod in the latest state that is known.
+    pub fn pod(&self) -> Option<&Arc<Pod>> {
+        self.new.as_ref().or(self.old.as_ref())
+    }
+}
+
+/// All pods.
+#[derive(Debug, Default)]
+pub struct PodIndex {
+    by_uid: HashSet<ByUid>,
+    by_name: HashSet<ByName>,
+    /// Sorted by UID. A node has hundreds of pods, so that a shift costs less than a tree's bookkeeping.
+    by_node: HashMap<Arc<str>, Vec<Arc<Pod>>>,
+    /// While everything is being listed anew: which pods that were here before have been listed so far.
+    relist: Option<HashSet<Uid>>,
+}
+
+impl PodIndex {
+    /// The pod with this UID.
+    pub fn get(&self, uid: Uid) -> Option<&Arc<Pod>> {
+        self.by_uid.get(&uid).map(|ByUid(pod)| pod)
+    }
+
+    /// The pod that has this name now.
+    pub fn find(&self, namespace: &str, name: &str) -> Option<&Arc<Pod>> {
+        self.by_name.get(&(namespace, name) as &dyn Named).map(|ByName(pod)| pod)
+    }
+
+    /// The pods on this node, sorted by UID.
+    pub fn on_node(&self, node: &str) -> &[Arc<Pod>] {
+        self.by_node.get(node).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// The nodes that have pods, whether or not they exist, in no particular order.
+    pub fn nodes(&self) -> impl Iterator<Item = &str> {
+        self.by_node.keys().map(AsRef::as_ref)
+    }
+
+    /// All pods, in no particular order.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.by_uid.iter().map(|ByUid(pod)| pod)
+    }
+
+    /// How many pods there are.
+    pub fn len(&self) -> usize {
+        self.by_uid.len()
+    }
+
+    /// Whether there are no pods.
+    pub fn is_empty(&self) -> bool {
+        self.by_uid.is_empty()
+    }
+
+    /// A pod is there, in this state. There is no change if it was already there in this state but for its
+    /// `resourceVersion`, and there are two if it took the name of another, which must have gone unseen.
+    pub fn apply(&mut self, mut pod: Pod) -> Vec<Change> {
+        if let Some(listed) = &mut self.relist {
+            listed.insert(pod.uid);
+        }
+        let mut changes = Vec::new();
+        let old = self.remove(pod.uid);
+        if let Some(other) = self.find(&pod.namespace, &pod.name).map(|other| other.uid) {
+            changes.extend(self.remove(other).map(|other| Change { old: Some(other), new: None }));
+        }
+        let same = old.as_deref().is_some_and(|old| {
+            let version = std::mem::replace(&mut pod.version, old.version);
+            let same = pod == *old;
+            pod.version = version;
+            same
+        });
+        let new = Arc::new(pod);
+        self.insert(&new);
+        if !same {
+            changes.push(Change { old, new: Some(new) });
+        }
+        changes
+    }
+
+    /// The pod with this UID is gone.
+    pub fn delete(&mut self, uid: Uid) -> Option<Change> {
+        self.remove(uid).map(|old| Change { old: Some(old), new: None })
+    }
+
+    /// All pods are about to be listed anew: what is applied from now on to [`PodIndex::end_relist`] is
+    /// all there is. A list that was begun before and never ended is forgotten.
+    pub fn begin_relist(&mut self) {
+        // The first list has nothing to compare with.
+        self.relist = (!self.is_empty()).then(HashSet::new);
+    }
+
+    /// All pods have been listed: those that were not listed are gone.
+    pub fn end_relist(&mut self) -> Vec<Change> {
+        let Some(listed) = self.relist.take() else {
+            return Vec::new();
+        };
+        let gone: Vec<_> = self.iter().map(|pod| pod.uid).filter(|uid| !listed.contains(uid)).collect();
+        gone.into_iter().filter_map(|uid| self.delete(uid)).collect()
+    }
+
+    fn insert(&mut self, pod: &Arc<Pod>) {
+        self.by_uid.insert(ByUid(Arc::clone(pod)));
+        self.by_name.insert(ByName(Arc::clone(pod)));
+        if let Some(node) = &pod.node {
+            let pods = self.by_node.entry(Arc::clone(node)).or_default();
+            let place = pods.partition_point(|other| other.uid < pod.uid);
+            pods.insert(place, Arc::clone(pod));
+        }
+    }
+
+    fn remove(&mut self, uid: Uid) -> Option<Arc<Pod>> {
+        let ByUid(pod) = self.by_uid.take(&uid)?;
+        self.by_name.remove(&(pod.namespace.as_ref(), pod.name.as_ref()) as &dyn Named);
+        if let Some(node) = &pod.node
+            && let Some(pods) = self.by_node.get_mut(node)
+        {
+            if let Ok(place) = pods.binary_search_by_key(&uid, |other| other.uid) {
+                pods.remove(place);
+            }
+            if pods.is_empty() {
+                self.by_node.remove(node);
+            }
+        }
+        Some(pod)
+    }
+}
+
+/// A pod as its UID: the sets hold pointers only, and no second copy of what they are sorted by.
+#[derive(Debug)]
+struct ByUid(Arc<Pod>);
+
+impl PartialEq for ByUid {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.uid == other.0.uid
+    }
+}
+
+impl Eq for ByUid {}
+
+impl Hash for ByUid {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.uid.hash(state);
+    }
+}
+
+impl Borrow<Uid> for ByUid {
+    fn borrow(&self) -> &Uid {
+        &self.0.uid
+    }
+}
+
+/// A pod as its namespace and name.
+#[derive(Debug)]
+struct ByName(Arc<Pod>);
+
+/// What has a namespace and a name: a pod in the set, or what it is looked up by.
+trait Named {
+    fn names(&self) -> (&str, &str);
+}
+
+impl Named for ByName {
+    fn names(&self) -> (&str, &str) {
+        (&self.0.namespace, &self.0.name)
+    }
+}
+
+impl Named for (&str, &str) {
+    fn names(&self) -> (&str, &str) {
+        *self
+    }
+}
+
+impl PartialEq for dyn Named + '_ {
+    fn eq(&self, other: &Self) -> bool {
+        self.names() == other.names()
+    }
+}
+
+impl Eq for dyn Named + '_ {}
+
+impl Hash for dyn Named + '_ {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.names().hash(state);
+    }
+}
+
+impl PartialEq for ByName {
+    fn eq(&self, other: &Self) -> bool {
+        self.names() == other.names()
+    }
+}
+
+impl Eq for ByName {}
+
+impl Hash for ByName {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.names().hash(state);
+    }
+}
+
+impl<'a> Borrow<dyn Named + 'a> for ByName {
+    fn borrow(&self) -> &(dyn Named + 'a) {
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests;

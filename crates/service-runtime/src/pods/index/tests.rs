@@ -1,0 +1,215 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::pods::testing::{Json, pod, uid};
+
+fn on(node: &str, pod: Json) -> Pod {
+    pod.with("/spec/nodeName", node).read()
+}
+
+/// What happened, by pod number and phases.
+fn told(changes: &[Change]) -> Vec<(Uid, Option<u64>, Option<u64>)> {
+    let version = |pod: &Option<Arc<Pod>>| pod.as_ref().map(|pod| pod.version);
+    changes.iter().map(|c| (c.pod().unwrap().uid, version(&c.old), version(&c.new))).collect()
+}
+
+#[test]
+fn a_pod_is_found_by_uid_name_and_node_until_it_is_gone() {
+    let mut index = PodIndex::default();
+    index.apply(pod(1).read());
+    assert!(index.get(uid(1)).is_some() && index.find("default", "pod-1").is_some());
+    assert_eq!((index.nodes().count(), index.len()), (0, 1));
+    index.apply(on("a", pod(1)));
+    index.apply(on("a", pod(2)));
+    index.apply(on("b", pod(3)));
+    assert_eq!(index.on_node("a").iter().map(|pod| pod.uid).collect::<Vec<_>>(), [uid(1), uid(2)]);
+    assert_eq!(index.find("other", "pod-1"), None);
+    assert!(index.delete(uid(1)).is_some());
+    assert!(index.delete(uid(1)).is_none(), "it cannot go twice");
+    assert_eq!((index.get(uid(1)), index.find("default", "pod-1")), (None, None));
+    index.delete(uid(2));
+    assert!(index.on_node("a").is_empty());
+    assert_eq!(index.nodes().collect::<Vec<_>>(), ["b"], "nodes without pods leave nothing behind");
+    index.delete(uid(3));
+    assert!(index.is_empty() && index.by_name.is_empty() && index.by_node.is_empty());
+}
+
+#[test]
+fn a_change_is_told_with_both_states_unless_only_the_version_is_new() {
+    let mut index = PodIndex::default();
+    let version = |version: &str| pod(1).with("/metadata/resourceVersion", version);
+    assert_eq!(told(&index.apply(version("1").read())), [(uid(1), None, Some(1))]);
+    assert_eq!(told(&index.apply(version("2").read())), []);
+    assert_eq!(index.get(uid(1)).unwrap().version, 2, "the version is new all the same");
+    assert_eq!(
+        told(&index.apply(version("3").with("/status/phase", "Failed").read())),
+        [(uid(1), Some(2), Some(3))]
+    );
+    assert_eq!(told(index.delete(uid(1)).as_slice()), [(uid(1), Some(3), None)]);
+}
+
+#[test]
+fn a_pod_recreated_under_its_name_is_another_pod() {
+    let mut index = PodIndex::default();
+    let named = |n: u32| pod(n).with("/metadata/name", "web-0");
+    index.apply(on("a", named(1)));
+    assert_eq!(told(&index.apply(on("b", named(2)))), [(uid(1), Some(1), None), (uid(2), None, Some(1))]);
+    assert!(index.on_node("a").is_empty());
+    assert!(index.delete(uid(1)).is_none(), "a late word of the old one does no harm");
+    assert_eq!(index.find("default", "web-0").map(|pod| pod.uid), Some(uid(2)));
+}
+
+#[test]
+fn what_a_new_list_does_not_have_is_gone() {
+    let mut index = PodIndex::default();
+    index.begin_relist();
+    (1..=3).for_each(|n| assert_eq!(index.apply(pod(n).read()).len(), 1));
+    assert_eq!(index.end_relist(), []);
+    index.begin_relist();
+    index.apply(pod(2).read());
+    index.begin_relist();
+    assert_eq!(index.apply(pod(3).read()), [], "nothing new");
+    assert_eq!(told(&index.apply(pod(4).read())), [(uid(4), None, Some(1))]);
+    assert_eq!(index.len(), 4, "until the list is complete, nothing is gone");
+    let mut gone = told(&index.end_relist());
+    gone.sort();
+    assert_eq!(gone, [(uid(1), Some(1), None), (uid(2), Some(1), None)]);
+    assert_eq!(index.end_relist(), [], "only a list that was begun can end");
+}
+
+/// What can happen, with few enough pods, names and nodes that everything meets everything.
+#[derive(Clone, Debug)]
+enum Event {
+    Apply(Made),
+    Delete(u32),
+    /// A list that breaks off, and one that does not.
+    Relist(Vec<Made>, Vec<Made>),
+}
+
+#[derive(Clone, Debug)]
+struct Made {
+    uid: u32,
+    node: Option<u8>,
+    phase: &'static str,
+    version: u32,
+}
+
+impl Made {
+    /// A pod keeps its name for life, and several have the same one after the other.
+    fn json(&self) -> Json {
+        let node = self.node.map_or(json!(null), |node| json!(format!("node-{node}")));
+        pod(self.uid)
+            .with("/metadata/name", format!("pod-{}", self.uid % 5))
+            .with("/metadata/resourceVersion", self.version.to_string())
+            .with("/spec/nodeName", node)
+            .with("/status/phase", self.phase)
+    }
+}
+
+fn made() -> impl Strategy<Value = Made> {
+    (0..15_u32, proptest::option::of(0..3_u8), proptest::sample::select(vec!["Pending", "Running"]), 1..9_u32)
+        .prop_map(|(uid, node, phase, version)| Made { uid, node, phase, version })
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let list = || proptest::collection::vec(made(), 0..8);
+    prop_oneof![
+        6 => made().prop_map(Event::Apply),
+        3 => (0..15_u32).prop_map(Event::Delete),
+        1 => (list(), list()).prop_map(|(broken, whole)| Event::Relist(broken, whole)),
+    ]
+}
+
+/// The simplest thing that is right: all pods by name.
+#[derive(Default)]
+struct Model(BTreeMap<String, Pod>);
+
+impl Model {
+    fn apply(&mut self, pod: &Pod) {
+        self.0.insert(pod.name.to_string(), pod.clone());
+    }
+}
+
+/// Follows what is told, as a subscriber would.
+#[derive(Default)]
+struct Follower(BTreeMap<Uid, Arc<Pod>>);
+
+impl Follower {
+    fn hear(&mut self, changes: Vec<Change>) {
+        for change in changes {
+            let before = change.old.as_ref().map(|pod| pod.uid);
+            let uid = change.pod().unwrap().uid;
+            assert_eq!(
+                self.0.remove(&uid).map(|pod| pod.uid),
+                before,
+                "the old state is the one told before"
+            );
+            self.0.extend(change.new.map(|pod| (uid, pod)));
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn whatever_happens_the_index_equals_a_naive_model_and_so_does_who_follows_it(
+        events in proptest::collection::vec(event(), 0..60),
+    ) {
+        let (mut index, mut model, mut follower) = (PodIndex::default(), Model::default(), Follower::default());
+        for event in events {
+            match event {
+                Event::Apply(made) => {
+                    let pod = made.json().read();
+                    model.apply(&pod);
+                    follower.hear(index.apply(pod));
+                }
+                Event::Delete(n) => {
+                    model.0.retain(|_, pod| pod.uid != uid(n));
+                    follower.hear(index.delete(uid(n)).into_iter().collect());
+                }
+                Event::Relist(broken, whole) => {
+                    index.begin_relist();
+                    for made in &broken {
+                        follower.hear(index.apply(made.json().read()));
+                    }
+                    index.begin_relist();
+                    model.0.clear();
+                    for made in &whole {
+                        let pod = made.json().read();
+                        model.apply(&pod);
+                        follower.hear(index.apply(pod));
+                    }
+                    follower.hear(index.end_relist());
+                }
+            }
+            check(&index, &model, &follower)?;
+        }
+    }
+}
+
+fn check(index: &PodIndex, model: &Model, follower: &Follower) -> Result<(), TestCaseError> {
+    let by_uid: BTreeMap<_, _> = model.0.values().map(|pod| (pod.uid, pod.clone())).collect();
+    let indexed: BTreeMap<_, _> = index.iter().map(|pod| (pod.uid, (**pod).clone())).collect();
+    prop_assert_eq!(&indexed, &by_uid);
+    prop_assert_eq!(index.len(), by_uid.len());
+    prop_assert_eq!(index.by_name.len(), by_uid.len());
+    for pod in by_uid.values() {
+        prop_assert_eq!(index.get(pod.uid).map(AsRef::as_ref), Some(pod));
+        prop_assert_eq!(index.find(&pod.namespace, &pod.name).map(AsRef::as_ref), Some(pod));
+    }
+    let mut by_node: BTreeMap<&str, Vec<Uid>> = BTreeMap::new();
+    for pod in by_uid.values() {
+        if let Some(node) = pod.node.as_deref() {
+            by_node.entry(node).or_default().push(pod.uid);
+        }
+    }
+    let indexed: BTreeMap<_, Vec<_>> =
+        index.nodes().map(|node| (node, index.on_node(node).iter().map(|pod| pod.uid).collect())).collect();
+    prop_assert_eq!(indexed, by_node);
+    let unversioned = |pod: &Pod| Pod { version: 0, ..pod.clone() };
+    let heard: Vec<_> = follower.0.values().map(|pod| unversioned(pod)).collect();
+    prop_assert_eq!(heard, by_uid.values().map(unversioned).collect::<Vec<_>>());
+    Ok(())
+}

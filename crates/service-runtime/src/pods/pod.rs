@@ -1,0 +1,332 @@
+//! What is kept of a pod, as small as it can be without getting in the way of those who read it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use haulout_api_types::names::MIRROR_POD_ANNOTATION;
+use haulout_api_types::node_maintenance::PodType;
+use haulout_api_types::selector::Labels;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
+use thiserror::Error;
+
+/// A pod, reduced to what our controllers read. What cannot be read of an odd pod is absent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pod {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Box<str>,
+    /// What tells it from others that had its name before or will have it later.
+    pub uid: Uid,
+    /// Its labels.
+    pub labels: LabelSet,
+    /// The node that it is on or bound to.
+    pub node: Option<Arc<str>>,
+    /// The owner that manages it.
+    pub controller: Option<Arc<Owner>>,
+    /// Its tolerations, in their order.
+    pub tolerations: Arc<[Toleration]>,
+    /// The names of the `PersistentVolumeClaim`s that it mounts, those of its ephemeral volumes included.
+    pub claims: Box<[Box<str>]>,
+    /// Its evacuator annotations, valid or not.
+    pub evacuator_annotations: Option<Arc<BTreeMap<String, String>>>,
+    /// Its type, as far as a drain is concerned.
+    pub pod_type: PodType,
+    /// Its phase.
+    pub phase: Phase,
+    /// Whether its condition `Ready` is true.
+    pub ready: bool,
+    /// Whether it has been asked to end, even if nobody knows when.
+    pub terminating: bool,
+    /// Whether somebody holds it back from vanishing once it has ended.
+    pub has_finalizers: bool,
+    /// Its priority; 0 where it has none.
+    pub priority: i32,
+    pub(super) version: u64,
+    pub(super) created: Packed,
+    pub(super) deletion: Packed,
+    pub(super) scheduled: Packed,
+    pub(super) grace: Packed,
+    pub(super) deletion_grace: Packed,
+}
+
+impl Pod {
+    /// The `resourceVersion` of the state that is seen here; `None` if the API server uses some that are
+    /// no numbers.
+    pub fn resource_version(&self) -> Option<String> {
+        (self.version != 0).then(|| self.version.to_string())
+    }
+
+    /// Whether it has succeeded or failed. A finished pod counts as gone.
+    pub fn is_finished(&self) -> bool {
+        matches!(self.phase, Phase::Succeeded | Phase::Failed)
+    }
+
+    /// When it was created.
+    pub fn created_at(&self) -> Option<Timestamp> {
+        self.created.timestamp()
+    }
+
+    /// When it was scheduled: when its condition `PodScheduled` became true. One that was bound without
+    /// the scheduler may have no such condition.
+    pub fn scheduled_at(&self) -> Option<Timestamp> {
+        self.scheduled.timestamp()
+    }
+
+    /// When a terminating pod's grace period ends, which is what its `deletionTimestamp` says.
+    pub fn deletion_timestamp(&self) -> Option<Timestamp> {
+        self.deletion.timestamp()
+    }
+
+    /// The grace period in seconds with which a terminating pod was asked to end.
+    pub fn deletion_grace_period_seconds(&self) -> Option<i64> {
+        self.deletion_grace.get()
+    }
+
+    /// The grace period in seconds that it wants.
+    pub fn termination_grace_period_seconds(&self) -> Option<i64> {
+        self.grace.get()
+    }
+
+    /// Its metadata as far as they are known here, for functions that want them as the API has them.
+    pub fn metadata(&self) -> ObjectMeta {
+        let mut annotations = self.evacuator_annotations.as_deref().cloned().unwrap_or_default();
+        if self.pod_type == PodType::Static {
+            annotations.insert(MIRROR_POD_ANNOTATION.to_owned(), String::new());
+        }
+        let labels: BTreeMap<_, _> =
+            self.labels.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        ObjectMeta {
+            namespace: Some(self.namespace.as_ref().to_owned()),
+            name: Some(self.name.as_ref().to_owned()),
+            uid: Some(self.uid.to_string()),
+            resource_version: self.resource_version(),
+            labels: (!labels.is_empty()).then_some(labels),
+            annotations: (!annotations.is_empty()).then_some(annotations),
+            owner_references: self.controller.as_deref().map(|owner| vec![owner.reference()]),
+            creation_timestamp: self.created_at().map(Time),
+            deletion_timestamp: self.deletion_timestamp().map(Time),
+            deletion_grace_period_seconds: self.deletion_grace_period_seconds(),
+            ..ObjectMeta::default()
+        }
+    }
+}
+
+/// A pod's UID, which is a UUID: the API server gives it, nobody else.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Uid([u8; 16]);
+
+/// A text that is no UID of a pod.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("{0:?} is not a UID as the API server gives them, such as 1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11")]
+pub struct NotAUid(String);
+
+impl FromStr for Uid {
+    type Err = NotAUid;
+
+    fn from_str(text: &str) -> Result<Self, NotAUid> {
+        let digit = |digit: u8| match digit {
+            b'0'..=b'9' => Some(digit - b'0'),
+            b'a'..=b'f' => Some(digit - b'a' + 10),
+            _ => None,
+        };
+        let read = || {
+            let text: &[u8; 36] = text.as_bytes().try_into().ok()?;
+            let mut digits = text.iter().enumerate().filter(|(place, _)| !DASHES.contains(place));
+            let mut bytes = [0; 16];
+            for byte in &mut bytes {
+                let (high, low) = (digits.next()?.1, digits.next()?.1);
+                *byte = digit(*high)? << 4 | digit(*low)?;
+            }
+            DASHES.iter().all(|place| text.get(*place) == Some(&b'-')).then_some(Self(bytes))
+        };
+        read().ok_or_else(|| NotAUid(text.to_owned()))
+    }
+}
+
+/// Where the dashes are in a UUID.
+const DASHES: [usize; 4] = [8, 13, 18, 23];
+
+impl fmt::Display for Uid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, byte) in self.0.iter().enumerate() {
+            if matches!(place, 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Uid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A set of labels in one piece of text, `key=value` a line, sorted: few allocations, and equal sets are
+/// equal texts. Neither keys nor values can have these two characters.
+#[derive(Clone, PartialEq, Eq)]
+pub struct LabelSet(pub(super) Arc<str>);
+
+impl LabelSet {
+    /// The labels, sorted by key.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.lines().filter_map(|line| line.split_once('='))
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Labels for LabelSet {
+    fn label(&self, key: &str) -> Option<&str> {
+        self.0.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
+    }
+}
+
+impl fmt::Debug for LabelSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
+}
+
+/// The owner that manages a pod.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Owner {
+    /// Its API group and version.
+    pub api_version: Box<str>,
+    /// Its kind.
+    pub kind: Box<str>,
+    /// Its name.
+    pub name: Box<str>,
+    /// Its UID as the reference has it, which can be any text.
+    pub uid: Box<str>,
+}
+
+impl Owner {
+    /// The reference to it as the API has it.
+    pub fn reference(&self) -> OwnerReference {
+        OwnerReference {
+            api_version: self.api_version.to_string(),
+            kind: self.kind.to_string(),
+            name: self.name.to_string(),
+            uid: self.uid.to_string(),
+            controller: Some(true),
+            block_owner_deletion: None,
+        }
+    }
+}
+
+/// A toleration as the API has it; an empty field is an absent one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Toleration {
+    /// The taint's key; absent, with the operator `Exists`, it is every key.
+    pub key: Option<Box<str>>,
+    /// How value and taint are compared; absent it is `Equal`.
+    pub operator: Option<Box<str>>,
+    /// What the taint's value is compared with.
+    pub value: Option<Box<str>>,
+    /// The taint's effect; absent it is every effect.
+    pub effect: Option<Box<str>>,
+    /// For how long it holds; absent it is for ever.
+    pub seconds: Option<i64>,
+}
+
+/// How far a pod has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// Not all of its containers have run yet.
+    Pending,
+    /// At least one of its containers runs or is about to.
+    Running,
+    /// All of its containers have ended well and will not run again.
+    Succeeded,
+    /// All of its containers have ended, one of them badly, and will not run again.
+    Failed,
+    /// Its node cannot be asked, or the phase is none that we know.
+    Unknown,
+}
+
+/// An optional number in the space of a number: times in seconds, which is all that the API has of them,
+/// and numbers of seconds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Packed(i64);
+
+impl Packed {
+    const NONE: i64 = i64::MIN;
+
+    pub(super) fn get(self) -> Option<i64> {
+        (self.0 != Self::NONE).then_some(self.0)
+    }
+
+    fn timestamp(self) -> Option<Timestamp> {
+        self.get().and_then(|seconds| Timestamp::from_second(seconds).ok())
+    }
+}
+
+impl From<Option<i64>> for Packed {
+    fn from(number: Option<i64>) -> Self {
+        Self(number.unwrap_or(Self::NONE))
+    }
+}
+
+impl fmt::Debug for Packed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.get().fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uid_is_read_and_written_as_the_api_server_does() {
+        let text = "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11";
+        assert_eq!(text.parse::<Uid>().unwrap().to_string(), text);
+        for odd in [
+            "",
+            "x",
+            "1F0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11",
+            "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e1",
+            "1f0c3a52_7f0e-4a52-9f57-0d8a1c7f0e11",
+            "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e1ä",
+        ] {
+            assert_eq!(odd.parse::<Uid>(), Err(NotAUid(odd.to_owned())));
+        }
+    }
+
+    #[test]
+    fn labels_are_found_by_their_whole_key() {
+        let labels = LabelSet("app=web\napp.kubernetes.io/name=\nversion=1.2\n".into());
+        let cases = [
+            ("app", Some("web")),
+            ("app.kubernetes.io/name", Some("")),
+            ("version", Some("1.2")),
+            ("app.kubernetes.io", None),
+            ("ap", None),
+            ("web", None),
+            ("", None),
+        ];
+        for (key, expected) in cases {
+            assert_eq!(labels.label(key), expected, "{key}");
+        }
+        assert_eq!(labels.iter().count(), 3);
+        assert_eq!(
+            format!("{labels:?}"),
+            r#"{"app": "web", "app.kubernetes.io/name": "", "version": "1.2"}"#
+        );
+    }
+
+    #[test]
+    fn a_pod_takes_little_space() {
+        assert!(size_of::<Pod>() <= 208, "{}", size_of::<Pod>());
+    }
+}

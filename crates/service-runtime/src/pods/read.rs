@@ -1,0 +1,172 @@
+//! From the API server's JSON to what is kept of a pod, field by field: what cannot be read is left out.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use haulout_api_types::node_maintenance::PodType;
+use jiff::Timestamp;
+use thiserror::Error;
+
+use super::forgiving::{Number, Text};
+use super::intern::Interner;
+use super::pod::{LabelSet, NotAUid, Owner, Phase, Pod, Toleration, Uid};
+use super::wire;
+
+/// An object that cannot be told from others, and so cannot be a pod of any API server.
+#[derive(Debug, Error)]
+pub enum NotAPod {
+    /// It is not even JSON.
+    #[error("reading a pod: {0}")]
+    Json(#[from] serde_json::Error),
+    /// It has no name or no namespace.
+    #[error("a pod without {0}")]
+    Nameless(&'static str),
+    /// Its UID is none.
+    #[error("pod {namespace}/{name}: {problem}")]
+    Uid {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// What is wrong with the UID.
+        problem: NotAUid,
+    },
+}
+
+impl Pod {
+    /// Reads one pod as the API server gives it out. The caches share what is equal in many pods; this
+    /// is for the answer to a single GET, and for tests.
+    pub fn from_json(json: &[u8]) -> Result<Self, NotAPod> {
+        Self::read(&serde_json::from_slice(json)?, &mut Interner::default())
+    }
+
+    pub(super) fn read(object: &wire::Object<'_>, shared: &mut Interner) -> Result<Self, NotAPod> {
+        let (metadata, spec, status) = (&object.metadata, &object.spec, &object.status);
+        let namespace = metadata.namespace.get().ok_or(NotAPod::Nameless("a namespace"))?;
+        let name = metadata.name.get().ok_or(NotAPod::Nameless("a name"))?;
+        let uid = read_uid(metadata, namespace, name)?;
+        shared.changed();
+        let controller = metadata.owners.0.iter().find(|owner| owner.controller.0).map(|owner| Owner {
+            api_version: text(&owner.api_version),
+            kind: text(&owner.kind),
+            name: text(&owner.name),
+            uid: text(&owner.uid),
+        });
+        let kind = controller.as_ref().map(|owner| owner.kind.as_ref());
+        let condition =
+            |kind| status.conditions.0.iter().find(|condition| condition.kind.get() == Some(kind));
+        let is_true = |condition: &wire::Condition<'_>| condition.status.get() == Some("True");
+        Ok(Self {
+            pod_type: PodType::classify(metadata.annotations.mirror, kind),
+            namespace: shared.texts.share(namespace),
+            name: name.into(),
+            uid,
+            version: metadata.resource_version.get().and_then(read_version).unwrap_or_default(),
+            labels: read_labels(&metadata.labels, shared),
+            evacuator_annotations: read_annotations(&metadata.annotations, shared),
+            controller: controller.map(|owner| shared.owners.share(owner)),
+            has_finalizers: !metadata.finalizers.0.is_empty(),
+            created: seconds(&metadata.created).into(),
+            terminating: metadata.deleted.get().is_some(),
+            deletion: seconds(&metadata.deleted).into(),
+            deletion_grace: metadata.deletion_grace.0.into(),
+            node: spec.node.get().map(|node| shared.texts.share(node)),
+            priority: priority(spec.priority),
+            grace: spec.grace.0.into(),
+            tolerations: shared
+                .tolerations
+                .share(spec.tolerations.0.iter().map(read_toleration).collect::<Vec<_>>()),
+            claims: read_claims(&spec.volumes.0, name),
+            phase: read_phase(status.phase.get()),
+            ready: condition("Ready").is_some_and(is_true),
+            scheduled: condition("PodScheduled")
+                .filter(|condition| is_true(condition))
+                .and_then(|condition| seconds(&condition.since))
+                .into(),
+        })
+    }
+}
+
+fn text(text: &Text<'_>) -> Box<str> {
+    text.get().unwrap_or_default().into()
+}
+
+fn read_uid(metadata: &wire::Metadata<'_>, namespace: &str, name: &str) -> Result<Uid, NotAPod> {
+    let problem = match metadata.uid.get().unwrap_or_default().parse() {
+        Ok(uid) => return Ok(uid),
+        Err(problem) => problem,
+    };
+    Err(NotAPod::Uid { namespace: namespace.to_owned(), name: name.to_owned(), problem })
+}
+
+/// A version that comes out again as it went in.
+fn read_version(text: &str) -> Option<u64> {
+    text.parse().ok().filter(|number: &u64| !text.starts_with(['0', '+']) && *number != 0)
+}
+
+/// Times have whole seconds in the API.
+fn seconds(time: &Text<'_>) -> Option<i64> {
+    time.get()?.parse::<Timestamp>().ok().map(Timestamp::as_second)
+}
+
+fn priority(priority: Number) -> i32 {
+    priority.0.and_then(|priority| priority.try_into().ok()).unwrap_or_default()
+}
+
+fn read_labels(labels: &wire::Labels<'_>, shared: &mut Interner) -> LabelSet {
+    let mut labels: Vec<_> = labels
+        .0
+        .iter()
+        .filter(|(key, value)| !key.contains(['=', '\n', '\r']) && !value.contains(['\n', '\r']))
+        .collect();
+    labels.sort_unstable();
+    let mut set = String::with_capacity(labels.iter().map(|(key, value)| key.len() + value.len() + 2).sum());
+    for (key, value) in labels {
+        set.extend([key, "=", value, "\n"]);
+    }
+    LabelSet(shared.texts.share(set.as_str()))
+}
+
+fn read_annotations(
+    annotations: &wire::Annotations<'_>,
+    shared: &mut Interner,
+) -> Option<Arc<BTreeMap<String, String>>> {
+    let owned = |(key, value): &(Cow<'_, str>, Cow<'_, str>)| (key.to_string(), value.to_string());
+    let annotations: BTreeMap<_, _> = annotations.evacuators.iter().map(owned).collect();
+    (!annotations.is_empty()).then(|| shared.annotations.share(annotations))
+}
+
+fn read_toleration(toleration: &wire::Toleration<'_>) -> Toleration {
+    let text = |text: &Text<'_>| text.get().map(Into::into);
+    Toleration {
+        key: text(&toleration.key),
+        operator: text(&toleration.operator),
+        value: text(&toleration.value),
+        effect: text(&toleration.effect),
+        seconds: toleration.seconds.0,
+    }
+}
+
+fn read_claims(volumes: &[wire::Volume<'_>], pod: &str) -> Box<[Box<str>]> {
+    let claim = |volume: &wire::Volume<'_>| match (volume.claim.name.get(), volume.name.get()) {
+        (Some(claim), _) => Some(claim.into()),
+        // The name that the ephemeral volume controller gives the claim.
+        (None, Some(volume_name)) if volume.ephemeral.0 => Some(format!("{pod}-{volume_name}").into()),
+        _ => None,
+    };
+    volumes.iter().filter_map(claim).collect()
+}
+
+fn read_phase(phase: Option<&str>) -> Phase {
+    match phase {
+        Some("Pending") => Phase::Pending,
+        Some("Running") => Phase::Running,
+        Some("Succeeded") => Phase::Succeeded,
+        Some("Failed") => Phase::Failed,
+        _ => Phase::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,41 @@
+//! Pods for the unit tests of this module.
+
+use serde_json::{Value, json};
+
+use super::pod::{Pod, Uid};
+
+/// The UID of pod number `n`.
+pub(super) fn uid(n: u32) -> Uid {
+    uid_text(n).parse().unwrap()
+}
+
+fn uid_text(n: u32) -> String {
+    format!("00000000-0000-4000-8000-{n:012x}")
+}
+
+/// A pod as the API server would give it out, with changes.
+#[derive(Clone, Debug)]
+pub(super) struct Json(pub(super) Value);
+
+/// Pod number `n`, named `pod-n`, in the namespace `default`.
+pub(super) fn pod(n: u32) -> Json {
+    Json(json!({
+        "metadata": {"name": format!("pod-{n}"), "namespace": "default", "uid": uid_text(n), "resourceVersion": "1"},
+        "spec": {},
+        "status": {"phase": "Running"},
+    }))
+}
+
+impl Json {
+    /// Sets the field at this JSON pointer, whose parent must be there.
+    pub(super) fn with(mut self, pointer: &str, value: impl Into<Value>) -> Self {
+        let (parent, field) = pointer.rsplit_once('/').unwrap();
+        self.0.pointer_mut(parent).unwrap()[field] = value.into();
+        self
+    }
+
+    /// As the cache reads it.
+    pub(super) fn read(&self) -> Pod {
+        Pod::from_json(self.0.to_string().as_bytes()).unwrap()
+    }
+}

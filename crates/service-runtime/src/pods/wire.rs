@@ -1,0 +1,168 @@
+//! The parts of the API server's answers that we read, borrowed from the bytes that they came in. What
+//! is kept of a pod is in `pod`; this lives only while an answer is being read.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+
+use haulout_api_types::names::{EVACUATOR_ANNOTATION_PREFIX, MIRROR_POD_ANNOTATION};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+
+use super::forgiving::{Flag, Key, List, Number, Presence, Text, absent_if, objects};
+
+objects! {
+    /// One page of a list.
+    Page {
+        "metadata" => metadata: PageMetadata<'a>,
+        "items" => items: List<Object<'a>>,
+    }
+
+    PageMetadata {
+        "resourceVersion" => resource_version: Text<'a>,
+        "continue" => more: Text<'a>,
+    }
+
+    /// One line of a watch.
+    Event {
+        "type" => kind: Text<'a>,
+        "object" => object: Object<'a>,
+    }
+
+    /// A pod; in an event of type ERROR, and as the answer to a request that failed, a Status. They have
+    /// no field in common that we read: a Status has no pod's metadata, and its `status` is a word.
+    Object {
+        "metadata" => metadata: Metadata<'a>,
+        "spec" => spec: Spec<'a>,
+        "status" => status: Status<'a>,
+        "code" => code: Number,
+        "message" => message: Text<'a>,
+    }
+
+    Metadata {
+        "name" => name: Text<'a>,
+        "namespace" => namespace: Text<'a>,
+        "uid" => uid: Text<'a>,
+        "resourceVersion" => resource_version: Text<'a>,
+        "labels" => labels: Labels<'a>,
+        "annotations" => annotations: Annotations<'a>,
+        "ownerReferences" => owners: List<OwnerReference<'a>>,
+        "finalizers" => finalizers: List<Text<'a>>,
+        "creationTimestamp" => created: Text<'a>,
+        "deletionTimestamp" => deleted: Text<'a>,
+        "deletionGracePeriodSeconds" => deletion_grace: Number,
+    }
+
+    OwnerReference {
+        "apiVersion" => api_version: Text<'a>,
+        "kind" => kind: Text<'a>,
+        "name" => name: Text<'a>,
+        "uid" => uid: Text<'a>,
+        "controller" => controller: Flag,
+    }
+
+    Spec {
+        "nodeName" => node: Text<'a>,
+        "priority" => priority: Number,
+        "terminationGracePeriodSeconds" => grace: Number,
+        "tolerations" => tolerations: List<Toleration<'a>>,
+        "volumes" => volumes: List<Volume<'a>>,
+    }
+
+    Toleration {
+        "key" => key: Text<'a>,
+        "operator" => operator: Text<'a>,
+        "value" => value: Text<'a>,
+        "effect" => effect: Text<'a>,
+        "tolerationSeconds" => seconds: Number,
+    }
+
+    Volume {
+        "name" => name: Text<'a>,
+        "persistentVolumeClaim" => claim: Claim<'a>,
+        "ephemeral" => ephemeral: Presence,
+    }
+
+    Claim {
+        "claimName" => name: Text<'a>,
+    }
+
+    Status {
+        "phase" => phase: Text<'a>,
+        "conditions" => conditions: List<Condition<'a>>,
+    }
+
+    Condition {
+        "type" => kind: Text<'a>,
+        "status" => status: Text<'a>,
+        "lastTransitionTime" => since: Text<'a>,
+    }
+}
+
+/// Labels, those with a string as value.
+#[derive(Debug, Default)]
+pub(super) struct Labels<'a>(pub(super) Vec<(Cow<'a, str>, Cow<'a, str>)>);
+
+struct LabelsReader<'a>(PhantomData<&'a str>);
+
+impl<'de: 'a, 'a> Visitor<'de> for LabelsReader<'a> {
+    type Value = Labels<'a>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any JSON")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Self::Value, A::Error> {
+        let mut labels = Vec::new();
+        while let Some((key, value)) = object.next_entry::<Key, Text>()? {
+            labels.extend(value.0.map(|value| (key.0, value)));
+        }
+        Ok(Labels(labels))
+    }
+
+    absent_if!(bool number text null list);
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Labels<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(LabelsReader(PhantomData))
+    }
+}
+
+/// The annotations that we know: others can be large, and are skipped.
+#[derive(Debug, Default)]
+pub(super) struct Annotations<'a> {
+    pub(super) evacuators: Vec<(Cow<'a, str>, Cow<'a, str>)>,
+    pub(super) mirror: bool,
+}
+
+struct AnnotationsReader<'a>(PhantomData<&'a str>);
+
+impl<'de: 'a, 'a> Visitor<'de> for AnnotationsReader<'a> {
+    type Value = Annotations<'a>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any JSON")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Self::Value, A::Error> {
+        let mut annotations = Annotations::default();
+        while let Some(Key(key)) = object.next_key::<Key>()? {
+            if key.starts_with(EVACUATOR_ANNOTATION_PREFIX) {
+                let value = object.next_value::<Text>()?;
+                annotations.evacuators.extend(value.0.map(|value| (key, value)));
+            } else {
+                object.next_value::<IgnoredAny>()?;
+                annotations.mirror |= key == MIRROR_POD_ANNOTATION;
+            }
+        }
+        Ok(annotations)
+    }
+
+    absent_if!(bool number text null list);
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Annotations<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AnnotationsReader(PhantomData))
+    }
+}
