@@ -1,4 +1,14 @@
 //! What every Haulout service stands on, so that a service crate holds nothing but its own decisions.
 
+pub mod access;
+pub mod clients;
+pub mod clock;
+pub mod events;
+pub mod http;
 pub mod lease;
+pub mod metrics;
 pub mod pods;
+pub mod queue;
+pub mod service;
+pub mod telemetry;
+pub mod workers;

@@ -1,0 +1,183 @@
+//! What a service needs from the cluster, asked for at start: that the API server answers, serves our
+//! kinds, and lets us do what we will have to do. Better one clear sentence now than a riddle at 3 a.m.
+
+use futures::future::try_join_all;
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+};
+use kube::api::{Api, PostParams};
+use kube::{Client, Resource};
+use thiserror::Error;
+
+/// A permission that a service needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Permission {
+    /// Such as `list`.
+    pub verb: &'static str,
+    /// The API group; empty for the core group.
+    pub group: &'static str,
+    /// Such as `pods`, or `pods/eviction` for a subresource.
+    pub resource: &'static str,
+    /// Where it is needed.
+    pub scope: Scope,
+}
+
+/// Where a permission is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// In every namespace, or on a cluster-scoped resource.
+    Cluster,
+    /// In the service's own namespace.
+    OwnNamespace,
+}
+
+/// A kind of ours that must be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kind {
+    group: String,
+    version: String,
+    plural: String,
+}
+
+impl Kind {
+    /// The kind of this type.
+    pub fn of<K: Resource<DynamicType = ()>>() -> Self {
+        Self { group: K::group(&()).into(), version: K::version(&()).into(), plural: K::plural(&()).into() }
+    }
+}
+
+/// Why a service cannot begin.
+#[derive(Debug, Error)]
+pub enum AccessError {
+    /// The API server does not answer.
+    #[error("cannot reach the API server at {server}: {source}")]
+    Unreachable {
+        /// Its address.
+        server: String,
+        /// What happened instead.
+        source: Box<kube::Error>,
+    },
+    /// A kind of ours is not served.
+    #[error(
+        "the API server does not serve {}: install the custom resource definitions, `helm upgrade --install` with crds.install=true does so",
+        .0.join(", ")
+    )]
+    NotServed(Vec<String>),
+    /// Something that we will have to do is forbidden.
+    #[error("this service may not {}: its ClusterRole or Role lacks that, and the chart's has it", .0.join(", may not "))]
+    Forbidden(Vec<String>),
+    /// The API server could not tell.
+    #[error("asking the API server whether this service may {question}: {source}")]
+    Unanswered {
+        /// What was asked.
+        question: String,
+        /// What happened instead.
+        source: Box<kube::Error>,
+    },
+}
+
+/// Checks everything; the first kind of trouble is returned, with all of its instances.
+pub async fn check(
+    client: &Client,
+    server: &str,
+    own_namespace: &str,
+    kinds: &[Kind],
+    permissions: &[Permission],
+) -> Result<(), AccessError> {
+    let unreachable =
+        |source: kube::Error| AccessError::Unreachable { server: server.into(), source: Box::new(source) };
+    let answers =
+        try_join_all(kinds.iter().map(|kind| is_served(client, kind))).await.map_err(unreachable)?;
+    let missing: Vec<_> =
+        kinds.iter().zip(answers).filter(|(_, served)| !served).map(|(kind, _)| kind).collect();
+    if !missing.is_empty() {
+        let names = missing.iter().map(|kind| format!("{}.{} {}", kind.plural, kind.group, kind.version));
+        return Err(AccessError::NotServed(names.collect()));
+    }
+    let answers = permissions.iter().map(|permission| is_allowed(client, own_namespace, permission));
+    let allowed = try_join_all(answers).await?;
+    let denied: Vec<_> = permissions
+        .iter()
+        .zip(allowed)
+        .filter(|(_, allowed)| !allowed)
+        .map(|(permission, _)| permission.describe(own_namespace))
+        .collect();
+    if denied.is_empty() { Ok(()) } else { Err(AccessError::Forbidden(denied)) }
+}
+
+async fn is_served(client: &Client, kind: &Kind) -> kube::Result<bool> {
+    match client.list_api_group_resources(&format!("{}/{}", kind.group, kind.version)).await {
+        Ok(found) => Ok(found.resources.iter().any(|resource| resource.name == kind.plural)),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+async fn is_allowed(
+    client: &Client,
+    own_namespace: &str,
+    permission: &Permission,
+) -> Result<bool, AccessError> {
+    let (resource, subresource) = match permission.resource.split_once('/') {
+        Some((resource, subresource)) => (resource, Some(subresource.to_owned())),
+        None => (permission.resource, None),
+    };
+    let namespace = (permission.scope == Scope::OwnNamespace).then(|| own_namespace.to_owned());
+    let review = SelfSubjectAccessReview {
+        spec: SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(ResourceAttributes {
+                group: Some(permission.group.into()),
+                namespace,
+                resource: Some(resource.into()),
+                subresource,
+                verb: Some(permission.verb.into()),
+                ..ResourceAttributes::default()
+            }),
+            ..SelfSubjectAccessReviewSpec::default()
+        },
+        ..SelfSubjectAccessReview::default()
+    };
+    let answer = Api::all(client.clone()).create(&PostParams::default(), &review).await;
+    let answer: SelfSubjectAccessReview = answer.map_err(|source| AccessError::Unanswered {
+        question: permission.describe(own_namespace),
+        source: Box::new(source),
+    })?;
+    Ok(answer.status.is_some_and(|status| status.allowed))
+}
+
+impl Permission {
+    fn describe(&self, own_namespace: &str) -> String {
+        let resource = match self.group {
+            "" => self.resource.to_owned(),
+            group => format!("{} in {group}", self.resource),
+        };
+        match self.scope {
+            Scope::Cluster => format!("{} {resource}", self.verb),
+            Scope::OwnNamespace => format!("{} {resource} in namespace {own_namespace}", self.verb),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_verb_and_resource() {
+        let permission = |verb, group, resource, scope| Permission { verb, group, resource, scope };
+        let error = AccessError::Forbidden(
+            [
+                permission("list", "", "pods", Scope::Cluster),
+                permission("create", "", "pods/eviction", Scope::Cluster),
+                permission("update", "coordination.k8s.io", "leases", Scope::OwnNamespace),
+            ]
+            .map(|permission| permission.describe("haulout-system"))
+            .to_vec(),
+        );
+        assert_eq!(
+            error.to_string(),
+            "this service may not list pods, may not create pods/eviction, may not update leases in \
+             coordination.k8s.io in namespace haulout-system: its ClusterRole or Role lacks that, and the chart's has it"
+        );
+    }
+}

@@ -1,0 +1,344 @@
+//! What `/metrics` shows of every service: the process, the build, API requests, work queues, watches,
+//! leadership. Names are those that client-go made known, so that dashboards fit.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::{Family, MetricConstructor};
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
+use tokio::task::Id;
+
+/// Buckets from a millisecond to a minute and a half.
+#[derive(Clone, Copy, Debug)]
+struct Seconds;
+
+impl MetricConstructor<Histogram> for Seconds {
+    fn new_metric(&self) -> Histogram {
+        Histogram::new(exponential_buckets(0.001, 2.0, 17))
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    verb: &'static str,
+    code: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VerbLabel {
+    verb: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct NameLabel {
+    name: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResourceLabel {
+    resource: &'static str,
+}
+
+/// All metrics of a service. Clones are the same metrics.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    registry: Arc<Mutex<Registry>>,
+    requests: Family<RequestLabels, Counter>,
+    durations: Family<VerbLabel, Histogram, Seconds>,
+    watch_restarts: Family<ResourceLabel, Counter>,
+    leading: Family<NameLabel, Gauge>,
+    events_dropped: Counter,
+    queues: Queues,
+}
+
+#[derive(Clone, Debug)]
+struct Queues {
+    depth: Family<NameLabel, Gauge>,
+    adds: Family<NameLabel, Counter>,
+    retries: Family<NameLabel, Counter>,
+    waited: Family<NameLabel, Histogram, Seconds>,
+    worked: Family<NameLabel, Histogram, Seconds>,
+    unfinished: Unfinished,
+}
+
+/// Since when each task of one queue is at work.
+type Running = Arc<Mutex<HashMap<Id, Instant>>>;
+
+impl Metrics {
+    /// The metrics of this service in this version.
+    pub fn new(service: &'static str, version: &'static str) -> Self {
+        let metrics = Self {
+            registry: Arc::default(),
+            requests: Family::default(),
+            durations: Family::new_with_constructor(Seconds),
+            watch_restarts: Family::default(),
+            leading: Family::default(),
+            events_dropped: Counter::default(),
+            queues: Queues {
+                depth: Family::default(),
+                adds: Family::default(),
+                retries: Family::default(),
+                waited: Family::new_with_constructor(Seconds),
+                worked: Family::new_with_constructor(Seconds),
+                unfinished: Unfinished::default(),
+            },
+        };
+        metrics.register(|registry| {
+            let build = Info::new(vec![("service", service), ("version", version)]);
+            registry.register("haulout_build", "What is running", build);
+            registry.register_collector(Box::new(Process { started: Instant::now() }));
+            registry.register(
+                "rest_client_requests",
+                "API requests by verb and code",
+                metrics.requests.clone(),
+            );
+            registry.register_with_unit(
+                "rest_client_request_duration",
+                "Time until the API server's answer began",
+                Unit::Seconds,
+                metrics.durations.clone(),
+            );
+            registry.register(
+                "watch_restarts",
+                "Watches that broke and began anew",
+                metrics.watch_restarts.clone(),
+            );
+            registry.register(
+                "leader_election_master_status",
+                "1 while this replica leads",
+                metrics.leading.clone(),
+            );
+            registry.register(
+                "events_dropped",
+                "Events that were not written",
+                metrics.events_dropped.clone(),
+            );
+            let queues = &metrics.queues;
+            registry.register("workqueue_depth", "Keys that are ready", queues.depth.clone());
+            registry.register("workqueue_adds", "Keys that were made ready", queues.adds.clone());
+            registry.register(
+                "workqueue_retries",
+                "Keys that failed and are retried",
+                queues.retries.clone(),
+            );
+            let (waited, worked) = (queues.waited.clone(), queues.worked.clone());
+            registry.register_with_unit(
+                "workqueue_queue_duration",
+                "How long keys were ready",
+                Unit::Seconds,
+                waited,
+            );
+            registry.register_collector(Box::new(queues.unfinished.clone()));
+            registry.register_with_unit(
+                "workqueue_work_duration",
+                "How long the work took",
+                Unit::Seconds,
+                worked,
+            );
+        });
+        metrics
+    }
+
+    /// Lets a service add its own.
+    pub fn register(&self, add: impl FnOnce(&mut Registry)) {
+        add(&mut lock(&self.registry));
+    }
+
+    /// The metrics of the work queue of this name.
+    pub fn queue(&self, name: &'static str) -> QueueMetrics {
+        let label = NameLabel { name };
+        let running = Running::default();
+        lock(&self.queues.unfinished.0).push((label.clone(), Arc::clone(&running)));
+        QueueMetrics {
+            depth: self.queues.depth.get_or_create(&label).clone(),
+            adds: self.queues.adds.get_or_create(&label).clone(),
+            retries: self.queues.retries.get_or_create(&label).clone(),
+            waited: self.queues.waited.get_or_create(&label).clone(),
+            worked: self.queues.worked.get_or_create(&label).clone(),
+            running,
+        }
+    }
+
+    /// Counts a request that was answered with this code, or not at all.
+    pub(crate) fn request(&self, verb: &'static str, code: Option<u16>, took: Duration) {
+        let code = code.map_or_else(|| "<error>".to_owned(), |code| code.to_string());
+        self.requests.get_or_create(&RequestLabels { verb, code }).inc();
+        self.durations.get_or_create(&VerbLabel { verb }).observe(took.as_secs_f64());
+    }
+
+    /// Counts a watch of this resource that broke and began anew.
+    pub fn watch_restarted(&self, resource: &'static str) {
+        self.watch_restarts.get_or_create(&ResourceLabel { resource }).inc();
+    }
+
+    /// Says whether this replica leads in the election of this name.
+    pub fn leading(&self, name: &'static str, leads: bool) {
+        self.leading.get_or_create(&NameLabel { name }).set(i64::from(leads));
+    }
+
+    /// Counts an event that was not written.
+    pub(crate) fn event_dropped(&self) {
+        self.events_dropped.inc();
+    }
+
+    /// Everything in the text format that Prometheus reads.
+    pub fn encode(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        text::encode(&mut text, &lock(&self.registry))?;
+        Ok(text)
+    }
+}
+
+/// The metrics of one work queue.
+#[derive(Clone, Debug)]
+pub struct QueueMetrics {
+    depth: Gauge,
+    adds: Counter,
+    retries: Counter,
+    waited: Histogram,
+    worked: Histogram,
+    running: Running,
+}
+
+impl QueueMetrics {
+    pub(crate) fn added(&self) {
+        self.adds.inc();
+    }
+
+    pub(crate) fn depth(&self, keys: usize) {
+        self.depth.set(i64::try_from(keys).unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn started(&self, id: Id, waited: Duration) {
+        self.waited.observe(waited.as_secs_f64());
+        lock(&self.running).insert(id, Instant::now());
+    }
+
+    pub(crate) fn ended(&self, id: Id, retried: bool) {
+        if let Some(begun) = lock(&self.running).remove(&id) {
+            self.worked.observe(begun.elapsed().as_secs_f64());
+        }
+        if retried {
+            self.retries.inc();
+        }
+    }
+}
+
+/// Work of all queues that has begun and not ended, looked at when somebody asks.
+#[derive(Clone, Debug, Default)]
+struct Unfinished(Arc<Mutex<Vec<(NameLabel, Running)>>>);
+
+impl Collector for Unfinished {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        let queues = lock(&self.0);
+        let add: fn(f64, f64) -> f64 = |all, one| all + one;
+        for (name, help, combine) in [
+            ("workqueue_unfinished_work", "Time that the work which is under way has taken so far", add),
+            ("workqueue_longest_running_processor", "The longest of that", f64::max),
+        ] {
+            let mut metric =
+                encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
+            for (label, running) in queues.iter() {
+                let times =
+                    lock(running).values().map(|begun| begun.elapsed().as_secs_f64()).fold(0.0, combine);
+                ConstGauge::new(times).encode(metric.encode_family(label)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What Prometheus' own clients tell of their process, read from `/proc` when somebody asks.
+#[derive(Debug)]
+struct Process {
+    started: Instant,
+}
+
+impl Collector for Process {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        let since_epoch = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        let start = since_epoch.saturating_sub(self.started.elapsed()).as_secs_f64();
+        let gauges = [
+            ("process_start_time", "When the process began", Some(Unit::Seconds), Some(start)),
+            ("process_resident_memory", "Memory in RAM", Some(Unit::Bytes), resident_bytes()),
+            ("process_open_fds", "Open files", None, open_files()),
+        ];
+        for (name, help, unit, value) in gauges {
+            if let Some(value) = value {
+                let metric = encoder.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
+                ConstGauge::new(value).encode(metric)?;
+            }
+        }
+        let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        let seconds = Duration::try_from(cpu).unwrap_or_default().as_secs_f64();
+        let metric = encoder.encode_descriptor(
+            "process_cpu",
+            "Processor time used",
+            Some(&Unit::Seconds),
+            MetricType::Counter,
+        )?;
+        ConstCounter::new(seconds).encode(metric)
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a gauge is a float, and memory is far below 2^53")]
+fn resident_bytes() -> Option<f64> {
+    let pages = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let resident: u64 = pages.split_whitespace().nth(1)?.parse().ok()?;
+    Some((resident * rustix::param::page_size() as u64) as f64)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a gauge is a float, and there are few files")]
+fn open_files() -> Option<f64> {
+    Some(std::fs::read_dir("/proc/self/fd").ok()?.count() as f64)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_that_was_counted_is_shown_under_the_names_people_know() {
+        let metrics = Metrics::new("probe", "1.2.3");
+        metrics.request("patch", Some(409), Duration::from_millis(3));
+        metrics.request("watch", None, Duration::from_millis(3));
+        metrics.watch_restarted("pods");
+        metrics.leading("probe", true);
+        let queue = metrics.queue("probe");
+        queue.added();
+        queue.depth(7);
+        let text = metrics.encode().unwrap();
+        for line in [
+            "haulout_build_info{service=\"probe\",version=\"1.2.3\"} 1",
+            "rest_client_requests_total{verb=\"patch\",code=\"409\"} 1",
+            "rest_client_requests_total{verb=\"watch\",code=\"<error>\"} 1",
+            "rest_client_request_duration_seconds_count{verb=\"patch\"} 1",
+            "watch_restarts_total{resource=\"pods\"} 1",
+            "leader_election_master_status{name=\"probe\"} 1",
+            "workqueue_adds_total{name=\"probe\"} 1",
+            "workqueue_depth{name=\"probe\"} 7",
+            "workqueue_retries_total{name=\"probe\"} 0",
+            "workqueue_unfinished_work_seconds{name=\"probe\"} 0.0",
+            "workqueue_longest_running_processor_seconds{name=\"probe\"} 0.0",
+            "process_cpu_seconds_total ",
+            "process_resident_memory_bytes ",
+            "process_open_fds ",
+            "process_start_time_seconds ",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! The keyed work queue as plain data: which key is to be worked on next, and when. It has no clock, no
+//! lock and no task; [`crate::workers`] drives it.
+//!
+//! A key is in at most one place: ready, running, or asleep until it is due. What is added while it runs is
+//! remembered once and makes it ready again afterwards, at the end of the line, so that a busy key cannot
+//! starve the others.
+
+use std::collections::hash_map::Entry as MapEntry;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::hash::Hash;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+/// How long a failed key sleeps: doubling from `first` to `most`, of which up to half is left to chance, so
+/// that keys which failed together do not come back together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backoff {
+    /// After the first failure.
+    pub first: Duration,
+    /// After many.
+    pub most: Duration,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self { first: Duration::from_millis(250), most: Duration::from_secs(15 * 60) }
+    }
+}
+
+impl Backoff {
+    /// The delay after this many failures in a row, at least one; `chance` is from 0 to 1.
+    pub fn delay(&self, failures: u32, chance: f64) -> Duration {
+        let doubled = self.first.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1)));
+        let full = doubled.min(self.most);
+        full / 2 + full.mul_f64(chance.clamp(0.0, 1.0) / 2.0)
+    }
+}
+
+/// What came of working on a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Done; nothing to do until something changes.
+    Done,
+    /// Done; look again at this time. It replaces what was planned before.
+    Until(Timestamp),
+    /// Failed; try again after the backoff.
+    Failed,
+}
+
+#[derive(Debug)]
+struct Entry {
+    place: Place,
+    /// In `asleep` with this time and number, if it is to be woken.
+    due: Option<(Timestamp, u64)>,
+    failures: u32,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    Asleep,
+    Ready { since: Timestamp },
+    Running { again: bool },
+}
+
+/// Keys and when to work on them.
+#[derive(Debug)]
+pub struct Queue<K> {
+    entries: HashMap<K, Entry>,
+    ready: VecDeque<K>,
+    asleep: BTreeSet<(Timestamp, u64, K)>,
+    /// Keeps keys that are due at the same time in the order in which they came.
+    next_number: u64,
+    backoff: Backoff,
+}
+
+impl<K: Clone + Eq + Hash + Ord> Queue<K> {
+    /// An empty queue.
+    pub fn new(backoff: Backoff) -> Self {
+        Self {
+            entries: HashMap::new(),
+            ready: VecDeque::new(),
+            asleep: BTreeSet::new(),
+            next_number: 0,
+            backoff,
+        }
+    }
+
+    /// Asks for work on a key now. Whether that is news: a key that is ready already stays where it is.
+    pub fn add(&mut self, key: K, now: Timestamp) -> bool {
+        let entry =
+            self.entries.entry(key.clone()).or_insert(Entry { place: Place::Asleep, due: None, failures: 0 });
+        match &mut entry.place {
+            Place::Ready { .. } => false,
+            Place::Running { again } => !std::mem::replace(again, true),
+            Place::Asleep => {
+                entry.place = Place::Ready { since: now };
+                if let Some((time, number)) = entry.due.take() {
+                    self.asleep.remove(&(time, number, key.clone()));
+                }
+                self.ready.push_back(key);
+                true
+            }
+        }
+    }
+
+    /// Asks for work on a key at this time, or earlier if that was planned already.
+    pub fn add_at(&mut self, key: K, due: Timestamp) {
+        let number = self.next_number;
+        self.next_number += 1;
+        let entry = match self.entries.entry(key.clone()) {
+            MapEntry::Occupied(entry) => entry.into_mut(),
+            MapEntry::Vacant(vacant) => vacant.insert(Entry { place: Place::Asleep, due: None, failures: 0 }),
+        };
+        if matches!(entry.place, Place::Ready { .. }) || entry.due.is_some_and(|(planned, _)| planned <= due)
+        {
+            return;
+        }
+        if let Some((time, number)) = entry.due.replace((due, number)) {
+            self.asleep.remove(&(time, number, key.clone()));
+        }
+        self.asleep.insert((due, number, key));
+    }
+
+    /// The next key to work on, and how long it was ready. It is running from now on, until [`Self::finish`].
+    pub fn next(&mut self, now: Timestamp) -> Option<(K, Duration)> {
+        self.wake(now);
+        let key = self.ready.pop_front()?;
+        let entry = self.entries.get_mut(&key)?;
+        let waited = match entry.place {
+            Place::Ready { since } => Duration::try_from(now.duration_since(since)).unwrap_or_default(),
+            _ => Duration::ZERO,
+        };
+        entry.place = Place::Running { again: false };
+        Some((key, waited))
+    }
+
+    /// When the next sleeping key is due.
+    pub fn next_due(&self) -> Option<Timestamp> {
+        self.asleep.first().map(|(due, _, _)| *due)
+    }
+
+    /// Ends the work on a key. `chance`, from 0 to 1, spreads retries. Whether it will be retried.
+    pub fn finish(&mut self, key: &K, outcome: Outcome, now: Timestamp, chance: f64) -> bool {
+        let Some(entry) = self.entries.get_mut(key) else { return false };
+        let again = entry.place == Place::Running { again: true };
+        entry.place = Place::Asleep;
+        let due = match outcome {
+            Outcome::Done => None,
+            Outcome::Until(due) => Some(due),
+            Outcome::Failed => {
+                entry.failures = entry.failures.saturating_add(1);
+                Some(now.saturating_add(self.backoff.delay(entry.failures, chance)).unwrap_or(Timestamp::MAX))
+            }
+        };
+        if outcome != Outcome::Failed {
+            entry.failures = 0;
+        }
+        if again {
+            self.add(key.clone(), now);
+        } else if let Some(due) = due {
+            self.add_at(key.clone(), due);
+        } else if entry.due.is_none() {
+            self.entries.remove(key);
+        }
+        outcome == Outcome::Failed
+    }
+
+    /// How many keys are ready.
+    pub fn depth(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// How many keys sleep until they are due.
+    pub fn sleeping(&self) -> usize {
+        self.asleep.len()
+    }
+
+    fn wake(&mut self, now: Timestamp) {
+        while let Some((due, _, _)) = self.asleep.first()
+            && *due <= now
+            && let Some((due, _, key)) = self.asleep.pop_first()
+        {
+            let Some(entry) = self.entries.get_mut(&key) else { continue };
+            entry.due = None;
+            match &mut entry.place {
+                Place::Asleep => {
+                    // Ready since it was due: how late we are is part of how long it waited.
+                    entry.place = Place::Ready { since: due };
+                    self.ready.push_back(key);
+                }
+                Place::Running { again } => *again = true,
+                Place::Ready { .. } => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

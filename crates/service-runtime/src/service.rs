@@ -1,0 +1,222 @@
+//! Start and end of a service: arguments, telemetry, clients, checks, HTTP, and an orderly shutdown, so that
+//! its `main` is one call.
+
+use std::fmt::Display;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use kube::Config;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{error, info, warn};
+
+use crate::access::{self, Kind, Permission};
+use crate::clients::Clients;
+use crate::clock::Clock;
+use crate::events::Events;
+use crate::http::{self, Readiness, Shown};
+use crate::metrics::Metrics;
+use crate::telemetry::{self, LogFormat};
+
+/// How long a service has to end in good order; then it ends anyhow. Kubernetes' own patience is 30 s.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
+
+/// Arguments that every service has.
+#[derive(Clone, Debug, clap::Args)]
+pub struct CommonArgs {
+    /// Where /livez, /readyz and /metrics are served
+    #[arg(long, env = "HAULOUT_LISTEN", default_value_t = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 8080)))]
+    pub listen: SocketAddr,
+
+    /// The service's own namespace, where its Lease is; in a pod it is known
+    #[arg(long, env = "POD_NAMESPACE")]
+    pub namespace: Option<String>,
+
+    /// The name of this replica, for leases and events; in a pod it is the pod's
+    #[arg(long, env = "POD_NAME")]
+    pub instance: Option<String>,
+
+    /// What logs look like; RUST_LOG chooses which ones there are
+    #[arg(long, env = "HAULOUT_LOG_FORMAT", value_enum, default_value_t)]
+    pub log_format: LogFormat,
+
+    /// Sends traces to this OTLP collector (gRPC), such as http://collector:4317
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    pub otlp_endpoint: Option<String>,
+
+    /// The share of traces that are sent, from 0 to 1
+    #[arg(long, env = "HAULOUT_TRACE_SAMPLING", default_value_t = 0.1, value_parser = parse_share)]
+    pub trace_sampling: f64,
+
+    /// How many API requests are under way at once at most
+    #[arg(long, env = "HAULOUT_MAX_REQUESTS", default_value_t = 32, value_parser = parse_positive)]
+    pub max_requests: usize,
+}
+
+fn parse_share(text: &str) -> Result<f64, String> {
+    let share = text.parse::<f64>().ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "a number from 0 to 1 is needed".into())
+}
+
+fn parse_positive(text: &str) -> Result<usize, String> {
+    let number = text.parse::<usize>().ok().filter(|number| *number > 0);
+    number.ok_or_else(|| "a whole number above 0 is needed".into())
+}
+
+/// What a service is and needs.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// Such as `evacuation-controller`.
+    pub name: &'static str,
+    /// Its version.
+    pub version: &'static str,
+    /// The kinds of ours that it reads or writes.
+    pub kinds: Vec<Kind>,
+    /// What it will have to do.
+    pub permissions: &'static [Permission],
+}
+
+/// What a service gets to work with.
+#[derive(Clone)]
+pub struct Context {
+    /// Clients of the API server.
+    pub clients: Clients,
+    /// The source of `now`.
+    pub clock: Clock,
+    /// Takes events.
+    pub events: Events,
+    /// The name of this replica.
+    pub instance: String,
+    /// Metrics, to which a service adds its own.
+    pub metrics: Metrics,
+    /// The service's own namespace.
+    pub namespace: String,
+    /// What the service waits for before it is ready.
+    pub readiness: Readiness,
+    /// Cancelled when the service is to end.
+    pub stop: CancellationToken,
+}
+
+/// Runs a service until SIGTERM or SIGINT, or until `main` returns. A failure to start is one line on stderr
+/// and a non-zero exit.
+pub fn run<F, E>(service: Service, args: CommonArgs, main: impl FnOnce(Context) -> F) -> ExitCode
+where
+    F: Future<Output = Result<(), E>>,
+    E: Display,
+{
+    // Whoever was here before us installed the same one: ring is the only provider in the binary.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let name = service.name;
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(name, &error),
+    };
+    let result = runtime.block_on(start(service, args, main));
+    // Requests that nobody waits for any more must not hold up the end.
+    runtime.shutdown_background();
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => fail(name, &problem),
+    }
+}
+
+fn fail(name: &str, problem: &dyn Display) -> ExitCode {
+    // One line, whatever the error says: logs of crashed pods are read by their last line.
+    let problem = problem.to_string().replace('\n', " ");
+    eprintln!("haulout-{name}: {problem}");
+    ExitCode::FAILURE
+}
+
+async fn start<F, E>(
+    service: Service,
+    args: CommonArgs,
+    main: impl FnOnce(Context) -> F,
+) -> Result<(), String>
+where
+    F: Future<Output = Result<(), E>>,
+    E: Display,
+{
+    let endpoint = args.otlp_endpoint.as_deref();
+    let _telemetry =
+        telemetry::begin(service.name, args.log_format, endpoint, args.trace_sampling).map_err(text)?;
+    let config =
+        Config::infer().await.map_err(|error| format!("no way to reach a cluster is configured: {error}"))?;
+    let metrics = Metrics::new(service.name, service.version);
+    let agent = format!("haulout-{}/{}", service.name, service.version);
+    let clients = Clients::new(&config, &agent, args.max_requests, &metrics).map_err(text)?;
+    let namespace = args.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+    let server = config.cluster_url.to_string();
+    access::check(&clients.direct, &server, &namespace, &service.kinds, service.permissions)
+        .await
+        .map_err(text)?;
+
+    let stop = CancellationToken::new();
+    let clock = Clock::default();
+    let readiness = Readiness::default();
+    readiness.wait_for("start");
+    let listener =
+        http::listen(args.listen).await.map_err(|error| format!("--listen {}: {error}", args.listen))?;
+    let listening = listener.local_addr().map_err(text)?;
+    let instance = args.instance.clone().unwrap_or_else(host_name);
+    let controller = format!("haulout-{}", service.name);
+    let (events, writer) =
+        Events::new(clients.retrying.clone(), controller, instance.clone(), clock.clone(), metrics.clone());
+    let tasks = TaskTracker::new();
+    // Metrics stay until the very end, so that the last scrape sees how it went.
+    let serve_until = CancellationToken::new();
+    let shown = Shown { metrics: metrics.clone(), readiness: readiness.clone(), clock: clock.clone() };
+    tasks.spawn(http::serve(listener, shown, serve_until.clone()));
+    let write_until = CancellationToken::new();
+    tasks.spawn(writer.run(write_until.clone()));
+    info!(service = service.name, version = service.version, %listening, server, namespace, instance, "started");
+
+    let signalled = stop_on_signal(stop.clone(), readiness.clone())?;
+    readiness.done("start");
+    let context =
+        Context { clients, clock, events, instance, metrics, namespace, readiness, stop: stop.clone() };
+    let ended = tokio::select! {
+        ended = main(context) => ended.map_err(text),
+        () = async { stop.cancelled().await; tokio::time::sleep(SHUTDOWN_LIMIT).await } => {
+            warn!("not everything ended within {} s", SHUTDOWN_LIMIT.as_secs());
+            Ok(())
+        }
+    };
+    if let Err(problem) = &ended {
+        error!(problem, "ending");
+    }
+    signalled.abort();
+    write_until.cancel();
+    serve_until.cancel();
+    tasks.close();
+    let _ = tokio::time::timeout(Duration::from_secs(2), tasks.wait()).await;
+    info!("ended");
+    ended
+}
+
+/// On the first signal: not ready first, so that nobody sends us anything new, then the order to stop.
+fn stop_on_signal(
+    stop: CancellationToken,
+    readiness: Readiness,
+) -> Result<tokio::task::JoinHandle<()>, String> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(text)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(text)?;
+    Ok(tokio::spawn(async move {
+        let name = tokio::select! {
+            _ = terminate.recv() => "SIGTERM",
+            _ = interrupt.recv() => "SIGINT",
+        };
+        readiness.wait_for("shutdown");
+        info!(signal = name, "shutting down");
+        stop.cancel();
+    }))
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+fn text(error: impl Display) -> String {
+    error.to_string()
+}
