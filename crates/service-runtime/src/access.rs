@@ -50,7 +50,7 @@ impl Kind {
 #[derive(Debug, Error)]
 pub enum AccessError {
     /// The API server does not answer.
-    #[error("cannot reach the API server at {server}: {source}")]
+    #[error("cannot reach the API server at {server}: {}", chain(.source.as_ref()))]
     Unreachable {
         /// Its address.
         server: String,
@@ -67,13 +67,28 @@ pub enum AccessError {
     #[error("this service may not {}: its ClusterRole or Role lacks that, and the chart's has it", .0.join(", may not "))]
     Forbidden(Vec<String>),
     /// The API server could not tell.
-    #[error("asking the API server whether this service may {question}: {source}")]
+    #[error("asking the API server whether this service may {question}: {}", chain(.source.as_ref()))]
     Unanswered {
         /// What was asked.
         question: String,
         /// What happened instead.
         source: Box<kube::Error>,
     },
+}
+
+/// An error with all its causes: the outermost of a client only says that something went wrong.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        // Some errors repeat their cause.
+        if !text.ends_with(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
 }
 
 /// Checks everything; the first kind of trouble is returned, with all of its instances.

@@ -12,6 +12,7 @@ use tower::limit::ConcurrencyLimitLayer;
 use tower::timeout::TimeoutLayer;
 use tower::{BoxError, Layer, Service};
 
+use crate::lease::Leadership;
 use crate::metrics::Metrics;
 
 /// How long the API server may take to begin its answer. It gives up on its own requests after a minute.
@@ -52,6 +53,18 @@ impl Clients {
             direct: make(false, ANSWER_LIMIT, in_flight)?,
             lease: make(false, LEASE_ANSWER_LIMIT, 4)?,
         })
+    }
+}
+
+impl Clients {
+    /// The same clients, which refuse to write once this leadership has ended. The lease's own does not.
+    #[must_use]
+    pub fn fenced(&self, leadership: &Leadership) -> Self {
+        Self {
+            retrying: leadership.fence(&self.retrying),
+            direct: leadership.fence(&self.direct),
+            lease: self.lease.clone(),
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use crate::clients::Clients;
 use crate::clock::Clock;
 use crate::events::Events;
 use crate::http::{self, Readiness, Shown};
+use crate::lease::{Election, InvalidTiming, Leadership, Timing};
 use crate::metrics::Metrics;
 use crate::telemetry::{self, LogFormat};
 
@@ -89,6 +90,8 @@ pub struct Context {
     pub events: Events,
     /// The name of this replica.
     pub instance: String,
+    /// The name of the service.
+    pub name: &'static str,
     /// Metrics, to which a service adds its own.
     pub metrics: Metrics,
     /// The service's own namespace.
@@ -97,6 +100,51 @@ pub struct Context {
     pub readiness: Readiness,
     /// Cancelled when the service is to end.
     pub stop: CancellationToken,
+}
+
+impl Context {
+    /// Stands for election under the service's name and, whenever elected, runs what `lead` makes, with
+    /// clients that refuse to write once leadership has ended. Returns when the service is to end.
+    pub async fn lead<F: Future<Output = ()>>(
+        &self,
+        timing: Timing,
+        lead: impl Fn(Leading) -> F,
+    ) -> Result<(), InvalidTiming> {
+        let election =
+            Election::new(self.clients.lease.clone(), &self.namespace, &self.lease_name(), timing)?
+                .with_identity(format!("{}_{:08x}", self.instance, fastrand::u32(..)));
+        let mut leads = election.leading();
+        let (metrics, name) = (self.metrics.clone(), self.name);
+        metrics.leading(name, false);
+        let shown = tokio::spawn(async move {
+            while leads.changed().await.is_ok() {
+                let leads = *leads.borrow_and_update();
+                metrics.leading(name, leads);
+                info!(leads, "leadership changed");
+            }
+        });
+        let run = election.run(self.stop.clone(), |leadership| {
+            let clients = self.clients.fenced(&leadership);
+            lead(Leading { clients, leadership })
+        });
+        run.await;
+        shown.abort();
+        self.metrics.leading(name, false);
+        Ok(())
+    }
+
+    fn lease_name(&self) -> String {
+        format!("haulout-{}", self.name)
+    }
+}
+
+/// What a leader works with.
+#[derive(Clone)]
+pub struct Leading {
+    /// Clients that refuse to write once leadership has ended.
+    pub clients: Clients,
+    /// Whether it still leads.
+    pub leadership: Leadership,
 }
 
 /// Runs a service until SIGTERM or SIGINT, or until `main` returns. A failure to start is one line on stderr
@@ -174,8 +222,17 @@ where
 
     let signalled = stop_on_signal(stop.clone(), readiness.clone())?;
     readiness.done("start");
-    let context =
-        Context { clients, clock, events, instance, metrics, namespace, readiness, stop: stop.clone() };
+    let context = Context {
+        clients,
+        clock,
+        events,
+        instance,
+        name: service.name,
+        metrics,
+        namespace,
+        readiness,
+        stop: stop.clone(),
+    };
     let ended = tokio::select! {
         ended = main(context) => ended.map_err(text),
         () = async { stop.cancelled().await; tokio::time::sleep(SHUTDOWN_LIMIT).await } => {

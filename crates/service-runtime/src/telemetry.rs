@@ -11,6 +11,10 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _, fmt};
 
+/// What is logged unless `RUST_LOG` says otherwise. Kube logs every request that fails; whoever made it
+/// tells more.
+const DEFAULT_FILTER: &str = "info,kube_client::client::builder=off";
+
 /// What logs look like.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
@@ -53,7 +57,7 @@ impl Drop for Telemetry {
 }
 
 /// Begins logging and, given an endpoint, tracing: of all traces the share `sampling`, from 0 to 1. Needs to
-/// run inside the async runtime. `RUST_LOG` chooses what is logged; `info` if it is not set.
+/// run inside the async runtime. `RUST_LOG` chooses what is logged.
 pub fn begin(
     service: &'static str,
     format: LogFormat,
@@ -62,7 +66,7 @@ pub fn begin(
 ) -> Result<Telemetry, TelemetryError> {
     let filter = match std::env::var("RUST_LOG") {
         Ok(filter) => EnvFilter::try_new(filter)?,
-        Err(_) => EnvFilter::new("info"),
+        Err(_) => EnvFilter::new(DEFAULT_FILTER),
     };
     let to_people = match format {
         LogFormat::Auto => std::io::stderr().is_terminal(),

@@ -8,5 +8,6 @@ mod documentation;
 mod harness;
 mod leadership;
 mod probe;
+mod service;
 mod support;
 mod validation;
