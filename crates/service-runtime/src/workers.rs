@@ -140,3 +140,106 @@ async fn sleep_until(due: Option<Timestamp>, clock: &Clock) {
     let left = Duration::try_from(due.duration_since(clock.now())).unwrap_or_default();
     tokio::time::sleep(left.min(LONGEST_NAP)).await;
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::metrics::Metrics;
+
+    fn queue() -> WorkQueue<u32> {
+        let backoff = Backoff { first: Duration::from_millis(2), most: Duration::from_millis(20) };
+        WorkQueue::new(Clock::default(), backoff, Metrics::new("test", "0").queue("test"))
+    }
+
+    /// Runs the queue until `done` says so.
+    async fn run<F>(
+        queue: &WorkQueue<u32>,
+        workers: usize,
+        done: impl Fn() -> bool,
+        handle: impl Fn(u32) -> F,
+    ) where
+        F: Future<Output = Outcome> + Send + 'static,
+    {
+        let stop = CancellationToken::new();
+        let watch = async {
+            while !done() {
+                tokio::task::yield_now().await;
+            }
+            stop.cancel();
+        };
+        let all = async { tokio::join!(queue.run(workers, stop.clone(), handle), watch) };
+        tokio::time::timeout(Duration::from_secs(20), all).await.expect("it is done in time");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn every_key_is_worked_on_and_never_more_at_once_than_there_are_workers() {
+        let queue = queue();
+        for key in 0..200 {
+            queue.add(key);
+        }
+        let (now, most, done) = <(Arc<AtomicUsize>, Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
+        let handle = |_| {
+            let (now, most, done) = (Arc::clone(&now), Arc::clone(&most), Arc::clone(&done));
+            async move {
+                most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                tokio::task::yield_now().await;
+                now.fetch_sub(1, Ordering::SeqCst);
+                done.fetch_add(1, Ordering::SeqCst);
+                Outcome::Done
+            }
+        };
+        run(&queue, 3, || done.load(Ordering::SeqCst) == 200, handle).await;
+        assert!(most.load(Ordering::SeqCst) <= 3);
+    }
+
+    #[tokio::test]
+    async fn a_key_that_fails_or_panics_is_tried_again_and_holds_up_nobody() {
+        let queue = queue();
+        for key in 0..3 {
+            queue.add(key);
+        }
+        let counts: Arc<Mutex<BTreeMap<u32, u32>>> = Arc::default();
+        let count = |key: u32| counts.lock().unwrap().get(&key).copied().unwrap_or_default();
+        let handle = |key: u32| {
+            let counts = Arc::clone(&counts);
+            async move {
+                let tried = {
+                    let mut counts = counts.lock().unwrap();
+                    let count = counts.entry(key).or_default();
+                    *count += 1;
+                    *count
+                };
+                match (key, tried) {
+                    (0, 1..=3) => panic!("on purpose"),
+                    (1, 1..=3) => Outcome::Failed,
+                    _ => Outcome::Done,
+                }
+            }
+        };
+        run(&queue, 1, || (count(0), count(1), count(2)) == (4, 4, 1), handle).await;
+    }
+
+    #[tokio::test]
+    async fn ten_thousand_sleeping_keys_wake_nobody() {
+        let queue = queue();
+        let hour = Timestamp::now().saturating_add(Duration::from_secs(3600)).unwrap();
+        for key in 0..10_000 {
+            queue.add_at(key, hour);
+        }
+        queue.add(10_000);
+        let worked = Arc::new(AtomicUsize::new(0));
+        let handle = |key| {
+            let worked = Arc::clone(&worked);
+            async move {
+                assert_eq!(key, 10_000);
+                worked.fetch_add(1, Ordering::SeqCst);
+                Outcome::Done
+            }
+        };
+        run(&queue, 4, || worked.load(Ordering::SeqCst) == 1, handle).await;
+        assert_eq!(queue.sleeping(), 10_000);
+    }
+}
