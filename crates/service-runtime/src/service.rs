@@ -16,13 +16,14 @@ use crate::access::{self, Kind, Permission};
 use crate::clients::Clients;
 use crate::clock::Clock;
 use crate::events::Events;
-use crate::http::{self, Readiness, Shown};
 use crate::lease::{Election, InvalidTiming, Leadership, Timing};
 use crate::metrics::Metrics;
+use crate::server::{self, Readiness, Shown};
 use crate::telemetry::{self, LogFormat};
 
-/// How long a service has to end in good order; then it ends anyhow. Kubernetes' own patience is 30 s.
-const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
+/// How long a service has to end in good order; then it ends anyhow. With the two seconds that last events,
+/// scrapes and traces get, it is gone after ten.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(8);
 
 /// Arguments that every service has.
 #[derive(Clone, Debug, clap::Args)]
@@ -205,17 +206,17 @@ where
     let readiness = Readiness::default();
     readiness.wait_for("start");
     let listener =
-        http::listen(args.listen).await.map_err(|error| format!("--listen {}: {error}", args.listen))?;
+        server::listen(args.listen).await.map_err(|error| format!("--listen {}: {error}", args.listen))?;
     let listening = listener.local_addr().map_err(text)?;
     let instance = args.instance.clone().unwrap_or_else(host_name);
     let controller = format!("haulout-{}", service.name);
     let (events, writer) =
-        Events::new(clients.retrying.clone(), controller, instance.clone(), clock.clone(), metrics.clone());
+        Events::new(clients.direct.clone(), controller, instance.clone(), clock.clone(), metrics.clone());
     let tasks = TaskTracker::new();
     // Metrics stay until the very end, so that the last scrape sees how it went.
     let serve_until = CancellationToken::new();
     let shown = Shown { metrics: metrics.clone(), readiness: readiness.clone(), clock: clock.clone() };
-    tasks.spawn(http::serve(listener, shown, serve_until.clone()));
+    tasks.spawn(server::serve(listener, shown, serve_until.clone()));
     let write_until = CancellationToken::new();
     tasks.spawn(writer.run(write_until.clone()));
     info!(service = service.name, version = service.version, %listening, server, namespace, instance, "started");
@@ -247,7 +248,7 @@ where
     write_until.cancel();
     serve_until.cancel();
     tasks.close();
-    let _ = tokio::time::timeout(Duration::from_secs(2), tasks.wait()).await;
+    let _ = tokio::time::timeout(Duration::from_secs(1), tasks.wait()).await;
     info!("ended");
     ended
 }

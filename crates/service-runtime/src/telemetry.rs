@@ -1,6 +1,7 @@
 //! Logs for people on a terminal and as JSON elsewhere, and traces where somebody collects them.
 
 use std::io::IsTerminal as _;
+use std::time::Duration;
 
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_otlp::{SpanExporter, WithExportConfig as _};
@@ -51,7 +52,7 @@ impl Drop for Telemetry {
     fn drop(&mut self) {
         if let Some(provider) = self.0.take() {
             // The collector may be gone; there is nobody left to tell.
-            let _ = provider.shutdown();
+            let _ = provider.shutdown_with_timeout(Duration::from_secs(1));
         }
     }
 }
