@@ -22,6 +22,7 @@ use tokio::sync::watch;
 pub use self::boot::Builder;
 use self::command::Settings;
 use self::folder::Folder;
+use crate::etcd::Etcd;
 use crate::handle::Handle;
 use crate::process::Process;
 
@@ -125,6 +126,11 @@ impl Cluster {
     /// What other processes need to use this cluster.
     pub fn handle(&self) -> &Handle {
         &self.handle
+    }
+
+    /// Its storage, which is there for as long as etcd runs.
+    pub fn etcd(&self) -> Result<Etcd> {
+        Etcd::new(&format!("http://127.0.0.1:{}", self.settings.ports.etcd))
     }
 
     /// Ends a component in good order and waits for it. Nothing happens when it is not running.

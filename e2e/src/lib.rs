@@ -6,6 +6,7 @@
 
 pub mod bench;
 pub mod cluster;
+pub mod etcd;
 pub mod handle;
 pub mod kubeconfig;
 pub mod nodes;

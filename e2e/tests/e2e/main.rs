@@ -7,6 +7,7 @@ mod chart;
 mod documentation;
 mod harness;
 mod leadership;
+mod pod_cache;
 mod probe;
 mod service;
 mod support;

@@ -85,7 +85,7 @@ impl PodCache {
     /// A feed of changes that begins with all pods that are known now as new ones.
     pub fn subscribe(&self) -> Subscription {
         let feed = self.shared.subscribe();
-        Subscription { feed, _cache: self.clone() }
+        Subscription { feed, cache: self.clone() }
     }
 
     /// Whether the cache shows the present.
@@ -138,7 +138,7 @@ pub async fn fetch(client: &Client, namespace: &str, name: &str) -> Result<Optio
 pub struct Subscription {
     feed: Arc<Feed>,
     /// The cache lives as long as somebody listens.
-    _cache: PodCache,
+    cache: PodCache,
 }
 
 impl Subscription {
@@ -146,6 +146,11 @@ impl Subscription {
     /// dropped.
     pub async fn changes(&mut self) -> Vec<Change> {
         self.feed.drain().await
+    }
+
+    /// The cache that the changes come from.
+    pub fn cache(&self) -> &PodCache {
+        &self.cache
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use kube::Client;
 use kube::api::{ListParams, WatchParams};
 use kube::core::Request;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::cache::{Options, Shared};
 use super::intern::Interner;
@@ -27,6 +27,9 @@ const MARGIN: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_secs(90);
 /// A watch that has lasted this long has worked, even if nothing has happened.
 const WORKED: Duration = Duration::from_secs(5);
+/// An API server that cannot go on from our version accepts the watch all the same and says so in its first
+/// event. Only after this long a gap is over, and what happened in it has come too unless there was a lot.
+const ACCEPTED: Duration = Duration::from_secs(1);
 
 /// Keeps the cache equal to the API.
 pub(super) struct Reflector {
@@ -123,14 +126,20 @@ impl Reflector {
         let seconds = fastrand::u32(WATCH_SECONDS);
         let params = WatchParams { bookmarks: true, timeout: Some(seconds), ..WatchParams::default() };
         let mut body = request::open(&self.client, Request::new(PODS).watch(&params, version)).await?;
-        self.shared.end_gap();
         let mut lines = Lines::default();
         let mut patience = Duration::from_secs(seconds.into()) + MARGIN;
+        let mut accepted = Some(Instant::now() + ACCEPTED);
         loop {
-            match timeout(patience, request::data(&mut body)).await {
+            let until = accepted.unwrap_or_else(|| Instant::now() + patience);
+            match timeout_at(until, request::data(&mut body)).await {
                 Ok(Some(data)) => lines.push(&data?),
                 Ok(None) => return Ok(()),
+                Err(_) if accepted.is_some() => {}
                 Err(_) => return Err(Error::Silent(patience)),
+            }
+            if accepted.is_some_and(|accepted| Instant::now() >= accepted) {
+                accepted = None;
+                self.shared.end_gap();
             }
             while let Some(line) = lines.next() {
                 if self.event(line, version)? == Seen::Bookmark {
