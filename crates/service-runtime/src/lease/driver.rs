@@ -97,6 +97,8 @@ impl Driver {
         match event {
             Some(Ok(lease)) => {
                 self.watching.over(&self.place);
+                // A standby sends no request by which it would find out.
+                self.requests.over(&self.place);
                 Observation::Watched(lease)
             }
             Some(Err(error)) => {
@@ -123,7 +125,7 @@ impl Driver {
                 if resigning {
                     info!(lease, identity, "giving up leadership");
                 } else {
-                    let trouble = self.requests.last.as_deref();
+                    let trouble = self.requests.last.as_ref().map(|(_, error)| error);
                     warn!(lease, identity, trouble, "leadership lost: standing by");
                 }
             }
@@ -163,26 +165,28 @@ impl Drop for Office {
     }
 }
 
-/// Failures in a row are told once for each kind, and so is their end.
+/// Failures in a row are told once for each kind.
 #[derive(Default)]
 struct Troubles {
-    last: Option<String>,
+    /// What was tried, and why it failed.
+    last: Option<(&'static str, String)>,
 }
 
 impl Troubles {
-    fn had(&mut self, place: &Place, what: &str, error: String) {
+    fn had(&mut self, place: &Place, what: &'static str, error: String) {
         let Place { lease, identity, .. } = place;
-        if self.last.as_ref() == Some(&error) {
+        if self.last.as_ref().is_some_and(|last| last.0 == what && last.1 == error) {
             debug!(lease, identity, error, "could not {what} the Lease once more");
         } else {
             warn!(lease, identity, error, "could not {what} the Lease, trying again");
-            self.last = Some(error);
+            self.last = Some((what, error));
         }
     }
 
     fn over(&mut self, place: &Place) {
-        if self.last.take().is_some() {
-            info!(lease = place.lease, identity = place.identity, "the API server answers again");
+        if let Some((what, _)) = self.last.take() {
+            let Place { lease, identity, .. } = place;
+            info!(lease, identity, failed = what, "the API server answers again");
         }
     }
 }

@@ -202,6 +202,15 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_deadline_that_has_passed_refuses_though_nobody_has_told() {
+        let (plain, sent) = client(true);
+        let maps: Api<ConfigMap> = Api::default_namespaced(leadership(Duration::ZERO).fence(&plain));
+        let error = maps.create(&PostParams::default(), &ConfigMap::default()).await.unwrap_err();
+        assert!(matches!(NotLeading::find(&error), Some(NotLeading::Refused { .. })), "{error}");
+        assert_eq!(sent.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
     async fn a_request_on_its_way_is_given_up_when_leadership_is_lost() {
         let (plain, sent) = client(false);
         let maps: Api<ConfigMap> =
