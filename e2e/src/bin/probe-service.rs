@@ -1,16 +1,18 @@
 //! A service that does as little as possible on the service runtime, for tests to freeze, stop and
 //! starve. While it leads it counts upwards in a ConfigMap, and it prints what it does, one line for each:
-//! `leads`, `wrote N`, `failed: …`, `stands by`.
+//! `leads`, `wrote N`, `failed: …`, `stands by`. It also has a worker that only the fence can stop,
+//! which ends with `fenced: …`.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
-use haulout_service_runtime::lease::{Election, Leadership, Timing};
+use haulout_service_runtime::lease::{Election, Leadership, NotLeading, Timing};
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::config::KubeConfigOptions;
 use kube::{Api, Client, Config};
+use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -33,6 +35,8 @@ struct Args {
 
 /// The name of the Lease and of the ConfigMap.
 const NAME: &str = "probe";
+/// The ConfigMap that is written without looking.
+const BLIND: &str = "probe-blind";
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -89,6 +93,7 @@ impl Drop for Leading {
 async fn count(args: &Args, client: &Client, shutdown: &CancellationToken, leadership: Leadership) {
     let _leading = Leading::begin();
     let maps: Api<ConfigMap> = Api::namespaced(leadership.fence(client), &args.namespace);
+    tokio::spawn(write_blindly(maps.clone(), args.identity.clone()));
     while !shutdown.is_cancelled() {
         match increment(&maps, &args.identity).await {
             Ok(sequence) => println!("wrote {sequence}"),
@@ -118,4 +123,24 @@ async fn increment(maps: &Api<ConfigMap>, identity: &str) -> Result<u64> {
     let written = if exists { maps.replace(NAME, &post, &map).await } else { maps.create(&post, &map).await };
     written.context("writing the count")?;
     Ok(sequence)
+}
+
+/// What no service should have: a task that outlives its leader and whose writes overwrite anything.
+async fn write_blindly(maps: Api<ConfigMap>, identity: String) {
+    let force = PatchParams::apply(&identity).force();
+    for number in 0_u64.. {
+        let map = json!({
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": { "name": BLIND },
+            "data": { "identity": identity, "number": number.to_string() },
+        });
+        if let Err(error) = maps.patch(BLIND, &force, &Patch::Apply(map)).await
+            && let Some(reason) = NotLeading::find(&error)
+        {
+            println!("fenced: {reason}");
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }

@@ -57,13 +57,14 @@ async fn a_leader_that_was_frozen_past_its_lease_writes_nothing_when_it_wakes() 
     let (one, two) = leader_and_standby(&cluster, &probes, SHORT).await;
     // Each is frozen once, because it matters in what the freeze finds it.
     for (frozen, other) in [(&one, &two), (&two, &one)] {
-        let stood_by = frozen.said("stands by");
+        let (stood_by, fenced) = (frozen.said("stands by"), frozen.said("fenced: "));
         frozen.process.pause().unwrap();
         let before = probes.history().len();
         probes.first_of(other, before).await;
         let mark = cluster.requests_mark().unwrap();
         frozen.process.resume().unwrap();
         frozen.until_said("stands by", stood_by + 1).await;
+        frozen.until_said("fenced: ", fenced + 1).await;
         let history = probes.more(20).await;
         assert_eq!(intruders(&history, before, other).len(), 0, "{history:?}");
         assert_eq!(successful_writes(&cluster, mark, frozen), 0);
@@ -202,7 +203,7 @@ async fn a_candidate_says_which_right_it_lacks_and_leads_when_it_has_it() {
         let account = format!("--serviceaccount={namespace}:probe");
         kubectl(&["create", "rolebinding", name, "--role", name, &account]).await;
     };
-    grant("count", "get,create,update", "configmaps").await;
+    grant("count", "get,create,update,patch", "configmaps").await;
     let account = cluster.service_account_kubeconfig(namespace, "probe").await.unwrap();
     let probe = probes.start_with(&account, "one", SHORT);
     probe.until_said("could not watch the Lease", 1).await;
