@@ -1,5 +1,5 @@
 //! Events (events.k8s.io), few and telling. Nobody waits for one: they are handed over, and a task of their
-//! own writes them. What is written when is decided in [`aggregate`], without a client or a clock.
+//! own writes them. What is written when is decided in `aggregate`, without a client or a clock.
 
 mod aggregate;
 
