@@ -2,6 +2,7 @@
 //! of different runs or machines do not compare.
 
 mod baseline;
+mod cache;
 
 use anyhow::Result;
 use futures::FutureExt as _;
@@ -24,11 +25,18 @@ pub struct Benchmark {
 }
 
 /// All benchmarks.
-pub const BENCHMARKS: &[Benchmark] = &[Benchmark {
-    name: "baseline",
-    about: "what this machine's control plane can do at all: boot, evictions, kubectl drain",
-    run: |progress| baseline::run(progress).boxed_local(),
-}];
+pub const BENCHMARKS: &[Benchmark] = &[
+    Benchmark {
+        name: "baseline",
+        about: "what this machine's control plane can do at all: boot, evictions, kubectl drain",
+        run: |progress| baseline::run(progress).boxed_local(),
+    },
+    Benchmark {
+        name: "cache",
+        about: "what the slim pod cache costs with 50,000 pods: memory, first list, rest",
+        run: |progress| cache::run(progress).boxed_local(),
+    },
+];
 
 /// The median; of an even number, the upper of the middle two.
 fn median(mut figures: Vec<f64>) -> f64 {

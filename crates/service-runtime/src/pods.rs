@@ -21,5 +21,5 @@ mod wire;
 pub use self::cache::{Continuity, Options, PodCache, Subscription, fetch};
 pub use self::index::{Change, PodIndex};
 pub use self::pod::{LabelSet, NotAUid, Owner, Phase, Pod, Toleration, Uid};
-pub use self::read::NotAPod;
+pub use self::read::{NotAPod, continue_token, decode_page};
 pub use self::request::Error;
