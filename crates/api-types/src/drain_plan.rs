@@ -52,11 +52,14 @@ fn is_empty(selector: &LabelSelector) -> bool {
 }
 
 /// An entry of a drain plan, ready to match.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EntryMatcher {
-    pod_type: PodType,
-    pod_priority: i32,
-    selector: LabelMatcher,
+    /// The type that it selects.
+    pub pod_type: PodType,
+    /// The highest priority that it selects.
+    pub pod_priority: i32,
+    /// The labels that it selects.
+    pub selector: LabelMatcher,
 }
 
 impl EntryMatcher {
@@ -72,6 +75,31 @@ impl EntryMatcher {
     /// Whether the entry selects a pod of this type, priority and labels.
     pub fn selects(&self, pod_type: PodType, priority: i32, labels: &impl Labels) -> bool {
         self.pod_type == pod_type && priority <= self.pod_priority && self.selector.matches(labels)
+    }
+
+    /// Whether it plainly selects all that `other` selects.
+    pub fn includes(&self, other: &Self) -> bool {
+        self.pod_type == other.pod_type
+            && other.pod_priority <= self.pod_priority
+            && other.selector.narrows(&self.selector)
+    }
+
+    /// What both select; `None` if they are about different types.
+    pub fn and(&self, other: &Self) -> Option<Self> {
+        (self.pod_type == other.pod_type).then(|| Self {
+            pod_type: self.pod_type,
+            pod_priority: self.pod_priority.min(other.pod_priority),
+            selector: self.selector.and(&other.selector),
+        })
+    }
+
+    /// The entry in the words of the API.
+    pub fn to_entry(&self) -> DrainPlanEntry {
+        DrainPlanEntry {
+            pod_selector: self.selector.to_selector(),
+            pod_priority: self.pod_priority,
+            pod_type: self.pod_type,
+        }
     }
 }
 

@@ -18,7 +18,7 @@ struct Rule {
     pods: Vec<PodMatcher>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct PodMatcher {
     pod: LabelMatcher,
     namespace: LabelMatcher,
@@ -81,6 +81,14 @@ impl DrainRules {
             None => treatment(DrainBehavior::Drain, 0, Source::Default),
         }
     }
+
+    /// The first rule that takes every pod from the rule of this name, so that it never applies. What
+    /// several rules only hide together is not found.
+    pub fn shadowing(&self, name: &str) -> Option<&str> {
+        let shadowed = self.0.iter().find(|rule| rule.name == name)?;
+        let earlier = self.0.iter().take_while(|rule| rule.name.as_str() < name);
+        earlier.into_iter().find(|rule| rule.covers(shadowed)).map(|rule| rule.name.as_str())
+    }
 }
 
 fn behavior_of_label(value: &str) -> Option<DrainBehavior> {
@@ -130,12 +138,35 @@ impl Rule {
         let pod_matches = || {
             self.pods.is_empty()
                 || self.pods.iter().any(|pods| {
-                    (pods.types.is_empty() || pods.types.contains(&pod_type))
-                        && pods.pod.matches(pod)
-                        && pods.namespace.matches(namespace)
+                    pods.takes(pod_type) && pods.pod.matches(pod) && pods.namespace.matches(namespace)
                 })
         };
         node_matches && pod_matches()
+    }
+
+    /// Whether it matches whatever the other one matches.
+    fn covers(&self, other: &Self) -> bool {
+        // No entry at all is one entry that matches everything.
+        let everywhere = [LabelMatcher::default()];
+        let nodes = if other.nodes.is_empty() { &everywhere[..] } else { &other.nodes };
+        let every_pod = [PodMatcher::default()];
+        let pods = if other.pods.is_empty() { &every_pod[..] } else { &other.pods };
+        (self.nodes.is_empty()
+            || nodes.iter().all(|narrow| self.nodes.iter().any(|wide| narrow.implies(wide))))
+            && (self.pods.is_empty()
+                || pods.iter().all(|narrow| self.pods.iter().any(|wide| narrow.implies(wide))))
+    }
+}
+
+impl PodMatcher {
+    fn takes(&self, pod_type: PodType) -> bool {
+        self.types.is_empty() || self.types.contains(&pod_type)
+    }
+
+    fn implies(&self, other: &Self) -> bool {
+        PodType::ALL.into_iter().all(|pod_type| !self.takes(pod_type) || other.takes(pod_type))
+            && self.pod.implies(&other.pod)
+            && self.namespace.implies(&other.namespace)
     }
 }
 
@@ -272,6 +303,47 @@ mod tests {
             invalid[0].1.to_string(),
             "spec.pods[0].namespaceSelector.matchExpressions[0]: operator \"in\" is not known"
         );
+    }
+
+    #[test]
+    fn a_rule_is_shadowed_by_an_earlier_one_that_matches_all_that_it_matches() {
+        let web = json!({"matchLabels": {"app": "web"}});
+        let zone = |zone: &str| json!({"selector": {"matchLabels": {"zone": zone}}});
+        let all = json!({});
+        let cases = [
+            (all.clone(), all.clone(), true),
+            (all.clone(), json!({"nodes": [zone("a")], "pods": [{"selector": web}]}), true),
+            (json!({"pods": [{"selector": web}]}), all.clone(), false),
+            (json!({"pods": [{"selector": web}]}), json!({"pods": [{"selector": web}]}), true),
+            (json!({"pods": [{"selector": {}}]}), all.clone(), true),
+            (json!({"nodes": [{"selector": {}}]}), all.clone(), true),
+            (json!({"nodes": [zone("a")]}), json!({"nodes": [zone("b")]}), false),
+            (json!({"nodes": [zone("a"), zone("b")]}), json!({"nodes": [zone("b")]}), true),
+            (json!({"nodes": [zone("b")]}), json!({"nodes": [zone("a"), zone("b")]}), false),
+            (
+                json!({"pods": [{"podTypes": ["Default", "Static"]}]}),
+                json!({"pods": [{"podTypes": ["Static"]}]}),
+                true,
+            ),
+            (json!({"pods": [{"podTypes": ["Static"]}]}), json!({"pods": [{"selector": web}]}), false),
+            (
+                json!({"pods": [{"podTypes": ["Static", "Default", "DaemonSet"]}]}),
+                json!({"pods": [{"selector": web}]}),
+                true,
+            ),
+            (json!({"pods": [{"namespaceSelector": web}]}), json!({"pods": [{"selector": web}]}), false),
+            (
+                json!({"pods": [{"selector": web}, {"podTypes": ["Static"]}]}),
+                json!({"pods": [{"podTypes": ["Static"], "selector": web}]}),
+                true,
+            ),
+        ];
+        for (earlier, later, expected) in cases {
+            let rules = rules(&[("a", skip(earlier.clone())), ("b", skip(later.clone()))]);
+            assert_eq!(rules.shadowing("b"), expected.then_some("a"), "{earlier} over {later}");
+            assert_eq!(rules.shadowing("a"), None, "nothing comes before it");
+            assert_eq!(rules.shadowing("c"), None, "there is none");
+        }
     }
 
     proptest! {

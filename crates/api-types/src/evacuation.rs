@@ -185,6 +185,11 @@ pub struct EvacuationStatus {
     #[schemars(range(min = 0))]
     pub failed_eviction_counter: i32,
 
+    /// When the Eviction API last refused. Together with the counter it tells when the next attempt is
+    /// due, whoever makes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_failed_eviction_time: Option<Time>,
+
     /// What is going on, for people.
     #[serde(default)]
     #[schemars(length(max = 32768))]

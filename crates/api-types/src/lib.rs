@@ -7,7 +7,8 @@
 //! | what does the object look like? | [`node_maintenance`], [`evacuation`], [`drain_rule`] |
 //! | what is that annotation, finalizer, condition or reason called? | [`names`] |
 //! | who may evacuate this pod, and what does its Evacuation look like? | [`evacuators`], [`instigators`] |
-//! | which pods leave when? | [`drain_plan`], [`drain_rules`], [`pod`] |
+//! | how does an evacuator report? | [`reports`] |
+//! | which pods leave when? | [`drain_plan`], [`drain_targets`], [`drain_rules`], [`pod`] |
 //! | does this selector match? | [`selector`] |
 //!
 //! A reader may be older than the objects it reads: an enum may have grown. Read lists and watches through
@@ -16,12 +17,14 @@
 pub mod drain_plan;
 pub mod drain_rule;
 pub mod drain_rules;
+pub mod drain_targets;
 pub mod evacuation;
 pub mod evacuators;
 pub mod instigators;
 pub mod names;
 pub mod node_maintenance;
 pub mod pod;
+pub mod reports;
 mod schema;
 pub mod selector;
 

@@ -17,12 +17,19 @@ pub const INSTIGATOR_FINALIZER_PREFIX: &str = "evacuation.coordination.k8s.io/in
 pub const MIRROR_POD_ANNOTATION: &str = "kubernetes.io/config.mirror";
 /// On a Node under maintenance: drain targets and message as JSON.
 pub const MAINTENANCE_STATUS_ANNOTATION: &str = "nodemaintenance.k8s.io/maintenance-status";
+/// On a Node under maintenance: how it was before, as JSON, so that it can be put back.
+pub const BEFORE_MAINTENANCE_ANNOTATION: &str = "nodemaintenance.k8s.io/before-maintenance";
 /// Keeps cluster-autoscaler from removing the node while it is under maintenance.
 pub const SCALE_DOWN_DISABLED_ANNOTATION: &str = "cluster-autoscaler.kubernetes.io/scale-down-disabled";
 /// Keeps Karpenter from removing the node while it is under maintenance.
 pub const DO_NOT_DISRUPT_ANNOTATION: &str = "karpenter.sh/do-not-disrupt";
 /// Pod label with which the pod's owner overrides every drain rule: `skip` or `wait-completed`.
 pub const DRAIN_LABEL: &str = "cluster.x-k8s.io/drain";
+/// On a Node: when those of its `NoExecute` taints that do not say so themselves were first seen, as JSON.
+pub const TAINTS_FIRST_SEEN_ANNOTATION: &str = "nodemaintenance.k8s.io/taints-first-seen";
+/// Pod label with which the pod's owner asks to leave a tainted node in a gentler way than the taint
+/// manager's policy has it: `Evict` or `Evacuate`.
+pub const TAINT_ACTION_LABEL: &str = "nodemaintenance.k8s.io/taint-action";
 /// A Deployment's pods carry this label; pods of a bare ReplicaSet do not.
 pub const POD_TEMPLATE_HASH_LABEL: &str = "pod-template-hash";
 
@@ -96,8 +103,18 @@ pub mod reason {
     pub const WAITING_FOR_MAINTENANCE: &str = "WaitingForMaintenance";
     /// Pods are on their way out and nothing holds them up.
     pub const EVACUATING: &str = "Evacuating";
+    /// Nothing keeps pods from leaving.
+    pub const NOT_BLOCKED: &str = "NotBlocked";
     /// Nothing is left to evacuate.
     pub const COMPLETE: &str = "Complete";
+    /// The nodes are made unschedulable, not all of them are yet.
+    pub const CORDONING: &str = "Cordoning";
+    /// The nodes are unschedulable.
+    pub const CORDONED: &str = "Cordoned";
+    /// The maintenance is over, and the nodes are schedulable unless somebody else holds them.
+    pub const RELEASED: &str = "Released";
+    /// The selector matches no node.
+    pub const NO_NODES: &str = "NoNodes";
 }
 
 /// Reasons of the events that our services emit.
@@ -126,4 +143,14 @@ pub mod event {
     pub const EVACUATED: &str = "Evacuated";
     /// Evacuation: nobody wants it any longer.
     pub const CANCELLED: &str = "Cancelled";
+    /// Pod: it has to leave a tainted node, or does not have to any longer. The word is Kubernetes' own.
+    pub const TAINT_MANAGER_EVICTION: &str = "TaintManagerEviction";
+    /// Pod: it could not be made to leave a tainted node, and will be tried again.
+    pub const TAINT_EVICTION_FAILED: &str = "TaintEvictionFailed";
+    /// Pod: it hung in termination on a node that cannot be asked, and is deleted by force.
+    pub const FORCED_DELETION: &str = "ForcedDeletion";
+    /// The taint manager's own pod: somebody else acts on the same taints.
+    pub const RIVAL_TAINT_EVICTION: &str = "RivalTaintEviction";
+    /// The taint manager's own pod: a new policy cannot be used, and the one of before stays in force.
+    pub const POLICY_REFUSED: &str = "PolicyRefused";
 }

@@ -1,5 +1,7 @@
 //! NodeMaintenance (KEP-4212): which nodes are to be maintained, how far, and how far it has come.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::NodeSelector;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
 use kube::core::{Message, Rule};
@@ -56,7 +58,7 @@ pub const MAX_BLOCKERS: usize = 20;
         name = "Blocked",
         type_ = "string",
         json_path = r#".status.conditions[?(@.type=="Blocked")].reason"#,
-        description = "What keeps pods from leaving."
+        description = "What keeps pods from leaving; status.blockers has more."
     ),
     printcolumn(
         name = "Message",
@@ -280,7 +282,7 @@ pub struct DrainStatus {
     #[schemars(range(min = 0))]
     pub pods_pending_evacuation: i32,
 
-    /// Number of pods that have an Evacuation.
+    /// Number of pods that have an Evacuation or are terminating.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub pods_evacuating: i32,
@@ -342,6 +344,19 @@ pub struct MaintenanceStatus {
     /// What the drain of this node is doing, or which maintenance it waits for.
     #[serde(default)]
     pub drain_message: String,
+}
+
+/// What the annotation `nodemaintenance.k8s.io/before-maintenance` of a Node holds as JSON: how the node was
+/// when the first maintenance reached it.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct BeforeMaintenance {
+    /// Whether somebody had cordoned it.
+    #[serde(default)]
+    pub unschedulable: bool,
+    /// The annotations that a maintenance has set, with the values that they had, if they were there.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, Option<String>>,
 }
 
 #[cfg(test)]

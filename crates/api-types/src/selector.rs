@@ -4,8 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use thiserror::Error;
+
+mod implies;
 
 /// A set of labels, however it is stored.
 pub trait Labels {
@@ -42,10 +44,15 @@ pub struct SelectorError {
 }
 
 /// A label selector, ready to match. An empty one matches everything.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LabelMatcher(Vec<Requirement>);
 
 impl LabelMatcher {
+    /// Matches every object.
+    pub const fn everything() -> Self {
+        Self(Vec::new())
+    }
+
     /// Reads a selector.
     pub fn new(selector: &LabelSelector) -> Result<Self, SelectorError> {
         let equalities = selector.match_labels.iter().flatten().map(|(key, value)| {
@@ -60,7 +67,14 @@ impl LabelMatcher {
                     operator => Requirement::new(path, &expression.key, operator, values),
                 }
             });
-        equalities.chain(expressions).collect::<Result<_, _>>().map(Self)
+        equalities.chain(expressions).collect::<Result<_, _>>().map(Self::canonical)
+    }
+
+    /// One order and nothing twice, so that selectors that read the same are equal.
+    fn canonical(mut requirements: Vec<Requirement>) -> Self {
+        requirements.sort();
+        requirements.dedup();
+        Self(requirements)
     }
 
     /// Reads a selector that may be absent; an absent one matches everything, as an empty one does.
@@ -76,6 +90,50 @@ impl LabelMatcher {
     /// Whether it matches every object.
     pub fn matches_everything(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// How many requirements it has.
+    pub fn requirements(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether all that `other` asks for is asked for here too, so that this one cannot match more.
+    pub fn narrows(&self, other: &Self) -> bool {
+        other.0.iter().all(|requirement| self.0.binary_search(requirement).is_ok())
+    }
+
+    /// What both match.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        Self::canonical(self.0.iter().chain(&other.0).cloned().collect())
+    }
+
+    /// The selector in the words of the API; `None` if it matches everything.
+    pub fn to_selector(&self) -> Option<LabelSelector> {
+        let mut selector = LabelSelector::default();
+        for Requirement { key, test } in &self.0 {
+            let (operator, values) = match test {
+                Test::In(values) if values.len() == 1 => {
+                    let labels = selector.match_labels.get_or_insert_default();
+                    if let (false, Some(value)) = (labels.contains_key(key), values.first()) {
+                        labels.insert(key.clone(), value.clone());
+                        continue;
+                    }
+                    ("In", Some(values))
+                }
+                Test::In(values) => ("In", Some(values)),
+                Test::NotIn(values) => ("NotIn", Some(values)),
+                Test::DoesNotExist => ("DoesNotExist", None),
+                // Label selectors know no comparisons, and reading refuses them.
+                Test::Exists | Test::Gt(_) | Test::Lt(_) => ("Exists", None),
+            };
+            selector.match_expressions.get_or_insert_default().push(LabelSelectorRequirement {
+                key: key.clone(),
+                operator: operator.into(),
+                values: values.map(|values| values.iter().cloned().collect()),
+            });
+        }
+        (!self.matches_everything()).then_some(selector)
     }
 }
 
@@ -154,13 +212,13 @@ impl NodeMatcher {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Requirement {
     key: String,
     test: Test,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Test {
     In(BTreeSet<String>),
     NotIn(BTreeSet<String>),
@@ -212,187 +270,4 @@ fn unknown_operator(path: String, operator: &str) -> SelectorError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use serde_json::{Value, json};
-
-    fn labels(of: &[(&str, &str)]) -> BTreeMap<String, String> {
-        of.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect()
-    }
-
-    fn label_matcher(selector: Value) -> Result<LabelMatcher, SelectorError> {
-        LabelMatcher::new(&serde_json::from_value(selector).unwrap())
-    }
-
-    fn node_matcher(terms: Value) -> Result<NodeMatcher, SelectorError> {
-        NodeMatcher::new(&serde_json::from_value(json!({"nodeSelectorTerms": terms})).unwrap())
-    }
-
-    fn one(key: &str, operator: &str, values: &[&str]) -> Value {
-        json!({"key": key, "operator": operator, "values": values})
-    }
-
-    #[test]
-    fn every_operator_of_a_node_selector() {
-        let node = labels(&[("zone", "a"), ("cpus", "16"), ("os", "linux")]);
-        let cases = [
-            (one("zone", "In", &["a", "b"]), true),
-            (one("zone", "In", &["b"]), false),
-            (one("gpu", "In", &["a"]), false),
-            (one("zone", "NotIn", &["a", "b"]), false),
-            (one("zone", "NotIn", &["b"]), true),
-            (one("gpu", "NotIn", &["a"]), true),
-            (one("zone", "Exists", &[]), true),
-            (one("gpu", "Exists", &[]), false),
-            (one("zone", "DoesNotExist", &[]), false),
-            (one("gpu", "DoesNotExist", &[]), true),
-            (one("cpus", "Gt", &["15"]), true),
-            (one("cpus", "Gt", &["16"]), false),
-            (one("cpus", "Lt", &["17"]), true),
-            (one("cpus", "Lt", &["16"]), false),
-            (one("os", "Gt", &["1"]), false),
-            (one("os", "Lt", &["1"]), false),
-            (one("gpu", "Lt", &["1"]), false),
-            (one("cpus", "Gt", &["-3"]), true),
-        ];
-        for (requirement, expected) in cases {
-            let matcher = node_matcher(json!([{"matchExpressions": [requirement]}])).unwrap();
-            assert_eq!(matcher.matches("n1", &node), expected, "{requirement}");
-        }
-    }
-
-    #[test]
-    fn terms_are_ored_requirements_anded_and_an_empty_term_matches_nothing() {
-        let node = labels(&[("zone", "a"), ("os", "linux")]);
-        let zone_a = one("zone", "In", &["a"]);
-        let zone_b = one("zone", "In", &["b"]);
-        let linux = one("os", "In", &["linux"]);
-        let named = |names: &[&str]| json!({"matchFields": [one("metadata.name", "In", names)]});
-        let cases = [
-            (json!([]), false),
-            (json!([{}]), false),
-            (json!([{}, {"matchExpressions": [zone_a]}]), true),
-            (json!([{"matchExpressions": [zone_a, linux]}]), true),
-            (json!([{"matchExpressions": [zone_b, linux]}]), false),
-            (json!([{"matchExpressions": [zone_b]}, {"matchExpressions": [linux]}]), true),
-            (json!([named(&["n1"])]), true),
-            (json!([named(&["n2"])]), false),
-            (json!([named(&["n2", "n1"])]), true),
-            (json!([{"matchFields": [one("metadata.name", "NotIn", &["n1"])]}]), false),
-            (
-                json!([{"matchFields": [one("metadata.name", "In", &["n1"])], "matchExpressions": [zone_b]}]),
-                false,
-            ),
-        ];
-        for (terms, expected) in cases {
-            assert_eq!(node_matcher(terms.clone()).unwrap().matches("n1", &node), expected, "{terms}");
-        }
-    }
-
-    #[test]
-    fn a_selector_names_its_nodes_only_if_no_other_node_could_ever_match() {
-        let by_name = |operator: &str, names: &[&str]| one("metadata.name", operator, names);
-        let zone = one("zone", "In", &["a"]);
-        let cases: [(Value, Option<&[&str]>); 10] = [
-            (json!([{"matchFields": [by_name("In", &["a", "b"])]}]), Some(&["a", "b"])),
-            (
-                json!([{"matchFields": [by_name("In", &["a"])]}, {"matchFields": [by_name("In", &["b"])]}]),
-                Some(&["a", "b"]),
-            ),
-            (json!([{"matchFields": [by_name("In", &["a"])], "matchExpressions": [zone]}]), Some(&["a"])),
-            (
-                json!([{"matchFields": [by_name("In", &["a", "b"]), by_name("In", &["b", "c"])]}]),
-                Some(&["b"]),
-            ),
-            (json!([{"matchFields": [by_name("In", &["a"])]}, {"matchExpressions": [zone]}]), None),
-            (json!([{"matchFields": [by_name("NotIn", &["a"])]}]), None),
-            (json!([{"matchExpressions": [zone]}]), None),
-            (json!([{"matchFields": [by_name("NotIn", &["a"]), by_name("In", &["a", "b"])]}]), Some(&["b"])),
-            (json!([{}]), Some(&[])),
-            (json!([]), Some(&[])),
-        ];
-        for (terms, expected) in cases {
-            let matcher = node_matcher(terms.clone()).unwrap();
-            let expected = expected.map(|names| names.iter().copied().collect::<BTreeSet<_>>());
-            assert_eq!(matcher.named_nodes(), expected, "{terms}");
-        }
-    }
-
-    #[test]
-    fn what_cannot_be_read_is_named() {
-        let fields =
-            |requirement: Value| node_matcher(json!([{}, {"matchFields": [requirement]}])).map(|_| ());
-        let node =
-            |requirement: Value| node_matcher(json!([{"matchExpressions": [requirement]}])).map(|_| ());
-        let label =
-            |requirement: Value| label_matcher(json!({"matchExpressions": [requirement]})).map(|_| ());
-        let cases = [
-            (label(one("a", "In", &[])), "matchExpressions[0]: operator In needs at least one value"),
-            (label(one("a", "Gt", &["1"])), "matchExpressions[0]: operator \"Gt\" is not known"),
-            (label(one("a", "Exists", &["1"])), "matchExpressions[0]: operator Exists takes no values"),
-            (label(one("a", "in", &["1"])), "matchExpressions[0]: operator \"in\" is not known"),
-            (
-                node(one("a", "Gt", &["x"])),
-                "nodeSelectorTerms[0].matchExpressions[0]: operator Gt needs a whole number, not \"x\"",
-            ),
-            (
-                node(one("a", "Lt", &["1", "2"])),
-                "nodeSelectorTerms[0].matchExpressions[0]: operator Lt needs exactly one value",
-            ),
-            (
-                fields(one("metadata.uid", "In", &["x"])),
-                "nodeSelectorTerms[1].matchFields[0]: field metadata.uid is not supported: use metadata.name",
-            ),
-            (
-                fields(one("metadata.name", "Exists", &[])),
-                "nodeSelectorTerms[1].matchFields[0]: operator Exists is not supported: use In or NotIn",
-            ),
-        ];
-        for (result, expected) in cases {
-            assert_eq!(result.unwrap_err().to_string(), expected);
-        }
-    }
-
-    #[test]
-    fn label_selectors_and_their_parts_and_absent_ones_match_all() {
-        let both = label_matcher(json!({
-            "matchLabels": {"app": "web"},
-            "matchExpressions": [one("tier", "NotIn", &["db"])]
-        }))
-        .unwrap();
-        assert!(both.matches(&labels(&[("app", "web")])));
-        assert!(!both.matches(&labels(&[("app", "web"), ("tier", "db")])));
-        assert!(!both.matches(&labels(&[("tier", "x")])));
-        for all in [label_matcher(json!({})).unwrap(), LabelMatcher::from_optional(None).unwrap()] {
-            assert!(all.matches_everything() && all.matches(&labels(&[])));
-        }
-    }
-
-    proptest! {
-        /// For every label selector, `NotIn` and `DoesNotExist` are the negations of `In` and `Exists`.
-        #[test]
-        fn negations_negate(key in "[a-c]", value in "[x-z]", labels in proptest::collection::btree_map("[a-c]", "[x-z]", 0..4)) {
-            for (operator, negation, values) in [("In", "NotIn", vec![value.as_str()]), ("Exists", "DoesNotExist", vec![])] {
-                let is = label_matcher(json!({"matchExpressions": [one(&key, operator, &values)]})).unwrap();
-                let is_not = label_matcher(json!({"matchExpressions": [one(&key, negation, &values)]})).unwrap();
-                prop_assert_ne!(is.matches(&labels), is_not.matches(&labels));
-            }
-        }
-
-        /// A node that a naming selector matches is one that it names.
-        #[test]
-        fn only_named_nodes_match(
-            terms in proptest::collection::vec(proptest::collection::vec((prop_oneof!["In", "NotIn"], proptest::collection::vec("[a-d]", 1..3)), 0..3), 0..4),
-            node in "[a-d]",
-        ) {
-            let terms: Vec<Value> = terms.iter().map(|names| json!({"matchFields": names.iter().map(|(operator, names)| {
-                json!({"key": "metadata.name", "operator": operator, "values": names})
-            }).collect::<Vec<_>>()})).collect();
-            let matcher = node_matcher(json!(terms)).unwrap();
-            if let (Some(names), true) = (matcher.named_nodes(), matcher.matches(&node, &labels(&[]))) {
-                prop_assert!(names.contains(node.as_str()));
-            }
-        }
-    }
-}
+mod tests;
