@@ -9,6 +9,8 @@ use kube::api::{Api, PostParams};
 use kube::{Client, Resource};
 use thiserror::Error;
 
+use crate::causes::chain;
+
 /// A permission that a service needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permission {
@@ -30,6 +32,33 @@ pub enum Scope {
     /// In the service's own namespace.
     OwnNamespace,
 }
+
+impl Permission {
+    /// Needed in every namespace, or on a cluster-scoped resource.
+    pub const fn cluster(verb: &'static str, group: &'static str, resource: &'static str) -> Self {
+        Self { verb, group, resource, scope: Scope::Cluster }
+    }
+
+    /// Needed in the service's own namespace.
+    pub const fn own(verb: &'static str, group: &'static str, resource: &'static str) -> Self {
+        Self { verb, group, resource, scope: Scope::OwnNamespace }
+    }
+}
+
+/// What publishing events takes.
+pub const EVENTS: &[Permission] = &[
+    Permission::cluster("create", "events.k8s.io", "events"),
+    Permission::cluster("patch", "events.k8s.io", "events"),
+];
+
+/// What standing for election takes.
+pub const ELECTION: &[Permission] = &[
+    Permission::own("get", "coordination.k8s.io", "leases"),
+    Permission::own("list", "coordination.k8s.io", "leases"),
+    Permission::own("watch", "coordination.k8s.io", "leases"),
+    Permission::own("create", "coordination.k8s.io", "leases"),
+    Permission::own("update", "coordination.k8s.io", "leases"),
+];
 
 /// A kind of ours that must be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,28 +105,13 @@ pub enum AccessError {
     },
 }
 
-/// An error with all its causes: the outermost of a client only says that something went wrong.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        // Some errors repeat their cause.
-        if !text.ends_with(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = error.source();
-    }
-    text
-}
-
 /// Checks everything; the first kind of trouble is returned, with all of its instances.
 pub async fn check(
     client: &Client,
     server: &str,
     own_namespace: &str,
     kinds: &[Kind],
-    permissions: &[Permission],
+    permissions: &[&[Permission]],
 ) -> Result<(), AccessError> {
     let unreachable =
         |source: kube::Error| AccessError::Unreachable { server: server.into(), source: Box::new(source) };
@@ -109,10 +123,10 @@ pub async fn check(
         let names = missing.iter().map(|kind| format!("{}.{} {}", kind.plural, kind.group, kind.version));
         return Err(AccessError::NotServed(names.collect()));
     }
-    let answers = permissions.iter().map(|permission| is_allowed(client, own_namespace, permission));
+    let permissions = permissions.iter().copied().flatten();
+    let answers = permissions.clone().map(|permission| is_allowed(client, own_namespace, permission));
     let allowed = try_join_all(answers).await?;
     let denied: Vec<_> = permissions
-        .iter()
         .zip(allowed)
         .filter(|(_, allowed)| !allowed)
         .map(|(permission, _)| permission.describe(own_namespace))

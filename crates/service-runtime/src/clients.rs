@@ -5,18 +5,22 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use http::{Method, Request, Response};
 use kube::client::{Body, ClientBuilder};
 use kube::{Client, Config};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::timeout::TimeoutLayer;
 use tower::{BoxError, Layer, Service};
+use tower_http::timeout::TimeoutBody;
 
 use crate::lease::Leadership;
 use crate::metrics::Metrics;
 
-/// How long the API server may take to begin its answer. It gives up on its own requests after a minute.
+/// How long the API server may take to begin its answer, and to go on with it. It gives up on its own requests after a minute.
 const ANSWER_LIMIT: Duration = Duration::from_secs(65);
+/// How long a watch may be silent. The API server ends those of kube after five minutes.
+const WATCH_SILENCE: Duration = Duration::from_secs(330);
 /// How long a renewal of a lease may take: later it would be of no use.
 const LEASE_ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
@@ -41,12 +45,7 @@ impl Clients {
             if let Ok(agent) = user_agent.parse() {
                 config.headers.push((http::header::USER_AGENT, agent));
             }
-            let counted = CountLayer(metrics.clone());
-            Ok(ClientBuilder::try_from(config)?
-                .with_layer(&TimeoutLayer::new(limit))
-                .with_layer(&counted)
-                .with_layer(&ConcurrencyLimitLayer::new(in_flight))
-                .build())
+            Ok(limited(ClientBuilder::try_from(config)?, limit, in_flight, metrics))
         };
         Ok(Self {
             retrying: make(true, ANSWER_LIMIT, in_flight)?,
@@ -54,6 +53,23 @@ impl Clients {
             lease: make(false, LEASE_ANSWER_LIMIT, 4)?,
         })
     }
+}
+
+/// With timeouts, a bound and counters around what it sends requests with. Only until an answer begins does a
+/// request count as under way: a watch that goes on holds nobody up.
+fn limited<S, B>(builder: ClientBuilder<S>, limit: Duration, in_flight: usize, metrics: &Metrics) -> Client
+where
+    S: Service<Request<Body>, Response = Response<B>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError>,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    builder
+        .with_layer(&TimeoutLayer::new(limit))
+        .with_layer(&OverseeLayer { metrics: metrics.clone(), limit })
+        .with_layer(&ConcurrencyLimitLayer::new(in_flight))
+        .build()
 }
 
 impl Clients {
@@ -68,31 +84,33 @@ impl Clients {
     }
 }
 
-/// Counts requests by what they do and how they were answered.
+/// Counts requests by what they do and how they were answered, and gives up on answers that begin and stall.
 #[derive(Clone, Debug)]
-struct CountLayer(Metrics);
+struct OverseeLayer {
+    metrics: Metrics,
+    limit: Duration,
+}
 
-impl<S> Layer<S> for CountLayer {
-    type Service = Count<S>;
+impl<S> Layer<S> for OverseeLayer {
+    type Service = Oversee<S>;
 
-    fn layer(&self, inner: S) -> Count<S> {
-        Count { inner, metrics: self.0.clone() }
+    fn layer(&self, inner: S) -> Oversee<S> {
+        Oversee { inner, with: self.clone() }
     }
 }
 
 #[derive(Clone, Debug)]
-struct Count<S> {
+struct Oversee<S> {
     inner: S,
-    metrics: Metrics,
+    with: OverseeLayer,
 }
 
-impl<S, B> Service<Request<Body>> for Count<S>
+impl<S, B> Service<Request<Body>> for Oversee<S>
 where
     S: Service<Request<Body>, Response = Response<B>>,
     S::Future: Send + 'static,
-    S::Error: Into<BoxError>,
 {
-    type Response = Response<B>;
+    type Response = Response<TimeoutBody<B>>;
     type Error = S::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
@@ -102,14 +120,15 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let verb = verb(request.method(), request.uri().query().unwrap_or_default());
-        let metrics = self.metrics.clone();
+        let OverseeLayer { metrics, limit } = self.with.clone();
+        let silence = if verb == "watch" { WATCH_SILENCE } else { limit };
         let begun = Instant::now();
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await;
             let code = answer.as_ref().ok().map(|answer| answer.status().as_u16());
             metrics.request(verb, code, begun.elapsed());
-            answer
+            Ok(answer?.map(|body| TimeoutBody::new(silence, body)))
         })
     }
 }
@@ -129,6 +148,11 @@ fn verb(method: &Method, query: &str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use futures::StreamExt as _;
+    use k8s_openapi::api::core::v1::Pod;
+    use kube::Api;
+    use kube::api::WatchParams;
+
     use super::*;
 
     #[test]
@@ -145,5 +169,51 @@ mod tests {
         ]
         .map(|(method, query)| verb(&method, query));
         assert_eq!(verbs, ["get", "watch", "get", "create", "update", "patch", "delete", "other"]);
+    }
+
+    /// An answer that says so much and then nothing for ever.
+    struct Stalls(Option<Bytes>);
+
+    impl http_body::Body for Stalls {
+        type Data = Bytes;
+        type Error = BoxError;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<http_body::Frame<Bytes>, BoxError>>> {
+            self.0.take().map_or(Poll::Pending, |data| Poll::Ready(Some(Ok(http_body::Frame::data(data)))))
+        }
+    }
+
+    /// A client, for one request at a time, of an API server whose answers stall.
+    fn client() -> Client {
+        let service = tower::service_fn(|_: Request<Body>| async {
+            Ok::<_, BoxError>(Response::new(Stalls(Some(Bytes::from_static(b"{")))))
+        });
+        limited(ClientBuilder::new(service, "default"), ANSWER_LIMIT, 1, &Metrics::new("test", "0"))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_begins_and_stalls_is_given_up() {
+        let pods: Api<Pod> = Api::default_namespaced(client());
+        let got = tokio::time::timeout(ANSWER_LIMIT * 2, pods.get("x")).await.expect("it is given up");
+        assert!(got.is_err());
+        let mut watch = pods.watch(&WatchParams::default(), "0").await.unwrap().boxed();
+        let silent = tokio::time::timeout(ANSWER_LIMIT, watch.next()).await;
+        assert!(silent.is_err(), "a watch may be silent for longer");
+        let ended = tokio::time::timeout(WATCH_SILENCE, watch.next()).await.expect("but not for ever");
+        assert!(ended.is_none_or(|event| event.is_err()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_goes_on_leaves_its_place_to_others() {
+        let pods: Api<Pod> = Api::default_namespaced(client());
+        let _watches = [
+            pods.watch(&WatchParams::default(), "0").await.unwrap().boxed(),
+            pods.watch(&WatchParams::default(), "0").await.unwrap().boxed(),
+        ];
+        let other = tokio::time::timeout(ANSWER_LIMIT / 2, pods.watch(&WatchParams::default(), "0")).await;
+        assert!(other.expect("it has a place").is_ok());
     }
 }

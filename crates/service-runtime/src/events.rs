@@ -1,9 +1,32 @@
 //! Events (events.k8s.io), few and telling. Nobody waits for one: they are handed over, and a task of their
 //! own writes them. What is written when is decided in `aggregate`, without a client or a clock.
+//!
+//! ```no_run
+//! use haulout_service_runtime::events::{News, Severity, reference};
+//! use haulout_service_runtime::service::Context;
+//! use k8s_openapi::api::core::v1::Node;
+//!
+//! fn tell(context: &Context, node: &Node) {
+//!     context.events.publish(News {
+//!         regarding: reference(node),
+//!         severity: Severity::Warning,
+//!         reason: "NotEmptied", // a constant of haulout_api_types::names::event
+//!         action: "Drain",
+//!         note: "pod shop/web-1 stays because it tolerates the cordon".into(),
+//!     });
+//! }
+//! ```
+//!
+//! The same news on the same object again become one event with a count, written at growing intervals, so
+//! publish whenever it happens; but keep what always differs (times, counters) out of the note, or each is an
+//! event of its own. When very many objects have news of one reason at once, some get an event and one tells
+//! of the rest. What cannot be written is dropped and counted in `events_dropped_total`. A service needs
+//! `create` and `patch` on events in `events.k8s.io`.
 
 mod aggregate;
 
 use std::fmt;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -13,17 +36,22 @@ use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Client, Resource};
 use serde_json::json;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use self::aggregate::{Aggregator, Write};
+use crate::causes::chain;
 use crate::clock::Clock;
 use crate::metrics::Metrics;
 
 /// How many events may wait to be written; more than that are dropped and counted.
 const WAITING: usize = 4096;
-/// What the API server takes at most.
+/// What the API server takes at most, in bytes.
 const MAX_NOTE: usize = 1024;
+const MAX_INSTANCE: usize = 128;
+/// How long one event may hold up the others.
+const WRITE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Whether an event is good or bad news.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -66,7 +94,8 @@ pub fn reference<K: Resource<DynamicType = ()>>(object: &K) -> ObjectReference {
 /// Takes events. Clones are the same recorder.
 #[derive(Clone, Debug)]
 pub struct Events {
-    sender: mpsc::Sender<News>,
+    sender: mpsc::Sender<(News, Timestamp)>,
+    clock: Clock,
     metrics: Metrics,
 }
 
@@ -75,26 +104,28 @@ impl Events {
     pub fn new(
         client: Client,
         controller: String,
-        instance: String,
+        mut instance: String,
         clock: Clock,
         metrics: Metrics,
     ) -> (Self, Writer) {
         let (sender, news) = mpsc::channel(WAITING);
+        shorten(&mut instance, MAX_INSTANCE);
         let writer = Writer {
             client,
             controller,
             instance,
-            clock,
+            clock: clock.clone(),
             metrics: metrics.clone(),
             news,
             aggregator: Aggregator::default(),
         };
-        (Self { sender, metrics }, writer)
+        (Self { sender, clock, metrics }, writer)
     }
 
     /// Hands an event over. Never blocks and never fails: events are for people, the work goes on without.
-    pub fn publish(&self, news: News) {
-        if self.sender.try_send(news).is_err() {
+    pub fn publish(&self, mut news: News) {
+        shorten(&mut news.note, MAX_NOTE);
+        if self.sender.try_send((news, self.clock.now())).is_err() {
             self.metrics.event_dropped();
         }
     }
@@ -107,7 +138,7 @@ pub struct Writer {
     instance: String,
     clock: Clock,
     metrics: Metrics,
-    news: mpsc::Receiver<News>,
+    news: mpsc::Receiver<(News, Timestamp)>,
     aggregator: Aggregator,
 }
 
@@ -115,34 +146,35 @@ impl Writer {
     /// Writes until the order to stop, and then what is waiting.
     pub async fn run(mut self, stop: CancellationToken) {
         loop {
-            let now = self.clock.now();
-            let nap =
-                self.aggregator.next_due().map(|due| due.duration_since(now).try_into().unwrap_or_default());
             tokio::select! {
                 () = stop.cancelled() => break,
-                Some(news) = self.news.recv() => self.aggregator.observe(news, now),
-                () = sleep(nap) => {}
+                Some((news, seen)) = self.news.recv() => self.aggregator.observe(news, seen),
+                () = sleep_until(self.aggregator.next_due(), &self.clock) => {}
             }
-            while let Ok(news) = self.news.try_recv() {
-                self.aggregator.observe(news, now);
-            }
-            self.write(now).await;
+            self.take_in();
+            let writes = self.aggregator.due(self.clock.now());
+            self.write(writes).await;
         }
-        let now = self.clock.now();
-        while let Ok(news) = self.news.try_recv() {
-            self.aggregator.observe(news, now);
-        }
-        self.write(now).await;
+        self.take_in();
+        let writes = self.aggregator.rest(self.clock.now());
+        self.write(writes).await;
     }
 
-    async fn write(&mut self, now: Timestamp) {
-        for write in self.aggregator.due(now) {
+    fn take_in(&mut self) {
+        while let Ok((news, seen)) = self.news.try_recv() {
+            self.aggregator.observe(news, seen);
+        }
+    }
+
+    async fn write(&mut self, writes: Vec<Write>) {
+        for write in writes {
+            let creates = matches!(write, Write::Create { .. });
             let (name, namespace, result) = match write {
                 Write::Create { name, news, first } => {
                     let namespace = namespace_of(&news.regarding);
                     let event = self.event(&name, &namespace, news, first);
                     let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
-                    let result = api.create(&PostParams::default(), &event).await;
+                    let result = timeout(WRITE_LIMIT, api.create(&PostParams::default(), &event)).await;
                     (name, namespace, result)
                 }
                 Write::Repeat { name, regarding, count, last } => {
@@ -150,30 +182,34 @@ impl Writer {
                     let series = EventSeries { count, last_observed_time: MicroTime(last) };
                     let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
                     let patch = Patch::Merge(json!({"series": series}));
-                    let result = api.patch(&name, &PatchParams::default(), &patch).await;
+                    let result =
+                        timeout(WRITE_LIMIT, api.patch(&name, &PatchParams::default(), &patch)).await;
                     (name, namespace, result)
                 }
             };
+            // There is no such event, or somebody has deleted it: the next of its kind is a new one.
+            let mut missing = creates;
             match result {
-                Ok(_) => debug!(name, namespace, "event written"),
+                Ok(Ok(_)) => {
+                    debug!(name, namespace, "event written");
+                    continue;
+                }
                 // The object's namespace is going away, and its events with it.
-                Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => {
+                Ok(Err(kube::Error::Api(status))) if matches!(status.code, 403 | 404) => {
+                    missing |= status.code == 404;
                     debug!(name, namespace, %status, "event not written");
-                    self.metrics.event_dropped();
                 }
-                Err(error) => {
-                    warn!(name, namespace, %error, "event not written");
-                    self.metrics.event_dropped();
-                }
+                Ok(Err(error)) => warn!(name, namespace, error = chain(&error), "event not written"),
+                Err(_) => warn!(name, namespace, "event not written: the API server was silent"),
             }
+            if missing {
+                self.aggregator.forget(&name);
+            }
+            self.metrics.event_dropped();
         }
     }
 
     fn event(&self, name: &str, namespace: &str, news: News, first: Timestamp) -> Event {
-        let note = match news.note.char_indices().nth(MAX_NOTE - 1) {
-            Some((cut, _)) => format!("{}…", news.note.get(..cut.min(MAX_NOTE - 3)).unwrap_or_default()),
-            None => news.note,
-        };
         Event {
             metadata: ObjectMeta {
                 name: Some(name.to_owned()),
@@ -182,7 +218,7 @@ impl Writer {
             },
             action: Some(news.action.into()),
             event_time: Some(MicroTime(first)),
-            note: Some(note),
+            note: Some(news.note),
             reason: Some(news.reason.into()),
             regarding: Some(news.regarding),
             reporting_controller: Some(self.controller.clone()),
@@ -202,9 +238,24 @@ fn namespace_of(regarding: &ObjectReference) -> String {
         .unwrap_or_else(|| "default".to_owned())
 }
 
-async fn sleep(nap: Option<std::time::Duration>) {
-    match nap {
-        Some(nap) => tokio::time::sleep(nap).await,
+/// Cuts a text that has too many bytes, and shows that it was cut.
+fn shorten(text: &mut String, most: usize) {
+    if text.len() > most {
+        let mut cut = most.saturating_sub('…'.len_utf8());
+        while !text.is_char_boundary(cut) {
+            cut -= 1;
+        }
+        text.truncate(cut);
+        text.push('…');
+    }
+}
+
+async fn sleep_until(due: Option<Timestamp>, clock: &Clock) {
+    match due {
+        Some(due) => clock.sleep_until(due).await,
         None => std::future::pending().await,
     }
 }
+
+#[cfg(test)]
+mod tests;

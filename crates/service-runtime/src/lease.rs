@@ -32,6 +32,7 @@ use self::driver::{Driver, Place};
 pub use self::fence::{Fence, FenceLayer, NotLeading};
 pub use self::leadership::Leadership;
 pub use self::timing::{InvalidTiming, Timing};
+use crate::host;
 
 /// One candidate for one Lease.
 pub struct Election {
@@ -48,7 +49,7 @@ impl Election {
             api: Api::namespaced(client, namespace),
             name: name.to_owned(),
             lease: format!("{namespace}/{name}"),
-            identity: identity(),
+            identity: identity(&host::name()),
             timing,
         };
         Ok(Self { place, leading: watch::Sender::new(false) })
@@ -138,12 +139,9 @@ impl Election {
     }
 }
 
-/// The host's name, which is the pod's, and something that tells its processes apart.
-fn identity() -> String {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host = host.trim();
-    let host = if host.is_empty() { "unknown" } else { host };
-    format!("{host}_{:016x}", fastrand::u64(..))
+/// An identity that no other process has, not even the same replica after its restart.
+pub(crate) fn identity(replica: &str) -> String {
+    format!("{replica}_{:016x}", fastrand::u64(..))
 }
 
 #[cfg(test)]
@@ -152,8 +150,11 @@ mod tests {
 
     #[test]
     fn identities_are_readable_and_differ() {
-        let (one, other) = (identity(), identity());
+        let (one, other) = (identity("web-1"), identity("web-1"));
         assert_ne!(one, other);
-        assert!(one.rsplit_once('_').is_some_and(|(host, random)| !host.is_empty() && random.len() == 16));
+        assert!(
+            one.rsplit_once('_').is_some_and(|(replica, random)| replica == "web-1" && random.len() == 16)
+        );
+        assert!(!host::name().is_empty());
     }
 }

@@ -1,9 +1,11 @@
 //! What every Haulout service stands on, so that a service crate holds nothing but its own decisions.
 
 pub mod access;
+mod causes;
 pub mod clients;
 pub mod clock;
 pub mod events;
+mod host;
 pub mod lease;
 pub mod metrics;
 pub mod pods;

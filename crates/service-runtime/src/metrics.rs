@@ -1,10 +1,10 @@
 //! What `/metrics` shows of every service: the process, the build, API requests, work queues, watches,
 //! leadership. Names are those that client-go made known, so that dashboards fit.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text};
@@ -95,7 +95,7 @@ impl Metrics {
         metrics.register(|registry| {
             let build = Info::new(vec![("service", service), ("version", version)]);
             registry.register("haulout_build", "What is running", build);
-            registry.register_collector(Box::new(Process { started: Instant::now() }));
+            registry.register_collector(Box::new(Process { started: SystemTime::now() }));
             registry.register(
                 "rest_client_requests",
                 "API requests by verb and code",
@@ -148,16 +148,16 @@ impl Metrics {
         metrics
     }
 
-    /// Lets a service add its own.
+    /// Lets a service add its own: once at its start, and not in each term of leadership, because Prometheus
+    /// refuses a metric that is there twice.
     pub fn register(&self, add: impl FnOnce(&mut Registry)) {
         add(&mut lock(&self.registry));
     }
 
-    /// The metrics of the work queue of this name.
+    /// The metrics of the work queue of this name. The same name is the same metrics.
     pub fn queue(&self, name: &'static str) -> QueueMetrics {
         let label = NameLabel { name };
-        let running = Running::default();
-        lock(&self.queues.unfinished.0).push((label.clone(), Arc::clone(&running)));
+        let running = Arc::clone(lock(&self.queues.unfinished.0).entry(name).or_default());
         QueueMetrics {
             depth: self.queues.depth.get_or_create(&label).clone(),
             adds: self.queues.adds.get_or_create(&label).clone(),
@@ -210,8 +210,8 @@ pub struct QueueMetrics {
 }
 
 impl QueueMetrics {
-    pub(crate) fn added(&self) {
-        self.adds.inc();
+    pub(crate) fn added(&self, keys: usize) {
+        self.adds.inc_by(u64::try_from(keys).unwrap_or(u64::MAX));
     }
 
     pub(crate) fn depth(&self, keys: usize) {
@@ -231,11 +231,15 @@ impl QueueMetrics {
             self.retries.inc();
         }
     }
+
+    pub(crate) fn cut_short(&self, id: Id) {
+        lock(&self.running).remove(&id);
+    }
 }
 
 /// Work of all queues that has begun and not ended, looked at when somebody asks.
 #[derive(Clone, Debug, Default)]
-struct Unfinished(Arc<Mutex<Vec<(NameLabel, Running)>>>);
+struct Unfinished(Arc<Mutex<BTreeMap<&'static str, Running>>>);
 
 impl Collector for Unfinished {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
@@ -247,10 +251,10 @@ impl Collector for Unfinished {
         ] {
             let mut metric =
                 encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
-            for (label, running) in queues.iter() {
+            for (name, running) in queues.iter() {
                 let times =
                     lock(running).values().map(|begun| begun.elapsed().as_secs_f64()).fold(0.0, combine);
-                ConstGauge::new(times).encode(metric.encode_family(label)?)?;
+                ConstGauge::new(times).encode(metric.encode_family(&NameLabel { name })?)?;
             }
         }
         Ok(())
@@ -260,13 +264,12 @@ impl Collector for Unfinished {
 /// What Prometheus' own clients tell of their process, read from `/proc` when somebody asks.
 #[derive(Debug)]
 struct Process {
-    started: Instant,
+    started: SystemTime,
 }
 
 impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
-        let since_epoch = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        let start = since_epoch.saturating_sub(self.started.elapsed()).as_secs_f64();
+        let start = self.started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let gauges = [
             ("process_start_time", "When the process began", Some(Unit::Seconds), Some(start)),
             ("process_resident_memory", "Memory in RAM", Some(Unit::Bytes), resident_bytes()),
@@ -318,7 +321,7 @@ mod tests {
         metrics.watch_restarted("pods");
         metrics.leading("probe", true);
         let queue = metrics.queue("probe");
-        queue.added();
+        queue.added(1);
         queue.depth(7);
         let text = metrics.encode().unwrap();
         for line in [
@@ -340,5 +343,30 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }
+    }
+
+    /// A leader makes its queue anew in each of its terms; Prometheus refuses a series that is there twice.
+    #[test]
+    fn a_queue_that_is_made_again_is_shown_once() {
+        let metrics = Metrics::new("probe", "1.2.3");
+        let _queues = [metrics.queue("probe"), metrics.queue("probe")];
+        let text = metrics.encode().unwrap();
+        for name in ["workqueue_unfinished_work_seconds", "workqueue_longest_running_processor_seconds"] {
+            let series = format!("{name}{{name=\"probe\"}}");
+            assert_eq!(text.matches(&series).count(), 1, "{text}");
+        }
+    }
+
+    /// Alerts on restarts count how often it changes.
+    #[test]
+    fn the_start_of_the_process_stays_the_same() {
+        let metrics = Metrics::new("probe", "1.2.3");
+        let start = || {
+            let text = metrics.encode().unwrap();
+            text.lines().find(|line| line.starts_with("process_start_time_seconds ")).unwrap().to_owned()
+        };
+        let first = start();
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(first, start());
     }
 }

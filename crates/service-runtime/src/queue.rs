@@ -5,12 +5,16 @@
 //! remembered once and makes it ready again afterwards, at the end of the line, so that a busy key cannot
 //! starve the others.
 
+mod lanes;
+
 use std::collections::hash_map::Entry as MapEntry;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 use std::time::Duration;
 
 use jiff::Timestamp;
+
+use self::lanes::Lanes;
 
 /// How long a failed key sleeps: doubling from `first` to `most`, of which up to half is left to chance, so
 /// that keys which failed together do not come back together.
@@ -67,7 +71,7 @@ enum Place {
 #[derive(Debug)]
 pub struct Queue<K> {
     entries: HashMap<K, Entry>,
-    ready: VecDeque<K>,
+    ready: Lanes<K>,
     asleep: BTreeSet<(Timestamp, u64, K)>,
     /// Keeps keys that are due at the same time in the order in which they came.
     next_number: u64,
@@ -75,11 +79,17 @@ pub struct Queue<K> {
 }
 
 impl<K: Clone + Eq + Hash + Ord> Queue<K> {
-    /// An empty queue.
+    /// An empty queue with one line.
     pub fn new(backoff: Backoff) -> Self {
+        Self::fair(backoff, |_| 0)
+    }
+
+    /// An empty queue in which keys of different lanes take turns, so that one lane with very many keys does
+    /// not hold up the others.
+    pub fn fair(backoff: Backoff, lane: fn(&K) -> u64) -> Self {
         Self {
             entries: HashMap::new(),
-            ready: VecDeque::new(),
+            ready: Lanes::new(lane),
             asleep: BTreeSet::new(),
             next_number: 0,
             backoff,
@@ -135,6 +145,16 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         Some((key, waited))
     }
 
+    /// Ends work on a key that was cut short and is to be done again.
+    pub fn give_back(&mut self, key: &K, now: Timestamp) {
+        if let Some(entry) = self.entries.get_mut(key)
+            && matches!(entry.place, Place::Running { .. })
+        {
+            entry.place = Place::Asleep;
+            self.add(key.clone(), now);
+        }
+    }
+
     /// When the next sleeping key is due.
     pub fn next_due(&self) -> Option<Timestamp> {
         self.asleep.first().map(|(due, _, _)| *due)
@@ -176,7 +196,9 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         self.asleep.len()
     }
 
-    fn wake(&mut self, now: Timestamp) {
+    /// Makes the keys ready that are due, and tells how many. [`Self::next`] does so by itself.
+    pub fn wake(&mut self, now: Timestamp) -> usize {
+        let mut woken = 0;
         while let Some((due, _, _)) = self.asleep.first()
             && *due <= now
             && let Some((due, _, key)) = self.asleep.pop_first()
@@ -188,11 +210,13 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
                     // Ready since it was due: how late we are is part of how long it waited.
                     entry.place = Place::Ready { since: due };
                     self.ready.push_back(key);
+                    woken += 1;
                 }
-                Place::Running { again } => *again = true,
+                Place::Running { again } => woken += usize::from(!std::mem::replace(again, true)),
                 Place::Ready { .. } => {}
             }
         }
+        woken
     }
 }
 

@@ -3,17 +3,29 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
+use tracing::debug;
 
 use crate::clock::Clock;
 use crate::metrics::Metrics;
+
+/// How long a client may take to ask, and to ask again on the same connection.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How many may be connected at once: whoever opens more has to wait, and uses up nothing that the service needs.
+const MOST_CONNECTIONS: usize = 256;
 
 /// What a service still waits for before it is ready. Clones are the same.
 #[derive(Clone, Debug, Default)]
@@ -53,16 +65,50 @@ pub async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
 }
 
 /// Serves until the order to stop.
-pub async fn serve(listener: TcpListener, shown: Shown, stop: CancellationToken) -> std::io::Result<()> {
+pub async fn serve(listener: TcpListener, shown: Shown, stop: CancellationToken) {
+    serve_patiently(listener, shown, stop, PATIENCE).await;
+}
+
+async fn serve_patiently(listener: TcpListener, shown: Shown, stop: CancellationToken, patience: Duration) {
     let router = Router::new()
         .route("/livez", get(async || "ok\n"))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics));
     #[cfg(feature = "test-clock")]
     let router = router.route("/shift-clock", axum::routing::post(shift_clock));
-    axum::serve(listener, router.with_state(shown))
-        .with_graceful_shutdown(async move { stop.cancelled().await })
-        .await
+    let router = router.with_state(shown);
+    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let connections = GracefulShutdown::new();
+    loop {
+        // A semaphore that is never closed.
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
+        let accepted = tokio::select! {
+            () = stop.cancelled() => break,
+            accepted = listener.accept() => accepted,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            // No more files may be open, or the peer has gone again.
+            Err(error) => {
+                debug!(%error, "a connection was not accepted");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let service = TowerToHyperService::new(router.clone());
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(patience)
+            .serve_connection(TokioIo::new(stream), service);
+        let connection = connections.watch(connection);
+        tokio::spawn(async move {
+            let _place = place;
+            if let Err(error) = connection.await {
+                debug!(%error, "a connection broke");
+            }
+        });
+    }
+    connections.shutdown().await;
 }
 
 async fn ready(State(shown): State<Shown>) -> Response {
@@ -90,5 +136,50 @@ async fn shift_clock(State(shown): State<Shown>, body: String) -> Response {
             "ok\n".into_response()
         }
         Err(error) => (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
+
+    use super::*;
+
+    async fn ask(address: SocketAddr, request: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        let read = tokio::time::timeout(Duration::from_secs(20), stream.read_to_string(&mut answer)).await;
+        read.expect("the server ends it").unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn who_does_not_finish_asking_is_sent_away_and_holds_up_nobody() {
+        let listener = listen(([127, 0, 0, 1], 0).into()).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let readiness = Readiness::default();
+        let shown = Shown {
+            metrics: Metrics::new("test", "0"),
+            readiness: readiness.clone(),
+            clock: Clock::default(),
+        };
+        let stop = CancellationToken::new();
+        let server = tokio::spawn(serve_patiently(listener, shown, stop.clone(), Duration::from_millis(300)));
+        let mut slow = Vec::new();
+        for _ in 0..MOST_CONNECTIONS {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(b"GET /li").await.unwrap();
+            slow.push(stream);
+        }
+        let get = |path| format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        assert!(ask(address, &get("/livez")).await.starts_with("HTTP/1.1 200"));
+        readiness.wait_for("pods");
+        let answer = ask(address, &get("/readyz")).await;
+        assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("waiting for pods\n"), "{answer}");
+        assert_eq!(ask(address, "GET /metrics").await, "", "it is sent away");
+        stop.cancel();
+        tokio::time::timeout(Duration::from_secs(20), server).await.expect("it ends").unwrap();
     }
 }

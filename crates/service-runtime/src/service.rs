@@ -1,9 +1,55 @@
 //! Start and end of a service: arguments, telemetry, clients, checks, HTTP, and an orderly shutdown, so that
 //! its `main` is one call.
+//!
+//! ```no_run
+//! use std::process::ExitCode;
+//!
+//! use clap::Parser;
+//! use haulout_api_types::Evacuation;
+//! use haulout_service_runtime::access::{self, Kind, Permission};
+//! use haulout_service_runtime::lease::InvalidTiming;
+//! use haulout_service_runtime::service::{self, CommonArgs, Context, ElectionArgs, Leading, Service};
+//!
+//! #[derive(Parser)]
+//! struct Args {
+//!     #[command(flatten)]
+//!     common: CommonArgs,
+//!     #[command(flatten)]
+//!     election: ElectionArgs,
+//! }
+//!
+//! /// What is missing is told in one line at the start.
+//! const PERMISSIONS: &[Permission] =
+//!     &[Permission::cluster("list", "", "pods"), Permission::cluster("watch", "", "pods")];
+//!
+//! fn main() -> ExitCode {
+//!     let args = Args::parse();
+//!     let service = Service {
+//!         name: "example-controller",
+//!         version: env!("CARGO_PKG_VERSION"),
+//!         kinds: vec![Kind::of::<Evacuation>()],
+//!         permissions: &[PERMISSIONS, access::EVENTS, access::ELECTION],
+//!     };
+//!     service::run(service, args.common, |context| run(args.election, context))
+//! }
+//!
+//! async fn run(election: ElectionArgs, context: Context) -> Result<(), InvalidTiming> {
+//!     context.lead(election.timing(), |leading| lead(&context, leading)).await
+//! }
+//!
+//! /// Made anew whenever this replica is elected, and dropped when it no longer leads.
+//! async fn lead(context: &Context, leading: Leading) {
+//!     let pods = context.pod_cache();
+//!     // Writes through `leading.clients` fail with `NotLeading` once leadership has ended. A task that is
+//!     // spawned outlives this future: hold it in a `JoinSet`.
+//!     context.stop.cancelled().await;
+//! }
+//! ```
 
 use std::fmt::Display;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Config;
@@ -16,8 +62,10 @@ use crate::access::{self, Kind, Permission};
 use crate::clients::Clients;
 use crate::clock::Clock;
 use crate::events::Events;
-use crate::lease::{Election, InvalidTiming, Leadership, Timing};
+use crate::host;
+use crate::lease::{self, Election, InvalidTiming, Leadership, Timing};
 use crate::metrics::Metrics;
+use crate::pods::{Options, PodCache};
 use crate::server::{self, Readiness, Shown};
 use crate::telemetry::{self, LogFormat};
 
@@ -57,6 +105,21 @@ pub struct CommonArgs {
     pub max_requests: usize,
 }
 
+/// Arguments of those services that stand for election.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ElectionArgs {
+    /// For how many seconds the Lease of a leader that has died keeps others away
+    #[arg(long, env = "HAULOUT_LEASE_SECONDS", default_value_t = 15)]
+    pub lease_seconds: u64,
+}
+
+impl ElectionArgs {
+    /// The times that follow from them.
+    pub fn timing(&self) -> Timing {
+        Timing::for_lease(Duration::from_secs(self.lease_seconds))
+    }
+}
+
 fn parse_share(text: &str) -> Result<f64, String> {
     let share = text.parse::<f64>().ok().filter(|share| (0.0..=1.0).contains(share));
     share.ok_or_else(|| "a number from 0 to 1 is needed".into())
@@ -77,7 +140,7 @@ pub struct Service {
     /// The kinds of ours that it reads or writes.
     pub kinds: Vec<Kind>,
     /// What it will have to do.
-    pub permissions: &'static [Permission],
+    pub permissions: &'static [&'static [Permission]],
 }
 
 /// What a service gets to work with.
@@ -105,7 +168,11 @@ pub struct Context {
 
 impl Context {
     /// Stands for election under the service's name and, whenever elected, runs what `lead` makes, with
-    /// clients that refuse to write once leadership has ended. Returns when the service is to end.
+    /// clients that refuse to write once leadership has ended. The future is dropped when leadership is lost,
+    /// and has to end by itself when [`Context::stop`] is cancelled. Returns then, or when the future ends
+    /// before, which gives the Lease up.
+    ///
+    /// The service needs `get`, `list`, `watch`, `create` and `update` on leases in its own namespace.
     pub async fn lead<F: Future<Output = ()>>(
         &self,
         timing: Timing,
@@ -113,7 +180,7 @@ impl Context {
     ) -> Result<(), InvalidTiming> {
         let election =
             Election::new(self.clients.lease.clone(), &self.namespace, &self.lease_name(), timing)?
-                .with_identity(format!("{}_{:08x}", self.instance, fastrand::u32(..)));
+                .with_identity(lease::identity(&self.instance));
         let mut leads = election.leading();
         let (metrics, name) = (self.metrics.clone(), self.name);
         metrics.leading(name, false);
@@ -132,6 +199,17 @@ impl Context {
         shown.abort();
         self.metrics.leading(name, false);
         Ok(())
+    }
+
+    /// Starts the cache of all pods for the parts of this service to share, with its watch in the metrics. It
+    /// ends with the last clone. Leaders have one; a standby needs none.
+    pub fn pod_cache(&self) -> PodCache {
+        let metrics = self.metrics.clone();
+        let options = Options {
+            on_watch_restart: Some(Arc::new(move || metrics.watch_restarted("pods"))),
+            ..Options::default()
+        };
+        PodCache::start(self.clients.direct.clone(), options)
     }
 
     fn lease_name(&self) -> String {
@@ -190,25 +268,31 @@ where
     let endpoint = args.otlp_endpoint.as_deref();
     let _telemetry =
         telemetry::begin(service.name, args.log_format, endpoint, args.trace_sampling).map_err(text)?;
+    let stop = CancellationToken::new();
+    let readiness = Readiness::default();
+    readiness.wait_for("start");
+    // Before anything that can hang: the first process of a container cannot even be killed by a signal that
+    // it does not handle.
+    let signalled = stop_on_signal(stop.clone(), readiness.clone())?;
     let config =
         Config::infer().await.map_err(|error| format!("no way to reach a cluster is configured: {error}"))?;
     let metrics = Metrics::new(service.name, service.version);
     let agent = format!("haulout-{}/{}", service.name, service.version);
     let clients = Clients::new(&config, &agent, args.max_requests, &metrics).map_err(text)?;
-    let namespace = args.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let namespace = given(&args.namespace).unwrap_or_else(|| config.default_namespace.clone());
     let server = config.cluster_url.to_string();
-    access::check(&clients.direct, &server, &namespace, &service.kinds, service.permissions)
-        .await
-        .map_err(text)?;
+    tokio::select! {
+        checked = access::check(&clients.direct, &server, &namespace, &service.kinds, service.permissions) =>
+            checked.map_err(text)?,
+        () = stop.cancelled() => return Ok(()),
+    }
 
-    let stop = CancellationToken::new();
     let clock = Clock::default();
-    let readiness = Readiness::default();
-    readiness.wait_for("start");
     let listener =
         server::listen(args.listen).await.map_err(|error| format!("--listen {}: {error}", args.listen))?;
     let listening = listener.local_addr().map_err(text)?;
-    let instance = args.instance.clone().unwrap_or_else(host_name);
+    let instance = given(&args.instance).unwrap_or_else(host::name);
     let controller = format!("haulout-{}", service.name);
     let (events, writer) =
         Events::new(clients.direct.clone(), controller, instance.clone(), clock.clone(), metrics.clone());
@@ -221,7 +305,6 @@ where
     tasks.spawn(writer.run(write_until.clone()));
     info!(service = service.name, version = service.version, %listening, server, namespace, instance, "started");
 
-    let signalled = stop_on_signal(stop.clone(), readiness.clone())?;
     readiness.done("start");
     let context = Context {
         clients,
@@ -244,6 +327,7 @@ where
     if let Err(problem) = &ended {
         error!(problem, "ending");
     }
+    stop.cancel();
     signalled.abort();
     write_until.cancel();
     serve_until.cancel();
@@ -271,10 +355,56 @@ fn stop_on_signal(
     }))
 }
 
-fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
-
 fn text(error: impl Display) -> String {
     error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response};
+    use kube::Client;
+    use kube::client::Body;
+
+    use super::*;
+
+    /// A service whose API server has no pods, and closes every watch.
+    fn context() -> Context {
+        let service = tower::service_fn(|request: Request<Body>| async move {
+            let watch = request.uri().query().unwrap_or_default().contains("watch=true");
+            let list = br#"{"metadata": {"resourceVersion": "7"}, "items": []}"#.to_vec();
+            Ok::<_, kube::Error>(Response::new(Body::from(if watch { Vec::new() } else { list })))
+        });
+        let (client, clock, metrics) =
+            (Client::new(service, "default"), Clock::default(), Metrics::new("test", "0"));
+        let (events, _) = Events::new(
+            client.clone(),
+            "haulout-test".into(),
+            "test-1".into(),
+            clock.clone(),
+            metrics.clone(),
+        );
+        Context {
+            clients: Clients { retrying: client.clone(), direct: client.clone(), lease: client },
+            clock,
+            events,
+            instance: "test-1".into(),
+            name: "test",
+            metrics,
+            namespace: "default".into(),
+            readiness: Readiness::default(),
+            stop: CancellationToken::new(),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_pod_cache_of_a_service_shows_its_watch_restarts() {
+        let context = context();
+        let cache = context.pod_cache();
+        cache.ready().await;
+        while cache.watch_restarts() < 2 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let text = context.metrics.encode().unwrap();
+        assert!(text.contains("watch_restarts_total{resource=\"pods\"} 2"), "{text}");
+    }
 }

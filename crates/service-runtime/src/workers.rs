@@ -1,15 +1,56 @@
 //! Works on the keys of a [`Queue`]: a bounded number at once, none held while waiting, one timer for any
 //! number of sleeping keys.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use haulout_service_runtime::queue::{Backoff, Outcome};
+//! use haulout_service_runtime::service::{Context, Leading};
+//! use haulout_service_runtime::workers::WorkQueue;
+//!
+//! struct Controller { /* index, clients, events, clock */ }
+//!
+//! impl Controller {
+//!     /// Looks at everything anew, whatever it was called for.
+//!     async fn work_on(&self, node: &str) -> Outcome {
+//!         // Done, or Until(the next deadline), or Failed, which is tried again after a growing pause.
+//!         Outcome::Done
+//!     }
+//! }
+//!
+//! async fn lead(context: &Context, leading: Leading) {
+//!     let controller = Arc::new(Controller {});
+//!     let queue = WorkQueue::new(context.clock.clone(), Backoff::default(), context.metrics.queue("nodes"));
+//!     queue.add("node-1".to_owned());
+//!     let half_past = context.clock.now() + jiff::SignedDuration::from_mins(30);
+//!     queue.add_at("node-2".to_owned(), half_past);
+//!     let handle = |node: String| {
+//!         let controller = Arc::clone(&controller);
+//!         async move { controller.work_on(&node).await }
+//!     };
+//!     queue.run(8, context.stop.clone(), handle).await;
+//! }
+//! ```
+//!
+//! - A key is never at work twice at once. What is added while it is at work makes it ready again afterwards;
+//!   what is added while it is ready already changes nothing.
+//! - [`WorkQueue::add`] does not wait for a planned time or for the pause after a failure, because something is
+//!   new. A handler that writes to its own object each time it fails therefore comes straight back: let it store
+//!   when to try again, and return [`Outcome::Until`].
+//! - Make the queue in each term of leadership, or once for all terms: what was at work when a term ended is
+//!   worked on in the next.
+//! - One run at a time works on a queue.
 
 use std::collections::HashMap;
 use std::future::Future;
 use std::hash::Hash;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::sync::Notify;
-use tokio::task::{Id, JoinSet};
+use tokio::task::{Id, JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
@@ -17,8 +58,6 @@ use crate::clock::Clock;
 use crate::metrics::QueueMetrics;
 use crate::queue::{Backoff, Outcome, Queue};
 
-/// The longest nap: the wall clock may be set while we sleep.
-const LONGEST_NAP: Duration = Duration::from_secs(300);
 /// How long work that has begun may go on after the order to stop.
 const LAST_WORK: Duration = Duration::from_secs(5);
 
@@ -36,10 +75,24 @@ struct Inner<K> {
     metrics: QueueMetrics,
 }
 
-impl<K: Clone + Eq + Hash + Ord + Send + std::fmt::Debug + 'static> WorkQueue<K> {
+/// What can be a key.
+pub trait Key: Clone + Eq + Hash + Ord + Send + std::fmt::Debug + 'static {}
+
+impl<K: Clone + Eq + Hash + Ord + Send + std::fmt::Debug + 'static> Key for K {}
+
+impl<K: Key> WorkQueue<K> {
     /// An empty queue.
     pub fn new(clock: Clock, backoff: Backoff, metrics: QueueMetrics) -> Self {
-        let queue = Mutex::new(Queue::new(backoff));
+        Self::of(Queue::new(backoff), clock, metrics)
+    }
+
+    /// An empty queue in which keys of different lanes take turns.
+    pub fn fair(clock: Clock, backoff: Backoff, metrics: QueueMetrics, lane: fn(&K) -> u64) -> Self {
+        Self::of(Queue::fair(backoff, lane), clock, metrics)
+    }
+
+    fn of(queue: Queue<K>, clock: Clock, metrics: QueueMetrics) -> Self {
+        let queue = Mutex::new(queue);
         Self { inner: Arc::new(Inner { queue, changed: Notify::new(), clock, metrics }) }
     }
 
@@ -47,7 +100,7 @@ impl<K: Clone + Eq + Hash + Ord + Send + std::fmt::Debug + 'static> WorkQueue<K>
     pub fn add(&self, key: K) {
         let now = self.inner.clock.now();
         if self.lock().add(key, now) {
-            self.inner.metrics.added();
+            self.inner.metrics.added(1);
             self.inner.changed.notify_one();
         }
     }
@@ -67,67 +120,29 @@ impl<K: Clone + Eq + Hash + Ord + Send + std::fmt::Debug + 'static> WorkQueue<K>
         self.lock().sleeping()
     }
 
-    /// Works on keys, at most `workers` at once, until the order to stop. A handler that panics has failed.
+    /// Works on keys, at most `workers` at once and at least one, until the order to stop; then what has begun
+    /// has five seconds. A handler that panics has failed. What was not finished when this ends or is dropped is
+    /// worked on again by the next run.
     pub async fn run<F>(&self, workers: usize, stop: CancellationToken, handle: impl Fn(K) -> F)
     where
         F: Future<Output = Outcome> + Send + 'static,
     {
-        let mut running: JoinSet<Outcome> = JoinSet::new();
-        let mut keys: HashMap<Id, K> = HashMap::new();
+        let mut work = Work { queue: self, running: JoinSet::new(), keys: HashMap::new() };
         while !stop.is_cancelled() {
-            let due = self.start(workers, &mut running, &mut keys, &handle);
+            let due = work.start(workers.max(1), &handle);
             tokio::select! {
                 () = stop.cancelled() => break,
-                Some(ended) = running.join_next_with_id() => self.end(ended, &mut keys),
+                Some(ended) = work.running.join_next_with_id() => work.end(ended),
                 () = self.inner.changed.notified() => {}
-                () = self.inner.clock.shifted() => {}
                 () = sleep_until(due, &self.inner.clock) => {}
             }
         }
         let last = async {
-            while let Some(ended) = running.join_next_with_id().await {
-                self.end(ended, &mut keys);
+            while let Some(ended) = work.running.join_next_with_id().await {
+                work.end(ended);
             }
         };
-        // What is not done by then is done by whoever comes after us: all work is repeatable.
         let _ = tokio::time::timeout(LAST_WORK, last).await;
-    }
-
-    /// Starts work on what is ready, and tells when to look again.
-    fn start<F>(
-        &self,
-        workers: usize,
-        running: &mut JoinSet<Outcome>,
-        keys: &mut HashMap<Id, K>,
-        handle: &impl Fn(K) -> F,
-    ) -> Option<Timestamp>
-    where
-        F: Future<Output = Outcome> + Send + 'static,
-    {
-        let mut queue = self.lock();
-        while running.len() < workers {
-            let Some((key, waited)) = queue.next(self.inner.clock.now()) else { break };
-            let id = running.spawn(handle(key.clone())).id();
-            self.inner.metrics.started(id, waited);
-            keys.insert(id, key);
-        }
-        self.inner.metrics.depth(queue.depth());
-        // With all workers at work nothing can start before one of them ends.
-        if running.len() < workers { queue.next_due() } else { None }
-    }
-
-    fn end(&self, ended: Result<(Id, Outcome), tokio::task::JoinError>, keys: &mut HashMap<Id, K>) {
-        let (id, outcome) = match ended {
-            Ok(ended) => ended,
-            Err(panic) => {
-                error!(key = ?keys.get(&panic.id()), %panic, "working on a key panicked; it will be retried");
-                (panic.id(), Outcome::Failed)
-            }
-        };
-        let retried = keys
-            .remove(&id)
-            .is_some_and(|key| self.lock().finish(&key, outcome, self.inner.clock.now(), fastrand::f64()));
-        self.inner.metrics.ended(id, retried);
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue<K>> {
@@ -135,10 +150,73 @@ impl<K: Clone + Eq + Hash + Ord + Send + std::fmt::Debug + 'static> WorkQueue<K>
     }
 }
 
+/// The work of one run that is under way.
+struct Work<'a, K: Key> {
+    queue: &'a WorkQueue<K>,
+    running: JoinSet<Outcome>,
+    keys: HashMap<Id, K>,
+}
+
+impl<K: Key> Work<'_, K> {
+    /// Starts work on what is ready, and tells when to look again.
+    fn start<F>(&mut self, workers: usize, handle: &impl Fn(K) -> F) -> Option<Timestamp>
+    where
+        F: Future<Output = Outcome> + Send + 'static,
+    {
+        let Inner { clock, metrics, .. } = &*self.queue.inner;
+        let woken = self.queue.lock().wake(clock.now());
+        metrics.added(woken);
+        while self.running.len() < workers {
+            // The lock is not held while the handler is called: it may want to use the queue.
+            let Some((key, waited)) = self.queue.lock().next(clock.now()) else { break };
+            let id = match catch_unwind(AssertUnwindSafe(|| handle(key.clone()))) {
+                Ok(work) => self.running.spawn(work).id(),
+                Err(panic) => self.running.spawn(async move { resume_unwind(panic) }).id(),
+            };
+            metrics.started(id, waited);
+            self.keys.insert(id, key);
+        }
+        let queue = self.queue.lock();
+        metrics.depth(queue.depth());
+        queue.next_due()
+    }
+
+    fn end(&mut self, ended: Result<(Id, Outcome), JoinError>) {
+        let Inner { clock, metrics, .. } = &*self.queue.inner;
+        let (id, outcome) = match ended {
+            Ok(ended) => ended,
+            Err(panic) => {
+                let key = self.keys.get(&panic.id());
+                error!(?key, %panic, "working on a key panicked; it will be retried");
+                (panic.id(), Outcome::Failed)
+            }
+        };
+        let retried = self
+            .keys
+            .remove(&id)
+            .is_some_and(|key| self.queue.lock().finish(&key, outcome, clock.now(), fastrand::f64()));
+        metrics.ended(id, retried);
+    }
+}
+
+impl<K: Key> Drop for Work<'_, K> {
+    /// Leadership was lost, or the last work took too long. A key that stayed at work would never be worked on
+    /// again, though the queue may outlive this run.
+    fn drop(&mut self) {
+        self.running.abort_all();
+        let Inner { clock, metrics, .. } = &*self.queue.inner;
+        for (id, key) in self.keys.drain() {
+            metrics.cut_short(id);
+            self.queue.lock().give_back(&key, clock.now());
+        }
+    }
+}
+
 async fn sleep_until(due: Option<Timestamp>, clock: &Clock) {
-    let Some(due) = due else { return std::future::pending().await };
-    let left = Duration::try_from(due.duration_since(clock.now())).unwrap_or_default();
-    tokio::time::sleep(left.min(LONGEST_NAP)).await;
+    match due {
+        Some(due) => clock.sleep_until(due).await,
+        None => std::future::pending().await,
+    }
 }
 
 #[cfg(test)]
@@ -241,5 +319,69 @@ mod tests {
         };
         run(&queue, 4, || worked.load(Ordering::SeqCst) == 1, handle).await;
         assert_eq!(queue.sleeping(), 10_000);
+    }
+
+    /// As when leadership is lost in the middle of the work, and comes back.
+    #[tokio::test]
+    async fn what_was_being_worked_on_when_a_run_is_dropped_is_worked_on_by_the_next() {
+        let metrics = Metrics::new("test", "0");
+        let queue = WorkQueue::new(Clock::default(), Backoff::default(), metrics.queue("test"));
+        queue.add(1);
+        let begun = Arc::new(Notify::new());
+        let hang = |_| {
+            let begun = Arc::clone(&begun);
+            async move {
+                begun.notify_one();
+                std::future::pending().await
+            }
+        };
+        tokio::select! {
+            () = queue.run(1, CancellationToken::new(), hang) => panic!("nobody stopped it"),
+            () = begun.notified() => {}
+        }
+        let text = metrics.encode().unwrap();
+        assert!(text.contains("workqueue_unfinished_work_seconds{name=\"test\"} 0.0"), "{text}");
+        let worked = Arc::new(AtomicUsize::new(0));
+        let handle = |_| {
+            let worked = Arc::clone(&worked);
+            async move {
+                worked.fetch_add(1, Ordering::SeqCst);
+                Outcome::Done
+            }
+        };
+        run(&queue, 1, || worked.load(Ordering::SeqCst) == 1, handle).await;
+    }
+
+    #[tokio::test]
+    async fn who_makes_the_work_may_use_the_queue_and_may_panic() {
+        let queue = queue();
+        queue.add(0);
+        let made = AtomicUsize::new(0);
+        let handle = |key| {
+            queue.add(1);
+            assert!(key == 1 || made.fetch_add(1, Ordering::SeqCst) > 0, "on purpose");
+            std::future::ready(Outcome::Done)
+        };
+        run(&queue, 1, || made.load(Ordering::SeqCst) == 2, handle).await;
+    }
+
+    #[tokio::test]
+    async fn keys_that_come_due_count_as_added_and_as_waiting_while_all_workers_are_busy() {
+        let metrics = Metrics::new("test", "0");
+        let queue = WorkQueue::new(Clock::default(), Backoff::default(), metrics.queue("test"));
+        queue.add(0);
+        for key in 1..=3 {
+            queue.add_at(key, Timestamp::now().saturating_add(Duration::from_millis(50)).unwrap());
+        }
+        let shows = || {
+            let text = metrics.encode().unwrap();
+            text.contains("workqueue_depth{name=\"test\"} 3")
+                && text.contains("workqueue_adds_total{name=\"test\"} 4")
+        };
+        run(&queue, 1, shows, |_| async {
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            Outcome::Done
+        })
+        .await;
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 
-use super::{News, Severity};
+use super::{MAX_NOTE, News, Severity, shorten};
 
 /// How long a repeat waits to be written: doubling from the first to the last.
 const REPEAT_FIRST: Duration = Duration::from_secs(10);
@@ -107,6 +107,7 @@ impl Aggregator {
                 if others > 0 {
                     let rest =
                         format!(" (and the like for {others} others, in one event to spare the API server)");
+                    shorten(&mut news.note, MAX_NOTE - rest.len());
                     news.note.push_str(&rest);
                 }
                 released.push((news, seen));
@@ -131,6 +132,22 @@ impl Aggregator {
             series.count > series.written || !is_over(series, now)
         });
         writes
+    }
+
+    /// All that would be written later, for the end.
+    pub(super) fn rest(&mut self, now: Timestamp) -> Vec<Write> {
+        for budget in self.budgets.values_mut() {
+            budget.left = budget.left.max(1);
+        }
+        for series in self.series.values_mut() {
+            series.wait = Duration::ZERO;
+        }
+        self.due(now)
+    }
+
+    /// The event of this name is not there: what would repeat it begins anew.
+    pub(super) fn forget(&mut self, name: &str) {
+        self.series.retain(|_, series| series.name != name);
     }
 
     /// When to look again, if nothing is observed before.
@@ -184,6 +201,8 @@ impl Key {
 
 impl Budget {
     fn refill(&mut self, now: Timestamp) {
+        // Somebody has set the clock back.
+        self.refilled = self.refilled.min(now);
         let seconds = u32::try_from(now.duration_since(self.refilled).as_secs()).unwrap_or(0);
         if seconds > 0 {
             self.left = self.left.saturating_add(seconds.saturating_mul(PER_SECOND)).min(BURST);

@@ -20,6 +20,7 @@ use super::leadership::Leadership;
 use super::moment::Moment;
 use super::record::{held, holder, released};
 use super::timing::Timing;
+use crate::causes::chain;
 
 /// Where the Lease is and who wants it.
 #[derive(Clone)]
@@ -296,14 +297,5 @@ fn explain(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error {
         return format!("{} ({})", status.message, status.code);
     }
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !text.ends_with(&next) {
-            text = format!("{text}: {next}");
-        }
-        cause = error.source();
-    }
-    text
+    chain(error)
 }

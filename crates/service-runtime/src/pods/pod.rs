@@ -119,6 +119,11 @@ impl Pod {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Uid([u8; 16]);
 
+impl Uid {
+    /// The least of all, where a range begins.
+    pub const MIN: Self = Self([0; 16]);
+}
+
 /// A text that is no UID of a pod.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("{0:?} is not a UID as the API server gives them, such as 1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11")]
@@ -182,6 +187,18 @@ impl LabelSet {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+}
+
+/// For labels of other objects than pods, such as nodes.
+impl<'a> FromIterator<(&'a str, &'a str)> for LabelSet {
+    fn from_iter<I: IntoIterator<Item = (&'a str, &'a str)>>(labels: I) -> Self {
+        let sorted: BTreeMap<_, _> = labels.into_iter().collect();
+        let mut text = String::new();
+        for (key, value) in sorted {
+            text.extend([key, "=", value, "\n"]);
+        }
+        Self(text.into())
     }
 }
 
@@ -323,6 +340,12 @@ mod tests {
             format!("{labels:?}"),
             r#"{"app": "web", "app.kubernetes.io/name": "", "version": "1.2"}"#
         );
+    }
+
+    #[test]
+    fn labels_that_are_equal_are_so_in_whatever_order_they_come() {
+        let labels: LabelSet = [("b", "2"), ("a", "1")].into_iter().collect();
+        assert_eq!(labels, LabelSet("a=1\nb=2\n".into()));
     }
 
     #[test]

@@ -40,12 +40,15 @@ pub(super) struct Reflector {
     backoff: Backoff,
     /// Whether the last version expired and no watch has brought anything since.
     expired: bool,
+    /// Whether bookmarks have come lately. An API server that has just begun may send none until the first pod
+    /// changes.
+    bookmarks: bool,
 }
 
 impl Reflector {
     pub(super) fn new(client: Client, shared: Arc<Shared>, options: Options) -> Self {
         let (interner, backoff) = (Interner::default(), Backoff::default());
-        Self { client, shared, options, interner, backoff, expired: false }
+        Self { client, shared, options, interner, backoff, expired: false, bookmarks: false }
     }
 
     pub(super) async fn run(mut self) -> Infallible {
@@ -130,24 +133,26 @@ impl Reflector {
         let params = WatchParams { bookmarks: true, timeout: Some(seconds), ..WatchParams::default() };
         let mut body = request::open(&self.client, Request::new(PODS).watch(&params, version)).await?;
         let mut lines = Lines::default();
-        let mut patience = Duration::from_secs(seconds.into()) + MARGIN;
+        let until_closed = Duration::from_secs(seconds.into()) + MARGIN;
         let mut accepted = Some(Instant::now() + ACCEPTED);
         loop {
+            let patience = if self.bookmarks { SILENCE } else { until_closed };
             let until = accepted.unwrap_or_else(|| Instant::now() + patience);
             match timeout_at(until, request::data(&mut body)).await {
                 Ok(Some(data)) => lines.push(&data?),
                 Ok(None) => return Ok(()),
                 Err(_) if accepted.is_some() => {}
-                Err(_) => return Err(Error::Silent(patience)),
+                Err(_) => {
+                    self.bookmarks = false;
+                    return Err(Error::Silent(patience));
+                }
             }
             if accepted.is_some_and(|accepted| Instant::now() >= accepted) {
                 accepted = None;
                 self.shared.end_gap();
             }
             while let Some(line) = lines.next() {
-                if self.event(line, version)? == Seen::Bookmark {
-                    patience = SILENCE;
-                }
+                self.bookmarks |= self.event(line, version)? == Seen::Bookmark;
             }
         }
     }

@@ -112,6 +112,7 @@ enum Step {
     AddAt(u8, u16),
     Next,
     Finish(usize, Option<bool>),
+    GiveBack(usize),
     Wait(u16),
 }
 
@@ -123,6 +124,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         Just(Step::Next),
         (any::<usize>(), proptest::option::of(any::<bool>()))
             .prop_map(|(which, how)| Step::Finish(which, how)),
+        any::<usize>().prop_map(Step::GiveBack),
         (0..20_u16).prop_map(Step::Wait),
     ]
 }
@@ -173,6 +175,12 @@ proptest! {
                     if let (false, Some(due)) = (again, queue.entries.get(&key).and_then(|entry| entry.due)) {
                         want(&mut wanted, key, due.0);
                     }
+                }
+                Step::GiveBack(which) => {
+                    let Some(key) = running.iter().nth(which % running.len().max(1)).copied() else { continue };
+                    running.remove(&key);
+                    queue.give_back(&key, now);
+                    want(&mut wanted, key, now);
                 }
                 Step::Wait(seconds) => now = at(now.as_second() + i64::from(seconds)),
             }

@@ -284,6 +284,21 @@ async fn a_silent_watch_is_given_up_sooner_once_bookmarks_have_come() {
     }
 }
 
+/// A connection may die at any time, also before the first bookmark of a watch.
+#[tokio::test(start_paused = true)]
+async fn after_a_watch_with_bookmarks_the_next_is_given_up_sooner_too_but_not_again_and_again() {
+    let bookmark = ("BOOKMARK", Json(json!({"metadata": {"resourceVersion": "9"}})));
+    let silent = || watch([], End::Stays);
+    let (_cache, asked) = start([list("7", "", []), watch([bookmark], End::Closes), silent(), silent()]);
+    until_asked(&asked, 3).await;
+    let begun = Instant::now();
+    until_asked(&asked, 4).await;
+    assert!((90..=92).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+    let begun = Instant::now();
+    until_asked(&asked, 5).await;
+    assert!(begun.elapsed().as_secs() >= 230, "{:?}", begun.elapsed());
+}
+
 #[tokio::test(start_paused = true)]
 async fn watches_that_end_at_once_are_not_hammered() {
     let mut answers = vec![list("7", "", [])];
