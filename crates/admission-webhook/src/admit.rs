@@ -1,0 +1,282 @@
+//! The rules: gathers what a verdict needs to know, within the time that the API server gives us, and asks the
+//! pure functions below. Nothing here has side effects, so that a dry run is a run like any other.
+
+mod access;
+mod drain_rule;
+mod evacuation;
+mod node;
+mod node_maintenance;
+mod pod;
+mod verdict;
+mod world;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use haulout_api_types::{DrainRule, Evacuation, NodeMaintenance};
+use haulout_service_runtime::access::Permission;
+use haulout_service_runtime::clock::Clock;
+use haulout_service_runtime::pods::{self, Pod};
+use haulout_service_runtime::service::Context;
+use k8s_openapi::api::authentication::v1::UserInfo;
+use k8s_openapi::api::core::v1::NodeSelector;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+
+use self::access::{Access, Unanswered};
+use self::node_maintenance::Rights;
+use self::verdict::{Cause, Verdict};
+use self::world::World;
+use crate::review::{Admit, Answer, Hook, Operation, Request};
+
+/// What the rules need to be allowed.
+pub const PERMISSIONS: &[Permission] = &[
+    Permission::cluster("get", "", "pods"),
+    Permission::cluster("list", "", "pods"),
+    Permission::cluster("watch", "", "pods"),
+    Permission::cluster("list", "", "nodes"),
+    Permission::cluster("watch", "", "nodes"),
+    Permission::cluster("list", "nodemaintenance.k8s.io", "nodemaintenances"),
+    Permission::cluster("watch", "nodemaintenance.k8s.io", "nodemaintenances"),
+    Permission::cluster("list", "nodemaintenance.k8s.io", "drainrules"),
+    Permission::cluster("watch", "nodemaintenance.k8s.io", "drainrules"),
+    Permission::cluster("create", "authorization.k8s.io", "subjectaccessreviews"),
+];
+
+/// What the rules have to be told.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Settings {
+    /// The user that alone may hand over control of Evacuations and count evictions, such as
+    /// system:serviceaccount:haulout-system:haulout-evacuation-controller
+    #[arg(long, env = "HAULOUT_EVACUATION_CONTROLLER_USER", default_value = "")]
+    pub evacuation_controller_user: String,
+
+    /// The built-in evacuator classes that something in this installation serves, such as
+    /// deployment.apps.k8s.io
+    #[arg(long, env = "HAULOUT_SERVED_EVACUATOR_CLASSES", value_delimiter = ',')]
+    pub served_evacuator_classes: Vec<String>,
+}
+
+/// All rules, with what they know of the cluster.
+pub struct Rules {
+    world: World,
+    access: Access,
+    clock: Clock,
+    controller: String,
+    served: BTreeSet<String>,
+}
+
+impl Rules {
+    /// Starts to watch the cluster. The service is ready once the rules know it.
+    pub fn start(context: &Context, settings: &Settings) -> Self {
+        let access = Access::new(context.clients.direct.clone(), &context.metrics);
+        Self::new(World::start(context), access, context.clock.clone(), settings)
+    }
+
+    fn new(world: World, access: Access, clock: Clock, settings: &Settings) -> Self {
+        let classes = settings.served_evacuator_classes.iter();
+        let served = classes.filter(|class| !class.is_empty()).cloned().collect();
+        Self { world, access, clock, controller: settings.evacuation_controller_user.clone(), served }
+    }
+
+    async fn judge(&self, hook: Hook, request: &Request) -> Result<Verdict, Verdict> {
+        match (hook, request.operation) {
+            (Hook::MutateEvacuations, Operation::Create) => self.prepare_evacuation(request).await,
+            (Hook::ValidateEvacuations, Operation::Create) => self.new_evacuation(request).await,
+            (Hook::ValidateEvacuations, Operation::Update) => self.changed_evacuation(request).await,
+            (Hook::ValidateEvacuations, Operation::Delete) => self.removed_evacuation(request).await,
+            (Hook::MutateNodeMaintenances, Operation::Create | Operation::Update) => {
+                // What cannot be read is refused by the schema, which names the field.
+                Ok(read(request.object.as_deref())
+                    .map(|new| node_maintenance::prepare(&new))
+                    .unwrap_or_default())
+            }
+            (Hook::ValidateNodeMaintenances, Operation::Create | Operation::Update) => {
+                self.maintenance(request).await
+            }
+            (Hook::ValidateNodeMaintenances, Operation::Delete) => {
+                let old: NodeMaintenance = read(request.old_object.as_deref())?;
+                self.authorize_nodes(&request.user, &old.spec.node_selector).await?;
+                Ok(Verdict::default())
+            }
+            (Hook::ValidateDrainRules, Operation::Create | Operation::Update) => {
+                let new: DrainRule = read(request.object.as_deref())?;
+                let rules = self.world.drain_rules().await;
+                Ok(drain_rule::judge(&new, rules.iter().filter_map(|rule| rule.0.as_ref().ok())))
+            }
+            (Hook::ValidatePods, Operation::Create) => {
+                Ok(pod::judge(None, &read(request.object.as_deref())?))
+            }
+            (Hook::ValidatePods, Operation::Update) => {
+                let old = read(request.old_object.as_deref())?;
+                Ok(pod::judge(Some(&old), &read(request.object.as_deref())?))
+            }
+            (Hook::ValidateNodes, Operation::Update) => {
+                let (old, new) = (read(request.old_object.as_deref())?, read(request.object.as_deref())?);
+                let maintenances = self.world.maintenances().await;
+                Ok(node::judge(&old, &new, maintenances.iter().filter_map(|object| object.0.as_ref().ok())))
+            }
+            _ => Ok(Verdict::default()),
+        }
+    }
+
+    async fn prepare_evacuation(&self, request: &Request) -> Result<Verdict, Verdict> {
+        let Ok(new) = read::<Evacuation>(request.object.as_deref()) else {
+            // The schema refuses it, and names the field.
+            return Ok(Verdict::default());
+        };
+        let wanted = &new.spec.pod_ref;
+        let pod = self.world.pod(namespace(request), &wanted.name, &wanted.uid).await;
+        let pod = pod.map_err(|error| no_pod(&new, error))?.map(|pod| pod.metadata());
+        Ok(evacuation::prepare(&new, pod.as_ref(), &self.served))
+    }
+
+    async fn new_evacuation(&self, request: &Request) -> Result<Verdict, Verdict> {
+        let new: Evacuation = read(request.object.as_deref())?;
+        self.authorize_pod(request, &new).await?;
+        let (namespace, wanted) = (namespace(request), &new.spec.pod_ref);
+        let judge = |pod: Result<Option<Arc<Pod>>, pods::Error>| {
+            let pod = pod.map_err(|error| no_pod(&new, error))?.map(|pod| pod.metadata());
+            Ok(evacuation::judge_new(&new, namespace, pod.as_ref(), &self.served))
+        };
+        let verdict = judge(self.world.pod(namespace, &wanted.name, &wanted.uid).await)?;
+        if verdict.violations.is_empty() {
+            return Ok(verdict);
+        }
+        // Another replica may have filled it in from a pod that our cache does not know like this yet.
+        judge(self.world.live_pod(namespace, &wanted.name).await)
+    }
+
+    /// The status needs no right on the pod: an evacuator that only does a part must not be able to remove it.
+    async fn changed_evacuation(&self, request: &Request) -> Result<Verdict, Verdict> {
+        let old: Evacuation = read(request.old_object.as_deref())?;
+        match request.subresource.as_deref() {
+            None | Some("") => self.authorize_pod(request, &old).await.map(|()| Verdict::default()),
+            Some("status") => {
+                let new = read(request.object.as_deref())?;
+                let by_controller =
+                    request.user.username.as_ref() == Some(&self.controller) && !self.controller.is_empty();
+                Ok(evacuation::judge_status(&old, &new, by_controller, self.clock.now()))
+            }
+            Some(_) => Ok(Verdict::default()),
+        }
+    }
+
+    async fn removed_evacuation(&self, request: &Request) -> Result<Verdict, Verdict> {
+        let old: Evacuation = read(request.old_object.as_deref())?;
+        self.authorize_pod(request, &old).await?;
+        if !evacuation::forbids_cancellation(&old) {
+            return Ok(Verdict::default());
+        }
+        let pod = self.world.live_pod(namespace(request), &old.spec.pod_ref.name).await;
+        let pod = pod.map_err(|error| no_pod(&old, error))?.map(|pod| pod.metadata());
+        Ok(evacuation::judge_removal(&old, pod.as_ref()))
+    }
+
+    async fn maintenance(&self, request: &Request) -> Result<Verdict, Verdict> {
+        let new: NodeMaintenance = read(request.object.as_deref())?;
+        let old = match request.operation {
+            Operation::Update => Some(read::<NodeMaintenance>(request.old_object.as_deref())?),
+            _ => None,
+        };
+        self.authorize_nodes(&request.user, &new.spec.node_selector).await?;
+        let nodes = self.world.nodes().await;
+        let nodes =
+            nodes.iter().filter_map(|node| Some((node.metadata.name.as_deref()?, &node.metadata.labels)));
+        Ok(node_maintenance::judge(old.as_ref(), &new, nodes))
+    }
+
+    async fn authorize_pod(&self, request: &Request, evacuation: &Evacuation) -> Result<(), Verdict> {
+        let (user, namespace, pod) = (&request.user, namespace(request), &evacuation.spec.pod_ref.name);
+        if self.access.may_remove_pod(user, namespace, pod).await.map_err(unanswered)? {
+            return Ok(());
+        }
+        let message = format!(
+            "{} may neither delete pod {pod} in namespace {namespace} nor evict it, and may therefore not {} its \
+             Evacuation: ask for the verb delete on pods, or create on pods/eviction",
+            described(user),
+            request.operation.as_str()
+        );
+        Err(Verdict::refused(Cause::Unauthorized, message))
+    }
+
+    async fn authorize_nodes(&self, user: &UserInfo, selector: &NodeSelector) -> Result<(), Verdict> {
+        let message = match node_maintenance::rights(selector) {
+            Rights::Named(names) => {
+                let missing = self.access.undeletable_nodes(user, &names).await.map_err(unanswered)?;
+                let nodes = match missing.as_slice() {
+                    [] => return Ok(()),
+                    [node] => format!("node {node}"),
+                    nodes => format!("nodes {}", nodes.join(", ")),
+                };
+                format!(
+                    "{} may not delete {nodes}, and may therefore not maintain what spec.nodeSelector names: ask for \
+                     the verb delete on nodes, or leave it out",
+                    described(user)
+                )
+            }
+            Rights::All(why) => {
+                if self.access.may_delete_all_nodes(user).await.map_err(unanswered)? {
+                    return Ok(());
+                }
+                format!(
+                    "{} may not delete all nodes, which spec.nodeSelector needs because {why}: name at most {} nodes \
+                     with matchFields, key metadata.name and operator In, or ask for the verb delete on nodes",
+                    described(user),
+                    node_maintenance::MAX_NAMED
+                )
+            }
+        };
+        Err(Verdict::refused(Cause::Unauthorized, message))
+    }
+}
+
+impl Admit for Rules {
+    async fn admit(&self, hook: Hook, request: Request, budget: Duration) -> Answer {
+        // Better our own sentence than the API server's about a webhook that did not answer.
+        let ours = budget.mul_f64(0.9);
+        match tokio::time::timeout(ours, Box::pin(self.judge(hook, &request))).await {
+            Ok(verdict) => verdict.unwrap_or_else(|refusal| refusal).into(),
+            // Pods and nodes must not suffer from us.
+            Err(_) if matches!(hook, Hook::ValidatePods | Hook::ValidateNodes) => Answer::allowed(),
+            Err(_) => {
+                let message = format!(
+                    "the API server did not answer our questions about this request within {} ms: try again",
+                    ours.as_millis()
+                );
+                Verdict::refused(Cause::TooSlow, message).into()
+            }
+        }
+    }
+}
+
+fn read<T: DeserializeOwned>(object: Option<&RawValue>) -> Result<T, Verdict> {
+    let Some(object) = object else {
+        return Err(Verdict::refused(Cause::Unreadable, "the request comes without its object"));
+    };
+    serde_json::from_str(object.get()).map_err(|error| {
+        let message = format!("the object cannot be read as what it is said to be: {error}");
+        Verdict::refused(Cause::Unreadable, message)
+    })
+}
+
+fn namespace(request: &Request) -> &str {
+    request.namespace.as_deref().unwrap_or_default()
+}
+
+fn described(user: &UserInfo) -> String {
+    format!("user {:?}", user.username.as_deref().unwrap_or_default())
+}
+
+fn unanswered(error: Arc<Unanswered>) -> Verdict {
+    Verdict::refused(Cause::Unanswered, format!("{error}; try again"))
+}
+
+fn no_pod(evacuation: &Evacuation, error: pods::Error) -> Verdict {
+    let message = format!("pod {} could not be looked up: {error}; try again", evacuation.spec.pod_ref.name);
+    Verdict::refused(Cause::Unanswered, message)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,104 @@
+//! DrainRules: selectors that can be read, an order only where it means something, and a warning for a rule that
+//! another one hides.
+
+use haulout_api_types::drain_rule::{DrainBehavior, DrainRule};
+use haulout_api_types::drain_rules::DrainRules;
+use haulout_api_types::selector::LabelMatcher;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+
+use super::verdict::{Cause, Verdict};
+
+/// Judges a new or changed rule beside those that there are.
+pub fn judge<'a>(new: &'a DrainRule, rules: impl IntoIterator<Item = &'a DrainRule>) -> Verdict {
+    let mut verdict = Verdict::default();
+    let spec = &new.spec;
+    if spec.drain.order.is_some() && spec.drain.behavior != DrainBehavior::Drain {
+        verdict.refuse(
+            Cause::Order,
+            "spec.drain.order: can only be set with behavior Drain: remove it or change the behavior",
+        );
+    }
+    let nodes = spec.nodes.iter().enumerate();
+    let nodes = nodes.map(|(i, nodes)| (format!("spec.nodes[{i}].selector"), Some(&nodes.selector)));
+    let pods = spec.pods.iter().enumerate().flat_map(|(i, pods)| {
+        [("selector", &pods.selector), ("namespaceSelector", &pods.namespace_selector)]
+            .map(|(field, selector)| (format!("spec.pods[{i}].{field}"), selector.as_ref()))
+    });
+    for (path, selector) in nodes.chain(pods) {
+        check(&mut verdict, &path, selector);
+    }
+    let name = new.metadata.name.as_deref().unwrap_or_default();
+    let others = rules.into_iter().filter(|rule| rule.metadata.name.as_deref() != Some(name));
+    let (all, _) = DrainRules::new(others.chain([new]));
+    if let Some(earlier) = all.shadowing(name) {
+        verdict.warn(format!(
+            "DrainRule {name} never applies: {earlier} comes before it in alphabetical order and matches every pod \
+             that it matches; give it a name that sorts before {earlier}, or narrow that one"
+        ));
+    }
+    verdict
+}
+
+fn check(verdict: &mut Verdict, path: &str, selector: Option<&LabelSelector>) {
+    if let Err(error) = LabelMatcher::from_optional(selector) {
+        verdict.refuse(Cause::Selector, format!("{path}.{error}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn rule(name: &str, spec: Value) -> DrainRule {
+        serde_json::from_value(json!({
+            "apiVersion": "nodemaintenance.k8s.io/v1alpha1", "kind": "DrainRule",
+            "metadata": {"name": name}, "spec": spec
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn everything_that_is_wrong_with_a_rule_is_told() {
+        let bad = |operator: &str| json!({"matchExpressions": [{"key": "a", "operator": operator}]});
+        let new = rule(
+            "r",
+            json!({
+                "drain": {"behavior": "Skip", "order": 3},
+                "nodes": [{"selector": {}}, {"selector": bad("In")}],
+                "pods": [{"selector": bad("is"), "namespaceSelector": bad("NotIn")}]
+            }),
+        );
+        let verdict = judge(&new, []);
+        let messages: Vec<_> =
+            verdict.violations.iter().map(|violation| violation.message.as_str()).collect();
+        assert_eq!(
+            messages,
+            [
+                "spec.drain.order: can only be set with behavior Drain: remove it or change the behavior",
+                "spec.nodes[1].selector.matchExpressions[0]: operator In needs at least one value",
+                "spec.pods[0].selector.matchExpressions[0]: operator \"is\" is not known",
+                "spec.pods[0].namespaceSelector.matchExpressions[0]: operator NotIn needs at least one value",
+            ]
+        );
+        let good =
+            rule("r", json!({"drain": {"behavior": "Drain", "order": 3}, "nodes": [{"selector": {}}]}));
+        assert_eq!(judge(&good, []), Verdict::default());
+    }
+
+    #[test]
+    fn a_rule_that_an_earlier_one_hides_is_warned_of() {
+        let web =
+            json!({"drain": {"behavior": "Skip"}, "pods": [{"selector": {"matchLabels": {"app": "web"}}}]});
+        let all = json!({"drain": {"behavior": "Drain"}});
+        let there = [rule("b-all", all.clone()), rule("c-web", web.clone())];
+        let warned = |name: &str, spec: &Value| judge(&rule(name, spec.clone()), &there).warnings;
+        let warnings = warned("c-web", &web);
+        assert!(
+            warnings[0].starts_with("DrainRule c-web never applies: b-all comes before it"),
+            "{warnings:?}"
+        );
+        assert_eq!(warned("a-web", &web), [""; 0]);
+        assert_eq!(warned("b-all", &web), [""; 0], "its own earlier state does not count");
+    }
+}

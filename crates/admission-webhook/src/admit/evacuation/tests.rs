@@ -1,0 +1,259 @@
+//! Tables and properties for what is filled into, and refused of, Evacuations.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::review::Answer;
+use haulout_api_types::names::EVACUATOR_ANNOTATION_PREFIX;
+use proptest::prelude::*;
+
+const UID: &str = "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11";
+
+fn pod(uid: &str, annotations: &[(&str, &str)], labels: &Value) -> ObjectMeta {
+    let annotations: BTreeMap<_, _> = annotations
+        .iter()
+        .map(|(class, value)| (format!("{EVACUATOR_ANNOTATION_PREFIX}{class}"), *value))
+        .collect();
+    serde_json::from_value(json!({
+        "name": "web-1", "namespace": "shop", "uid": uid, "labels": labels, "annotations": annotations,
+        "ownerReferences": [
+            {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "web", "uid": "s", "controller": true}
+        ]
+    }))
+    .unwrap()
+}
+
+fn evacuation(rest: Value) -> Evacuation {
+    let mut object = json!({
+        "apiVersion": "evacuation.coordination.k8s.io/v1alpha1", "kind": "Evacuation",
+        "metadata": {"name": format!("{UID}-web-1"), "namespace": "shop"},
+        "spec": {"podRef": {"name": "web-1", "uid": UID}}
+    });
+    json_patch::merge(&mut object, &rest);
+    serde_json::from_value(object).unwrap()
+}
+
+fn status(status: Value) -> Evacuation {
+    evacuation(json!({"status": status}))
+}
+
+fn messages(verdict: &Verdict) -> Vec<&str> {
+    verdict.violations.iter().map(|violation| violation.message.as_str()).collect()
+}
+
+/// The object after the patch.
+fn prepared(new: &Evacuation, pod: &ObjectMeta, served: &BTreeSet<String>) -> Evacuation {
+    let Answer::Allowed { patch, .. } = prepare(new, Some(pod), served).into() else { panic!("not allowed") };
+    let mut object = serde_json::to_value(new).unwrap();
+    if let Some(patch) = patch {
+        json_patch::patch(&mut object, &patch).unwrap();
+    }
+    serde_json::from_value(object).unwrap()
+}
+
+#[test]
+fn a_new_evacuation_gets_the_labels_and_evacuators_of_its_pod() {
+    let pod = pod(
+        UID,
+        &[("a.example.com", "5"), ("b.example.com", "20000/x"), ("bad.example.com", "no")],
+        &json!({"app": "web"}),
+    );
+    let new = evacuation(json!({"metadata": {"labels": {"app": "mine", "team": "red"}}}));
+    let served = BTreeSet::from(["statefulset.apps.k8s.io".to_owned()]);
+    let done = prepared(&new, &pod, &served);
+    assert_eq!(json!(done.metadata.labels), json!({"app": "web", "team": "red"}), "the pod's labels win");
+    let classes: Vec<_> = done.spec.evacuators.iter().map(|e| e.evacuator_class.as_str()).collect();
+    assert_eq!(classes, ["b.example.com", "statefulset.apps.k8s.io", "a.example.com"]);
+
+    let verdict = judge_new(&done, "shop", Some(&pod), &served);
+    assert_eq!(verdict.violations, [], "what we fill in is right");
+    let key = format!("{EVACUATOR_ANNOTATION_PREFIX}bad.example.com");
+    assert_eq!(verdict.warnings.len(), 1);
+    assert!(verdict.warnings[0].starts_with(&format!("pod web-1: annotation {key}: the priority must be")));
+    assert_eq!(prepare(&done, Some(&pod), &served), Verdict::default(), "nothing is left to fill in");
+}
+
+#[test]
+fn evacuators_that_are_given_are_left_for_the_judge_who_wants_those_of_the_pod() {
+    let pod = pod(UID, &[("a.example.com", "5"), ("b.example.com", "7/x")], &json!({}));
+    let none = BTreeSet::new();
+    let given = |evacuators: Value| evacuation(json!({"spec": {"evacuators": evacuators}}));
+    let [a, b] = [
+        json!({"evacuatorClass": "a.example.com", "priority": 5}),
+        json!({"evacuatorClass": "b.example.com", "priority": 7, "role": "x"}),
+    ];
+    let same = given(json!([a, b]));
+    assert_eq!(prepare(&same, Some(&pod), &none), Verdict::default());
+    assert_eq!(
+        judge_new(&same, "shop", Some(&pod), &none),
+        Verdict::default(),
+        "their order does not matter"
+    );
+    for (wrong, shown) in [(json!([a]), "a.example.com (5)"), (json!([]), "none")] {
+        let verdict = judge_new(&given(wrong), "shop", Some(&pod), &none);
+        assert_eq!(
+            messages(&verdict),
+            [format!(
+                "spec.evacuators: must be those of pod web-1, which are b.example.com (7/x), a.example.com (5), and \
+                 not {shown}: leave it out and it is filled in"
+            )]
+        );
+    }
+}
+
+#[test]
+fn nothing_is_filled_in_from_a_pod_that_is_not_the_one_meant() {
+    let new = evacuation(json!({}));
+    let other =
+        pod("2f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11", &[("a.example.com", "5")], &json!({"app": "web"}));
+    let none = BTreeSet::new();
+    assert_eq!(prepare(&new, Some(&other), &none), Verdict::default());
+    assert_eq!(prepare(&new, None, &none), Verdict::default());
+    assert_eq!(
+        messages(&judge_new(&new, "shop", None, &none)),
+        ["spec.podRef.name: there is no pod web-1 in namespace shop"]
+    );
+    let verdict = judge_new(&new, "shop", Some(&other), &none);
+    assert!(
+        messages(&verdict)[0].starts_with("spec.podRef.uid: pod web-1 in namespace shop has another UID")
+    );
+}
+
+#[test]
+fn a_new_evacuation_has_no_status_that_means_anything() {
+    let new =
+        status(json!({"activeEvacuatorClass": "a.example.com", "evacuationCancellationPolicy": "Forbid"}));
+    let verdict = prepare(&new, None, &BTreeSet::new());
+    let messages = messages(&verdict);
+    assert_eq!(messages.len(), 2);
+    assert!(messages[0].starts_with("status.activeEvacuatorClass: must be empty in a new Evacuation"));
+    assert!(messages[1].starts_with("status.evacuationCancellationPolicy: must be Allow or absent"));
+    let harmless = status(json!({"message": "x", "evacuationCancellationPolicy": "Allow"}));
+    assert_eq!(prepare(&harmless, None, &BTreeSet::new()), Verdict::default());
+}
+
+#[test]
+fn only_the_controller_hands_over_control_and_counts_evictions() {
+    let now = "2026-11-16T10:00:00Z".parse().unwrap();
+    let old = status(json!({"activeEvacuatorClass": "a.example.com", "failedEvictionCounter": 3}));
+    let cases = [
+        (
+            json!({"activeEvacuatorClass": "b.example.com", "failedEvictionCounter": 3}),
+            vec!["activeEvacuatorClass"],
+        ),
+        (json!({"failedEvictionCounter": 3}), vec!["activeEvacuatorClass"]),
+        (
+            json!({"activeEvacuatorClass": "a.example.com", "failedEvictionCounter": 4}),
+            vec!["failedEvictionCounter"],
+        ),
+        (
+            json!({"activeEvacuatorClass": "a.example.com", "failedEvictionCounter": 3,
+                   "lastFailedEvictionTime": "2026-11-16T09:00:00Z"}),
+            vec!["lastFailedEvictionTime"],
+        ),
+        (Value::Null, vec!["activeEvacuatorClass", "failedEvictionCounter"]),
+        (
+            json!({"activeEvacuatorClass": "a.example.com", "failedEvictionCounter": 3, "activeEvacuatorCompleted": true,
+                   "message": "done", "evacuationCancellationPolicy": "Forbid"}),
+            vec![],
+        ),
+    ];
+    for (change, fields) in cases {
+        let new = status(change.clone());
+        let verdict = judge_status(&old, &new, false, now);
+        let found: Vec<_> = messages(&verdict)
+            .into_iter()
+            .map(|message| {
+                message
+                    .split_once(": only the evacuation controller")
+                    .unwrap()
+                    .0
+                    .trim_start_matches("status.")
+            })
+            .collect();
+        assert_eq!(found, fields, "{change}");
+        assert_eq!(judge_status(&old, &new, true, now), Verdict::default(), "{change}");
+    }
+}
+
+#[test]
+fn progress_is_not_in_the_future() {
+    let now = "2026-11-16T10:00:00Z".parse().unwrap();
+    let at = |time: &str| status(json!({"evacuationProgressTimestamp": time}));
+    let old = at("2026-11-16T09:59:00Z");
+    for (time, ahead) in [
+        ("2026-11-16T08:00:00Z", None),
+        ("2026-11-16T10:00:30Z", None),
+        ("2026-11-16T10:00:31Z", Some("31")),
+        ("2026-11-16T11:00:00Z", Some("3600")),
+    ] {
+        for by_controller in [true, false] {
+            let verdict = judge_status(&old, &at(time), by_controller, now);
+            assert_eq!(verdict.violations.len(), usize::from(ahead.is_some()), "{time}");
+            if let Some(seconds) = ahead {
+                let expected = format!(
+                    "status.evacuationProgressTimestamp: {time} is {seconds} s in the future, and at most 30 s are allowed"
+                );
+                assert!(messages(&verdict)[0].starts_with(&expected), "{verdict:?}");
+            }
+        }
+    }
+    let future = at("2026-11-16T11:00:00Z");
+    assert_eq!(judge_status(&future, &future, false, now), Verdict::default(), "only a change is judged");
+    let far = at("9999-12-30T22:00:00Z");
+    assert_eq!(judge_status(&at("1000-01-01T00:00:00Z"), &far, false, now).violations.len(), 1);
+}
+
+#[test]
+fn what_cannot_be_called_off_stays_while_its_pod_does() {
+    let there = pod(UID, &[], &json!({}));
+    let other = pod("2f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11", &[], &json!({}));
+    let forbid =
+        status(json!({"evacuationCancellationPolicy": "Forbid", "activeEvacuatorClass": "a.example.com"}));
+    assert_eq!(
+        messages(&judge_removal(&forbid, Some(&there))),
+        [
+            "status.evacuationCancellationPolicy: Forbid, so it cannot be deleted while pod web-1 exists; it goes by \
+          itself once the pod is gone, ask a.example.com otherwise"
+        ]
+    );
+    for allowed in [evacuation(json!({})), status(json!({"evacuationCancellationPolicy": "Allow"}))] {
+        assert_eq!(judge_removal(&allowed, Some(&there)), Verdict::default());
+    }
+    for gone in [None, Some(&other)] {
+        assert_eq!(judge_removal(&forbid, gone), Verdict::default());
+    }
+}
+
+proptest! {
+    /// Every label of the pod is there as the pod has it, every other one as the Evacuation had it, and doing
+    /// it again changes nothing.
+    #[test]
+    fn labels_are_merged_and_the_pods_win(
+        own in proptest::collection::btree_map("[a-d]", "[x-z]", 0..5),
+        of_pod in proptest::collection::btree_map("[a-d]", "[x-z]", 0..5),
+    ) {
+        let pod = pod(UID, &[], &json!(of_pod));
+        let done = prepared(&evacuation(json!({"metadata": {"labels": own}})), &pod, &BTreeSet::new());
+        let merged = done.metadata.labels.clone().unwrap_or_default();
+        prop_assert!(of_pod.iter().all(|(key, value)| merged.get(key) == Some(value)));
+        prop_assert!(own.iter().all(|(key, value)| of_pod.contains_key(key) || merged.get(key) == Some(value)));
+        prop_assert_eq!(merged.len(), own.keys().chain(of_pod.keys()).collect::<BTreeSet<_>>().len());
+        prop_assert_eq!(prepare(&done, Some(&pod), &BTreeSet::new()), Verdict::default());
+    }
+
+    /// What is filled in for any pod is what the judge wants.
+    #[test]
+    fn whatever_is_filled_in_is_accepted(
+        annotations in proptest::collection::btree_map("[a-c]{1,2}", "(1|7|10000|x)(/(controller|r))?", 0..6),
+        serves: bool,
+    ) {
+        let annotations: Vec<_> = annotations.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
+        let pod = pod(UID, &annotations, &json!({}));
+        let served = serves.then(|| "statefulset.apps.k8s.io".to_owned()).into_iter().collect();
+        let done = prepared(&evacuation(json!({})), &pod, &served);
+        let verdict = judge_new(&done, "shop", Some(&pod), &served);
+        prop_assert_eq!(&verdict.violations, &[]);
+        prop_assert_eq!(verdict, judge_new(&done, "shop", Some(&pod), &served));
+    }
+}

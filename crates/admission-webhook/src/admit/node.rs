@@ -1,0 +1,167 @@
+//! Cordons and uncordons by hand: allowed, with a word on what becomes of them where a maintenance is about.
+
+use std::collections::BTreeMap;
+
+use haulout_api_types::names::BEFORE_MAINTENANCE_ANNOTATION;
+use haulout_api_types::node_maintenance::{BeforeMaintenance, NodeMaintenance, Stage};
+use haulout_api_types::selector::NodeMatcher;
+use serde::Deserialize;
+
+use super::verdict::Verdict;
+
+/// What is read of a node.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Node {
+    #[serde(default)]
+    metadata: Metadata,
+    #[serde(default)]
+    spec: Spec,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct Metadata {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    labels: Option<BTreeMap<String, String>>,
+    #[serde(default)]
+    annotations: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct Spec {
+    #[serde(default)]
+    unschedulable: Option<bool>,
+}
+
+impl Node {
+    fn is_cordoned(&self) -> bool {
+        self.spec.unschedulable == Some(true)
+    }
+
+    /// Whether the maintenance controller has seen it schedulable and will make it so again. A node that it has
+    /// not reached yet it finds as it is then.
+    fn is_uncordoned_in_the_end(&self) -> bool {
+        let before =
+            self.metadata.annotations.as_ref().and_then(|all| all.get(BEFORE_MAINTENANCE_ANNOTATION));
+        let before = before.and_then(|text| serde_json::from_str::<BeforeMaintenance>(text).ok());
+        before.is_some_and(|before| !before.unschedulable)
+    }
+}
+
+/// Judges a change of a node in the face of these maintenances.
+pub fn judge<'a>(
+    old: &Node,
+    new: &Node,
+    maintenances: impl IntoIterator<Item = &'a NodeMaintenance>,
+) -> Verdict {
+    let mut verdict = Verdict::default();
+    if old.is_cordoned() == new.is_cordoned() {
+        return verdict;
+    }
+    let name = &new.metadata.name;
+    let mut holders: Vec<_> = maintenances
+        .into_iter()
+        .filter(|maintenance| holds(maintenance, new))
+        .map(|maintenance| {
+            let name = maintenance.metadata.name.as_deref().unwrap_or_default();
+            format!("{name} (stage {})", maintenance.spec.stage.as_str())
+        })
+        .collect();
+    holders.sort();
+    let them = match holders.len() {
+        0 => return verdict,
+        1 => "NodeMaintenance",
+        _ => "NodeMaintenances",
+    };
+    let holders = holders.join(", ");
+    let outlook = match (new.is_cordoned(), new.is_uncordoned_in_the_end()) {
+        (false, _) => format!(
+            "it will be cordoned again at once; to put it back into service, set the stage to Complete or delete the \
+             {them}"
+        ),
+        (true, true) => "it is kept cordoned anyway, and made schedulable again at the end".into(),
+        (true, false) => "it is kept cordoned anyway, and stays so at the end".into(),
+    };
+    verdict.warn(format!("node {name} is under maintenance by {them} {holders}: {outlook}"));
+    verdict
+}
+
+/// Whether the maintenance keeps the node cordoned. One that is being deleted is completed instead.
+fn holds(maintenance: &NodeMaintenance, node: &Node) -> bool {
+    let active = matches!(maintenance.spec.stage, Stage::Cordon | Stage::Drain)
+        && maintenance.metadata.deletion_timestamp.is_none();
+    let matcher = active.then(|| NodeMatcher::new(&maintenance.spec.node_selector));
+    matcher
+        .and_then(Result::ok)
+        .is_some_and(|matcher| matcher.matches(&node.metadata.name, &node.metadata.labels))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn node(unschedulable: Value) -> Node {
+        serde_json::from_value(json!({
+            "metadata": {"name": "n1", "labels": {"zone": "a"}}, "spec": {"unschedulable": unschedulable}
+        }))
+        .unwrap()
+    }
+
+    fn maintenance(name: &str, stage: &str, zone: &str) -> NodeMaintenance {
+        serde_json::from_value(json!({
+            "apiVersion": "nodemaintenance.k8s.io/v1alpha1", "kind": "NodeMaintenance", "metadata": {"name": name},
+            "spec": {"stage": stage, "nodeSelector": {"nodeSelectorTerms": [
+                {"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]}]}}
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_change_by_hand_is_told_which_maintenance_will_undo_it() {
+        let [cordoned, free, never] = [json!(true), json!(false), Value::Null].map(node);
+        let drain = maintenance("m-2", "Drain", "a");
+        let others = [
+            maintenance("idle", "Idle", "a"),
+            maintenance("over", "Complete", "a"),
+            maintenance("elsewhere", "Drain", "b"),
+        ];
+        let mut all = others.to_vec();
+        all.extend([drain.clone(), maintenance("m-1", "Cordon", "a")]);
+        let warnings = |old: &Node, new: &Node, all: &[NodeMaintenance]| judge(old, new, all).warnings;
+
+        assert_eq!(
+            warnings(&cordoned, &never, std::slice::from_ref(&drain)),
+            [
+                "node n1 is under maintenance by NodeMaintenance m-2 (stage Drain): it will be cordoned again at once; to \
+              put it back into service, set the stage to Complete or delete the NodeMaintenance"
+            ]
+        );
+        let reached = |before: &str| {
+            let mut node = cordoned.clone();
+            let annotation = (BEFORE_MAINTENANCE_ANNOTATION.to_owned(), before.to_owned());
+            node.metadata.annotations = Some(BTreeMap::from([annotation]));
+            node
+        };
+        for (new, end) in [
+            (cordoned.clone(), "stays so at the end"),
+            (reached(r#"{"unschedulable": true}"#), "stays so at the end"),
+            (reached("{}"), "made schedulable again at the end"),
+        ] {
+            assert_eq!(
+                warnings(&free, &new, &all),
+                [format!(
+                    "node n1 is under maintenance by NodeMaintenances m-1 (stage Cordon), m-2 (stage Drain): it is kept \
+                     cordoned anyway, and {end}"
+                )]
+            );
+        }
+        assert_eq!(warnings(&cordoned, &free, &others), [""; 0]);
+        assert_eq!(warnings(&free, &never, &all), [""; 0], "nothing changes");
+        let mut going = drain;
+        going.metadata.deletion_timestamp =
+            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH));
+        assert_eq!(warnings(&cordoned, &free, &[going]), [""; 0]);
+    }
+}

@@ -1,0 +1,405 @@
+//! Which questions the rules ask of the API server, what becomes of them when it fails, and that no object
+//! whatever makes them panic. The API server is a function here: this is about calls, not about Kubernetes.
+
+use std::convert::Infallible;
+use std::sync::Mutex;
+
+use super::*;
+use haulout_service_runtime::metrics::Metrics;
+use http_body_util::BodyExt as _;
+use kube::Client;
+use kube::client::Body;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+const UID: &str = "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11";
+const BUDGET: Duration = Duration::from_secs(5);
+
+/// What the pretended API server was asked: paths of reads, and what access reviews were about.
+#[derive(Clone, Default)]
+struct Asked(Arc<Mutex<Vec<String>>>);
+
+impl Asked {
+    fn take(&self) -> Vec<String> {
+        let mut asked = std::mem::take(&mut *self.0.lock().unwrap());
+        asked.sort();
+        asked
+    }
+}
+
+/// Rules beside an API server that has one pod, no nodes, and answers access reviews like this.
+fn rules(review: impl Fn(&Value) -> Option<bool> + Clone + Send + Sync + 'static) -> (Rules, Asked) {
+    let asked = Asked::default();
+    let shared = asked.clone();
+    let service = tower::service_fn(move |request: http::Request<Body>| {
+        let (review, asked) = (review.clone(), shared.clone());
+        async move {
+            let path = request.uri().path().to_owned();
+            let (code, answer) = match path.as_str() {
+                "/apis/authorization.k8s.io/v1/subjectaccessreviews" => {
+                    let body = request.into_body().collect().await.unwrap().to_bytes();
+                    let mut object: Value = serde_json::from_slice(&body).unwrap();
+                    asked.0.lock().unwrap().push(describe(&object["spec"]));
+                    match review(&object["spec"]) {
+                        Some(allowed) => {
+                            object["status"] = json!({"allowed": allowed});
+                            (201, object)
+                        }
+                        None => (
+                            503,
+                            json!({"kind": "Status", "code": 503, "message": "overloaded", "reason": "x"}),
+                        ),
+                    }
+                }
+                "/api/v1/namespaces/shop/pods/web-1" => {
+                    asked.0.lock().unwrap().push(path);
+                    (200, json!({"metadata": {"name": "web-1", "namespace": "shop", "uid": UID}}))
+                }
+                _ if request.uri().query().is_some_and(|query| query.contains("watch=true")) => {
+                    std::future::pending().await
+                }
+                _ if path.contains("/pods/") => {
+                    asked.0.lock().unwrap().push(path);
+                    (
+                        404,
+                        json!({"kind": "Status", "code": 404, "message": "not found", "reason": "NotFound"}),
+                    )
+                }
+                _ => (200, json!({"metadata": {"resourceVersion": "1"}, "items": []})),
+            };
+            let answer =
+                http::Response::builder().status(code).body(Body::from(answer.to_string().into_bytes()));
+            Ok::<_, Infallible>(answer.unwrap())
+        }
+    });
+    let client = Client::new(service, "default");
+    let metrics = Metrics::new("admission-webhook", "test");
+    let settings = Settings {
+        evacuation_controller_user: "controller".into(),
+        served_evacuator_classes: vec!["deployment.apps.k8s.io".into()],
+    };
+    let access = Access::new(client.clone(), &metrics);
+    (Rules::new(world(&client, &metrics), access, Clock::default(), &settings), asked)
+}
+
+fn world(client: &Client, metrics: &Metrics) -> World {
+    let pods = pods::PodCache::start(client.clone(), pods::Options::default());
+    World::watch(client, pods, metrics)
+}
+
+/// Such as `ann: delete pods shop web-1`.
+fn describe(spec: &Value) -> String {
+    let about = &spec["resourceAttributes"];
+    let text = |field: &str, before: &str| {
+        about[field].as_str().map(|text| format!("{before}{text}")).unwrap_or_default()
+    };
+    format!(
+        "{}: {} {}{}{}{}",
+        spec["user"].as_str().unwrap_or_default(),
+        about["verb"].as_str().unwrap(),
+        about["resource"].as_str().unwrap(),
+        text("subresource", "/"),
+        text("namespace", " "),
+        text("name", " ")
+    )
+}
+
+fn request(operation: &str, object: &Value, old: &Value) -> Request {
+    serde_json::from_value(json!({
+        "uid": "r", "kind": {"group": "", "version": "v1", "kind": "X"},
+        "resource": {"group": "", "version": "v1", "resource": "x"},
+        "operation": operation, "name": "x", "namespace": "shop",
+        "userInfo": {"username": "ann", "uid": "u-1", "groups": ["red", "blue"], "extra": {"scopes": ["a"]}},
+        "object": object, "oldObject": old
+    }))
+    .unwrap()
+}
+
+fn evacuation(pod: &str) -> Value {
+    json!({
+        "apiVersion": "evacuation.coordination.k8s.io/v1alpha1", "kind": "Evacuation",
+        "metadata": {"name": format!("{UID}-{pod}"), "namespace": "shop"},
+        "spec": {"podRef": {"name": pod, "uid": UID}}
+    })
+}
+
+fn maintenance(nodes: &[&str]) -> Value {
+    json!({
+        "apiVersion": "nodemaintenance.k8s.io/v1alpha1", "kind": "NodeMaintenance", "metadata": {"name": "m"},
+        "spec": {"nodeSelector": {"nodeSelectorTerms": [
+            {"matchFields": [{"key": "metadata.name", "operator": "In", "values": nodes}]}]}}
+    })
+}
+
+async fn create(rules: &Rules, hook: Hook, object: &Value) -> Answer {
+    rules.admit(hook, request("CREATE", object, &Value::Null), BUDGET).await
+}
+
+fn refusal(answer: Answer) -> (u16, String) {
+    match answer {
+        Answer::Denied { code, message, .. } => (code, message),
+        Answer::Allowed { .. } => panic!("allowed"),
+    }
+}
+
+#[tokio::test]
+async fn one_broad_answer_serves_every_pod() {
+    let (rules, asked) = rules(|spec| Some(spec["resourceAttributes"]["verb"] == "delete"));
+    for _ in 0..3 {
+        let answer = create(&rules, Hook::ValidateEvacuations, &evacuation("web-1")).await;
+        assert_eq!(answer, Answer::allowed());
+    }
+    let pod = "/api/v1/namespaces/shop/pods/web-1";
+    assert_eq!(asked.take(), [pod, pod, pod, "ann: create pods/eviction", "ann: delete pods"]);
+}
+
+#[tokio::test]
+async fn questions_get_narrower_and_a_refusal_names_pod_and_verbs() {
+    let (rules, asked) = rules(|_| Some(false));
+    let answer = create(&rules, Hook::ValidateEvacuations, &evacuation("web-1")).await;
+    assert_eq!(
+        asked.take(),
+        [
+            "ann: create pods/eviction",
+            "ann: create pods/eviction shop",
+            "ann: create pods/eviction shop web-1",
+            "ann: delete pods",
+            "ann: delete pods shop",
+            "ann: delete pods shop web-1",
+        ]
+    );
+    let (code, message) = refusal(answer);
+    assert_eq!(code, 403);
+    assert_eq!(
+        message,
+        "user \"ann\" may neither delete pod web-1 in namespace shop nor evict it, and may therefore not create its \
+         Evacuation: ask for the verb delete on pods, or create on pods/eviction"
+    );
+}
+
+#[tokio::test]
+async fn a_right_on_one_pod_is_enough_for_it() {
+    let only = |spec: &Value| Some(spec["resourceAttributes"]["name"] == "web-1");
+    let (rules, _) = rules(only);
+    assert_eq!(create(&rules, Hook::ValidateEvacuations, &evacuation("web-1")).await, Answer::allowed());
+    assert_eq!(refusal(create(&rules, Hook::ValidateEvacuations, &evacuation("web-2")).await).0, 403);
+}
+
+#[tokio::test]
+async fn the_requester_is_asked_about_with_groups_uid_and_extras() {
+    let full = |spec: &Value| {
+        Some(
+            spec["groups"] == json!(["red", "blue"])
+                && spec["uid"] == "u-1"
+                && spec["extra"] == json!({"scopes": ["a"]}),
+        )
+    };
+    let (rules, _) = rules(full);
+    assert_eq!(create(&rules, Hook::ValidateEvacuations, &evacuation("web-1")).await, Answer::allowed());
+}
+
+#[tokio::test]
+async fn nodes_that_may_not_be_deleted_are_named() {
+    let (rules, asked) = rules(|spec| Some(spec["resourceAttributes"]["name"] == "n1"));
+    let hook = Hook::ValidateNodeMaintenances;
+    let (code, message) = refusal(create(&rules, hook, &maintenance(&["n1", "n2", "n3"])).await);
+    assert_eq!(code, 403);
+    assert!(message.starts_with("user \"ann\" may not delete nodes n2, n3, and"), "{message}");
+    assert_eq!(
+        asked.take(),
+        ["ann: delete nodes", "ann: delete nodes n1", "ann: delete nodes n2", "ann: delete nodes n3"]
+    );
+    assert!(matches!(create(&rules, hook, &maintenance(&["n1"])).await, Answer::Allowed { .. }));
+    assert_eq!(asked.take(), [""; 0], "the answers are still known");
+
+    let mut by_label = maintenance(&[]);
+    by_label["spec"]["nodeSelector"] =
+        json!({"nodeSelectorTerms": [{"matchExpressions": [{"key": "x", "operator": "Exists"}]}]});
+    let (code, message) = refusal(create(&rules, hook, &by_label).await);
+    assert_eq!(code, 403);
+    assert!(message.starts_with("user \"ann\" may not delete all nodes, which"), "{message}");
+    assert_eq!(asked.take(), [""; 0]);
+}
+
+#[tokio::test]
+async fn rights_are_judged_by_the_object_that_is_there_when_it_changes_or_goes() {
+    let (rules, _) = rules(|_| Some(false));
+    for (hook, object) in [
+        (Hook::ValidateEvacuations, evacuation("web-1")),
+        (Hook::ValidateNodeMaintenances, maintenance(&["n1"])),
+    ] {
+        for request in [request("UPDATE", &object, &object), request("DELETE", &Value::Null, &object)] {
+            assert_eq!(refusal(rules.admit(hook, request, BUDGET).await).0, 403);
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_found_out_is_refused_and_not_remembered() {
+    let (rules, asked) = rules(|_| None);
+    for (hook, object) in [
+        (Hook::ValidateEvacuations, evacuation("web-1")),
+        (Hook::ValidateNodeMaintenances, maintenance(&["n1"])),
+    ] {
+        for _ in 0..2 {
+            let (code, message) = refusal(create(&rules, hook, &object).await);
+            assert_eq!(code, 500);
+            assert!(message.contains("could not tell whether user \"ann\" may delete"), "{message}");
+            assert!(!asked.take().is_empty(), "it is asked again");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_does_not_answer_is_not_waited_for_beyond_the_budget() {
+    let client = Client::new(
+        tower::service_fn(async |_: http::Request<Body>| {
+            std::future::pending::<Result<http::Response<Body>, Infallible>>().await
+        }),
+        "default",
+    );
+    let metrics = Metrics::new("admission-webhook", "test");
+    let access = Access::new(client.clone(), &metrics);
+    let rules = Rules::new(world(&client, &metrics), access, Clock::default(), &Settings::default());
+    for hook in [Hook::MutateEvacuations, Hook::ValidateEvacuations] {
+        let (code, message) = refusal(create(&rules, hook, &evacuation("web-1")).await);
+        assert_eq!((code, message.contains("within 4500 ms: try again")), (504, true), "{message}");
+    }
+    let node = json!({"metadata": {"name": "n"}});
+    let cordon =
+        request("UPDATE", &json!({"metadata": {"name": "n"}, "spec": {"unschedulable": true}}), &node);
+    assert_eq!(
+        rules.admit(Hook::ValidateNodes, cordon, BUDGET).await,
+        Answer::allowed(),
+        "nodes do not wait for us"
+    );
+}
+
+#[tokio::test]
+async fn a_name_that_is_none_never_becomes_part_of_a_url() {
+    let (rules, asked) = rules(|_| Some(true));
+    for name in ["../../nodes/n1", "a/b", "a?watch=true", "", ".", "a b", "ä", "%2e%2e"] {
+        for hook in [Hook::MutateEvacuations, Hook::ValidateEvacuations] {
+            create(&rules, hook, &evacuation(name)).await;
+        }
+        let reads: Vec<_> = asked.take().into_iter().filter(|path| path.starts_with('/')).collect();
+        assert_eq!(reads, [""; 0], "{name:?}");
+    }
+}
+
+#[tokio::test]
+async fn only_the_evacuation_controller_writes_what_is_its_own() {
+    let (rules, _) = rules(|_| Some(false));
+    let old = evacuation("web-1");
+    let mut new = old.clone();
+    new["status"] = json!({"failedEvictionCounter": 1});
+    let status = |user: &str| {
+        let mut request = request("UPDATE", &new, &old);
+        request.subresource = Some("status".into());
+        request.user.username = Some(user.into());
+        rules.admit(Hook::ValidateEvacuations, request, BUDGET)
+    };
+    assert_eq!(status("controller").await, Answer::allowed());
+    assert_eq!(refusal(status("ann").await).0, 403);
+}
+
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        "\\PC{0,12}".prop_map(Value::from),
+        Just(json!("evacuation.coordination.k8s.io/v1alpha1")),
+        Just(json!("Forbid")),
+        Just(json!("9999-12-31T23:59:59Z")),
+    ];
+    leaf.prop_recursive(6, 64, 8, |inner| {
+        let keys = prop_oneof![
+            5 => proptest::sample::select(vec![
+                "metadata", "spec", "status", "name", "labels", "annotations", "podRef", "uid", "evacuators",
+                "nodeSelector", "nodeSelectorTerms", "matchFields", "matchExpressions", "key", "operator", "values",
+                "drainPlan", "podPriority", "podSelector", "stage", "drain", "behavior", "order", "nodes", "pods",
+                "selector", "unschedulable", "activeEvacuatorClass", "evacuationProgressTimestamp",
+            ])
+            .prop_map(str::to_owned),
+            1 => "\\PC{0,12}",
+            1 => "evacuation.coordination.k8s.io/priority_\\PC{0,12}",
+        ];
+        prop_oneof![
+            1 => proptest::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
+            4 => proptest::collection::hash_map(keys, inner, 0..8)
+                .prop_map(|map| Value::Object(map.into_iter().collect())),
+        ]
+    })
+}
+
+/// A good object of the kind, with nonsense in one of its places.
+fn spoilt(good: &Value) -> impl Strategy<Value = Value> + use<> {
+    fn places(value: &Value, at: &str, all: &mut Vec<String>) {
+        all.push(at.to_owned());
+        match value {
+            Value::Object(map) => map
+                .iter()
+                .for_each(|(key, value)| places(value, &format!("{at}/{}", key.replace('/', "~1")), all)),
+            Value::Array(list) => {
+                list.iter().enumerate().for_each(|(i, value)| places(value, &format!("{at}/{i}"), all));
+            }
+            _ => {}
+        }
+    }
+    let mut all = Vec::new();
+    places(good, "", &mut all);
+    let good = good.clone();
+    (proptest::sample::select(all), any_json()).prop_map(move |(place, nonsense)| {
+        let mut object = good.clone();
+        *object.pointer_mut(&place).unwrap() = nonsense;
+        object
+    })
+}
+
+fn any_object() -> impl Strategy<Value = Value> {
+    let pod =
+        json!({"metadata": {"annotations": {"evacuation.coordination.k8s.io/priority_a.example.com": "5"}}});
+    let node = json!({"metadata": {"name": "n", "labels": {"a": "b"}}, "spec": {"unschedulable": true}});
+    let rule = json!({
+        "apiVersion": "nodemaintenance.k8s.io/v1alpha1", "kind": "DrainRule", "metadata": {"name": "r"},
+        "spec": {"drain": {"behavior": "Drain", "order": 1}, "nodes": [{"selector": {"matchLabels": {"a": "b"}}}],
+                 "pods": [{"selector": {"matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}]}}]}
+    });
+    let mut evacuation = evacuation("web-1");
+    evacuation["status"] = json!({"evacuationCancellationPolicy": "Forbid", "evacuationProgressTimestamp": "2026-11-16T10:00:00Z"});
+    let mut maintenance = maintenance(&["n1"]);
+    maintenance["spec"]["drainPlan"] =
+        json!([{"podPriority": 1, "podSelector": {"matchLabels": {"a": "b"}}}]);
+    prop_oneof![
+        any_json(),
+        spoilt(&evacuation),
+        spoilt(&maintenance),
+        spoilt(&rule),
+        spoilt(&pod),
+        spoilt(&node),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever arrives at whichever hook: there is an answer, and the same one again.
+    #[test]
+    fn every_object_gets_an_answer_and_always_the_same(object in any_object(), old in any_object(), status: bool, may: bool) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (rules, _) = rules(move |_| Some(may));
+            for hook in Hook::ALL {
+                for operation in ["CREATE", "UPDATE", "DELETE", "CONNECT"] {
+                    let mut request = request(operation, &object, &old);
+                    request.subresource = status.then(|| "status".to_owned());
+                    let first = rules.admit(hook, request.clone(), BUDGET).await;
+                    prop_assert_eq!(first, rules.admit(hook, request, BUDGET).await);
+                }
+            }
+            Ok(())
+        })?;
+    }
+}

@@ -1,0 +1,63 @@
+//! Makes a certificate, together with an authority that signs nothing else: its key is forgotten at once, so
+//! that there is none to be stolen.
+
+use std::fmt;
+
+use jiff::{SignedDuration, Timestamp};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose,
+};
+use time::OffsetDateTime;
+
+/// The clocks of API servers may be behind ours by this much.
+const BACKDATED: SignedDuration = SignedDuration::from_hours(1);
+
+/// A new certificate, all of it PEM.
+#[derive(Clone)]
+pub(super) struct Issued {
+    pub authority: String,
+    pub certificate: String,
+    pub key: String,
+}
+
+impl fmt::Debug for Issued {
+    /// Without the key, which belongs into no log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Issued").field("certificate", &self.certificate).finish_non_exhaustive()
+    }
+}
+
+/// Makes a certificate for these names.
+pub(super) fn issue(
+    names: &[String],
+    lifetime: SignedDuration,
+    now: Timestamp,
+) -> Result<Issued, rcgen::Error> {
+    let prepare = |params: &mut CertificateParams, name: String| {
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.not_before = date(now.saturating_sub(BACKDATED).unwrap_or(Timestamp::UNIX_EPOCH));
+        params.not_after = date(now.saturating_add(lifetime).unwrap_or(Timestamp::MAX));
+    };
+    let mut authority = CertificateParams::default();
+    // The old and the new one stand beside each other for a while: verifiers find theirs by name.
+    prepare(&mut authority, format!("haulout-admission-webhook {now} {:08x}", fastrand::u32(..)));
+    authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    authority.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    let authority_key = KeyPair::generate()?;
+    let root = authority.self_signed(&authority_key)?;
+
+    let mut serving = CertificateParams::new(names.to_vec())?;
+    prepare(&mut serving, "haulout-admission-webhook".into());
+    serving.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    serving.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    serving.use_authority_key_identifier_extension = true;
+    let key = KeyPair::generate()?;
+    let certificate = serving.signed_by(&key, &Issuer::new(authority, authority_key))?;
+    Ok(Issued { authority: root.pem(), certificate: certificate.pem(), key: key.serialize_pem() })
+}
+
+fn date(time: Timestamp) -> OffsetDateTime {
+    OffsetDateTime::from_unix_timestamp(time.as_second()).unwrap_or(OffsetDateTime::UNIX_EPOCH)
+}

@@ -1,0 +1,109 @@
+//! A certificate and its key, from PEM to what TLS uses.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use rustls::crypto::ring;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
+use rustls_pki_types::pem::{self, PemObject as _};
+use thiserror::Error;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use crate::server::tls::names_of;
+
+/// Why PEM texts do not make a certificate that can be served.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum PairError {
+    /// There is no certificate.
+    #[error("tls.crt holds no PEM certificate")]
+    NoCertificate,
+    /// The certificate cannot be read.
+    #[error("tls.crt is no valid certificate: {0}")]
+    BadCertificate(String),
+    /// There is no key.
+    #[error("tls.key holds no PEM private key")]
+    NoKey,
+    /// The key cannot be read.
+    #[error("tls.key is no usable private key: {0}")]
+    BadKey(String),
+    /// They are not of one another.
+    #[error("tls.key is not the key of the certificate in tls.crt")]
+    Mismatch,
+}
+
+/// A certificate that can be served.
+#[derive(Clone, Debug)]
+pub(super) struct Pair {
+    pub key: Arc<CertifiedKey>,
+    pub begins: Timestamp,
+    pub expires: Timestamp,
+    pub names: Vec<String>,
+}
+
+impl Pair {
+    /// Reads a chain and a key.
+    pub(super) fn read(certificate: &[u8], key: &[u8]) -> Result<Self, PairError> {
+        let chain = CertificateDer::pem_slice_iter(certificate)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| PairError::BadCertificate(error.to_string()))?;
+        let leaf = chain.first().ok_or(PairError::NoCertificate)?;
+        let (_, parsed) =
+            X509Certificate::from_der(leaf).map_err(|error| PairError::BadCertificate(error.to_string()))?;
+        let time = |seconds: i64| {
+            Timestamp::from_second(seconds).map_err(|error| PairError::BadCertificate(error.to_string()))
+        };
+        let (begins, expires) =
+            (time(parsed.validity().not_before.timestamp())?, time(parsed.validity().not_after.timestamp())?);
+        let names = names_of(leaf);
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| match error {
+            pem::Error::NoItemsFound => PairError::NoKey,
+            other => PairError::BadKey(other.to_string()),
+        })?;
+        let key =
+            CertifiedKey::from_der(chain, key, &ring::default_provider()).map_err(|error| match error {
+                rustls::Error::InconsistentKeys(_) => PairError::Mismatch,
+                other => PairError::BadKey(other.to_string()),
+            })?;
+        Ok(Self { key: Arc::new(key), begins, expires, names })
+    }
+}
+
+/// When the first certificate of this PEM text expires.
+pub(super) fn expiry(certificates: &[u8]) -> Option<Timestamp> {
+    let first = CertificateDer::from_pem_slice(certificates).ok()?;
+    let (_, parsed) = X509Certificate::from_der(&first).ok()?;
+    Timestamp::from_second(parsed.validity().not_after.timestamp()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::certificates::issue::issue;
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let now = Timestamp::now();
+        let issue = || issue(&["a.svc".into(), "127.0.0.1".into()], "24h".parse().unwrap(), now).unwrap();
+        let (one, other) = (issue(), issue());
+        let read = |certificate: &str, key: &str| Pair::read(certificate.as_bytes(), key.as_bytes()).err();
+        assert_eq!(read(&one.certificate, &one.key), None);
+        assert_eq!(read(&one.certificate, &other.key), Some(PairError::Mismatch));
+        assert_eq!(read("", &one.key), Some(PairError::NoCertificate));
+        assert_eq!(read(&one.key, &one.key), Some(PairError::NoCertificate));
+        assert_eq!(read(&one.certificate, ""), Some(PairError::NoKey));
+        assert_eq!(read(&one.certificate, &one.certificate), Some(PairError::NoKey));
+        let truncated = one.certificate.get(..200).unwrap();
+        assert!(matches!(read(truncated, &one.key), Some(PairError::BadCertificate(_))));
+        let (begin, end) = ("-----BEGIN CERTIFICATE-----\n", "-----END CERTIFICATE-----\n");
+        let nonsense = format!("{begin}bm9uc2Vuc2U=\n{end}");
+        assert!(matches!(read(&nonsense, &one.key), Some(PairError::BadCertificate(_))));
+
+        let pair = Pair::read(one.certificate.as_bytes(), one.key.as_bytes()).unwrap();
+        assert!(pair.begins < now && now < pair.expires);
+        for name in ["a.svc", "127.0.0.1"] {
+            assert!(pair.names.iter().any(|known| known == name), "{:?}", pair.names);
+        }
+        assert_eq!(expiry(one.authority.as_bytes()), Some(pair.expires), "the authority lasts as long");
+    }
+}

@@ -1,0 +1,220 @@
+//! What the Secret holds: the certificate that is served, perhaps the one that will be served next, and the
+//! authority of the one before. Each change is one method; none of them looks at a clock.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use thiserror::Error;
+
+use super::issue::Issued;
+use super::pair::{Pair, PairError};
+
+const SERVED_SINCE: &str = "nodemaintenance.k8s.io/served-since";
+const NEXT_TRUSTED_SINCE: &str = "nodemaintenance.k8s.io/next-trusted-since";
+const PREVIOUS_AUTHORITY: &str = "previous-ca.crt";
+
+/// The names of the three parts of a generation.
+struct Keys {
+    authority: &'static str,
+    certificate: &'static str,
+    key: &'static str,
+}
+
+const CURRENT: Keys = Keys { authority: "ca.crt", certificate: "tls.crt", key: "tls.key" };
+const NEXT: Keys = Keys { authority: "next-ca.crt", certificate: "next-tls.crt", key: "next-tls.key" };
+
+/// A certificate with its authority.
+#[derive(Clone, Debug)]
+pub(super) struct Generation {
+    pub issued: Issued,
+    pub pair: Pair,
+}
+
+impl PartialEq for Generation {
+    fn eq(&self, other: &Self) -> bool {
+        self.issued.certificate == other.issued.certificate
+            && self.issued.key == other.issued.key
+            && self.issued.authority == other.issued.authority
+    }
+}
+
+impl Generation {
+    pub(super) fn new(issued: Issued) -> Result<Self, PairError> {
+        let pair = Pair::read(issued.certificate.as_bytes(), issued.key.as_bytes())?;
+        Ok(Self { issued, pair })
+    }
+}
+
+/// What the Secret holds.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Store {
+    pub current: Generation,
+    /// Since when the current one is to be served.
+    pub served_since: Timestamp,
+    /// Is trusted first and served later.
+    pub next: Option<Generation>,
+    /// Since when every configuration trusts the next one.
+    pub next_trusted_since: Option<Timestamp>,
+    /// The authority of the one before, which a replica that lags behind may still serve.
+    pub previous_authority: Option<String>,
+}
+
+/// Why a Secret cannot be used.
+#[derive(Debug, Error)]
+pub(super) enum Unusable {
+    #[error("{0} is missing or no text")]
+    Missing(&'static str),
+    #[error("the certificate in {key}: {source}")]
+    Pair { key: &'static str, source: PairError },
+    #[error("the annotation {0} is missing or no time")]
+    Time(&'static str),
+}
+
+impl Store {
+    /// Served at once: nothing was there before.
+    pub(super) fn begun(current: Generation, now: Timestamp) -> Self {
+        let served_since = now;
+        Self { current, served_since, next: None, next_trusted_since: None, previous_authority: None }
+    }
+
+    pub(super) fn staged(self, next: Generation) -> Self {
+        Self { next: Some(next), next_trusted_since: None, ..self }
+    }
+
+    pub(super) fn trusted(self, now: Timestamp) -> Self {
+        Self { next_trusted_since: Some(now), ..self }
+    }
+
+    pub(super) fn promoted(self, now: Timestamp) -> Self {
+        match self.next {
+            Some(next) => {
+                Self { previous_authority: Some(self.current.issued.authority), ..Self::begun(next, now) }
+            }
+            None => self,
+        }
+    }
+
+    pub(super) fn forgotten(self) -> Self {
+        Self { previous_authority: None, ..self }
+    }
+
+    /// What is to be trusted, oldest first, so that a promotion changes nothing in it.
+    pub(super) fn bundle(&self) -> String {
+        let next = self.next.as_ref().map(|next| &next.issued.authority);
+        let all = self.previous_authority.iter().chain([&self.current.issued.authority]).chain(next);
+        all.map(String::as_str).collect()
+    }
+
+    /// Reads a Secret.
+    pub(super) fn read(secret: &Secret) -> Result<Self, Unusable> {
+        let text = |key: &'static str| {
+            let bytes = secret.data.as_ref()?.get(key)?;
+            String::from_utf8(bytes.0.clone()).ok()
+        };
+        let needed = |key| text(key).ok_or(Unusable::Missing(key));
+        let generation = |keys: &Keys| {
+            let issued = Issued {
+                authority: needed(keys.authority)?,
+                certificate: needed(keys.certificate)?,
+                key: needed(keys.key)?,
+            };
+            Generation::new(issued).map_err(|source| Unusable::Pair { key: keys.certificate, source })
+        };
+        let annotation = |key: &str| secret.metadata.annotations.as_ref()?.get(key);
+        let time = |key: &'static str| annotation(key).map(|text| text.parse()).transpose();
+        let has_next = secret.data.as_ref().is_some_and(|data| data.contains_key(NEXT.certificate));
+        Ok(Self {
+            current: generation(&CURRENT)?,
+            served_since: time(SERVED_SINCE).ok().flatten().ok_or(Unusable::Time(SERVED_SINCE))?,
+            next: has_next.then(|| generation(&NEXT)).transpose()?,
+            next_trusted_since: time(NEXT_TRUSTED_SINCE).map_err(|_| Unusable::Time(NEXT_TRUSTED_SINCE))?,
+            previous_authority: text(PREVIOUS_AUTHORITY),
+        })
+    }
+
+    /// Writes into a Secret, leaving alone what is not ours.
+    pub(super) fn write(&self, secret: &mut Secret) {
+        let data = secret.data.get_or_insert_default();
+        put(data, PREVIOUS_AUTHORITY, self.previous_authority.as_deref());
+        for (keys, generation) in [(CURRENT, Some(&self.current)), (NEXT, self.next.as_ref())] {
+            let part =
+                |part: fn(&Issued) -> &String| generation.map(|generation| part(&generation.issued).as_str());
+            put(data, keys.authority, part(|issued| &issued.authority));
+            put(data, keys.certificate, part(|issued| &issued.certificate));
+            put(data, keys.key, part(|issued| &issued.key));
+        }
+        let annotations = secret.metadata.annotations.get_or_insert_default();
+        annotations.insert(SERVED_SINCE.into(), self.served_since.to_string());
+        match self.next_trusted_since {
+            Some(time) => annotations.insert(NEXT_TRUSTED_SINCE.into(), time.to_string()),
+            None => annotations.remove(NEXT_TRUSTED_SINCE),
+        };
+    }
+}
+
+fn put(data: &mut BTreeMap<String, ByteString>, key: &str, text: Option<&str>) {
+    match text {
+        Some(text) => data.insert(key.into(), ByteString(text.into())),
+        None => data.remove(key),
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::certificates::issue::issue;
+
+    fn generation(now: Timestamp) -> Generation {
+        Generation::new(issue(&["a.svc".into()], "24h".parse().unwrap(), now).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn what_is_written_is_read_again_and_foreign_data_stay() {
+        let now: Timestamp = "2026-11-16T05:00:00Z".parse().unwrap();
+        let mut store = Store::begun(generation(now), now);
+        let mut secret = Secret::default();
+        put(secret.data.get_or_insert_default(), "theirs", Some("keep me"));
+        let stages: [fn(Store, Timestamp) -> Store; 4] = [
+            |store, now| store.staged(generation(now)),
+            Store::trusted,
+            Store::promoted,
+            |store, _| store.forgotten(),
+        ];
+        for stage in stages {
+            store.write(&mut secret);
+            assert_eq!(Store::read(&secret).unwrap(), store);
+            store = stage(store, now);
+        }
+        store.write(&mut secret);
+        let names: Vec<_> = secret.data.as_ref().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(names, ["ca.crt", "theirs", "tls.crt", "tls.key"], "nothing of the renewal is left");
+        assert_eq!(secret.metadata.annotations.unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_damaged_secret_says_what_is_wrong() {
+        let now = Timestamp::now();
+        let whole = |store: &Store| {
+            let mut secret = Secret::default();
+            store.write(&mut secret);
+            secret
+        };
+        let store = Store::begun(generation(now), now).staged(generation(now));
+        let broken = |key: &str, text: Option<&str>| {
+            let mut secret = whole(&store);
+            put(secret.data.as_mut().unwrap(), key, text);
+            Store::read(&secret).unwrap_err().to_string()
+        };
+        assert_eq!(Store::read(&Secret::default()).unwrap_err().to_string(), "ca.crt is missing or no text");
+        assert_eq!(broken("tls.key", None), "tls.key is missing or no text");
+        let other = generation(now).issued.key;
+        let mismatch = "the certificate in tls.crt: tls.key is not the key of the certificate in tls.crt";
+        assert_eq!(broken("tls.key", Some(&other)), mismatch);
+        assert!(broken("next-tls.crt", Some("x")).starts_with("the certificate in next-tls.crt: "));
+        let mut secret = whole(&store);
+        secret.metadata.annotations.as_mut().unwrap().insert(SERVED_SINCE.into(), "long ago".into());
+        assert!(Store::read(&secret).unwrap_err().to_string().contains(SERVED_SINCE));
+    }
+}

@@ -1,0 +1,118 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+fn create() -> Value {
+    json!({
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {
+            "uid": "705ab4f5",
+            "kind": {"group": "", "version": "v1", "kind": "Pod"},
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "requestKind": {"group": "", "version": "v1", "kind": "Pod"},
+            "name": "web-1",
+            "namespace": "shop",
+            "operation": "CREATE",
+            "userInfo": {"username": "alice", "groups": ["devs"], "extra": {"scopes": ["a", "b"]}},
+            "object": {"metadata": {"name": "web-1"}},
+            "oldObject": null,
+            "dryRun": true,
+            "options": {"kind": "CreateOptions"}
+        }
+    })
+}
+
+fn read(body: &Value) -> Result<Request, NotAReview> {
+    super::read(body.to_string().as_bytes())
+}
+
+#[test]
+fn a_review_is_read() {
+    let request = read(&create()).unwrap();
+    assert_eq!(request.uid, "705ab4f5");
+    assert_eq!(request.kind.kind, "Pod");
+    assert_eq!(request.resource.resource, "pods");
+    assert_eq!((request.namespace.as_deref(), request.name.as_str()), (Some("shop"), "web-1"));
+    assert_eq!(request.operation, Operation::Create);
+    assert_eq!(request.user.username.as_deref(), Some("alice"));
+    assert_eq!(request.user.extra.unwrap()["scopes"], ["a", "b"]);
+    assert_eq!(request.object.unwrap().get(), r#"{"metadata":{"name":"web-1"}}"#);
+    assert!(request.old_object.is_none(), "null is nothing");
+    assert!(request.dry_run);
+    assert!(request.subresource.is_none());
+}
+
+#[test]
+fn what_is_no_review_is_told_so_with_the_uid_where_there_is_one() {
+    let with = |path: &str, value: Value| {
+        let mut body = create();
+        *body.pointer_mut(path).unwrap() = value;
+        body
+    };
+    for (body, uid, word) in [
+        (json!([]), None, "no AdmissionReview"),
+        (json!({}), None, "with a request"),
+        (with("/request", json!(null)), None, "with a request"),
+        (with("/request", json!("uid")), None, "with a request"),
+        (with("/request", json!(["uid"])), None, "with a request"),
+        (json!(["admission.k8s.io/v1", "AdmissionReview", create()["request"]]), None, "no JSON object"),
+        (json!({"request": {"uid": ""}}), None, "is understood here"),
+        (with("/kind", json!("Pod")), Some("705ab4f5"), "\"Pod\""),
+        (with("/apiVersion", json!("admission.k8s.io/v1beta1")), Some("705ab4f5"), "v1beta1"),
+        (with("/request/uid", json!("")), None, "uid is empty"),
+        (with("/request/uid", json!(7)), None, "request: invalid type"),
+        (with("/request/operation", json!("ADOPT")), Some("705ab4f5"), "ADOPT"),
+        (with("/request/userInfo", json!("alice")), Some("705ab4f5"), "request: invalid type"),
+        (with("/request/resource", json!({})), Some("705ab4f5"), "version"),
+    ] {
+        let refused = read(&body).unwrap_err();
+        assert_eq!(refused.uid.as_deref(), uid, "{body}");
+        assert!(refused.to_string().contains(word), "{refused} lacks {word}");
+    }
+}
+
+#[test]
+fn answers_look_as_the_api_server_expects() {
+    let patch: Patch = serde_json::from_value(json!([{"op": "add", "path": "/spec/a", "value": 1}])).unwrap();
+    let reply = |answer: &Answer| serde_json::to_value(Reply::new("u", answer).unwrap()).unwrap();
+    let allowed = Answer::Allowed { warnings: vec!["mind the gap".into()], patch: Some(patch) };
+    assert_eq!(
+        reply(&allowed),
+        json!({
+            "apiVersion": "admission.k8s.io/v1",
+            "kind": "AdmissionReview",
+            "response": {
+                "uid": "u",
+                "allowed": true,
+                "status": {"status": "Success", "code": 200},
+                "patch": "W3sib3AiOiJhZGQiLCJwYXRoIjoiL3NwZWMvYSIsInZhbHVlIjoxfV0=",
+                "patchType": "JSONPatch",
+                "warnings": ["mind the gap"]
+            }
+        })
+    );
+    let denied = Answer::denied(403, "Forbidden", "authorization", "alice may not delete node n1");
+    assert_eq!(
+        reply(&denied)["response"],
+        json!({
+            "uid": "u",
+            "allowed": false,
+            "status": {
+                "status": "Failure", "code": 403, "reason": "Forbidden",
+                "message": "alice may not delete node n1"
+            }
+        })
+    );
+    let nothing = Answer::Allowed { warnings: vec![], patch: Some(Patch(vec![])) };
+    assert!(reply(&nothing)["response"].get("patch").is_none(), "an empty patch is none");
+}
+
+#[test]
+fn every_hook_has_a_path_of_its_own() {
+    let paths: std::collections::BTreeSet<_> = Hook::ALL.iter().map(|hook| hook.path()).collect();
+    assert_eq!(paths.len(), Hook::ALL.len());
+    for hook in Hook::ALL {
+        assert!(hook.path().ends_with(hook.resource()), "{hook:?}");
+    }
+}

@@ -1,0 +1,195 @@
+//! Connections: accepted, kept to their limits, and closed in good order. What is said on them is in
+//! `handler`, how they are encrypted in `tls`.
+
+mod activity;
+mod handler;
+mod metrics;
+pub mod tls;
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
+use rustls::ServerConfig;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{debug, info, warn};
+
+use self::activity::Activity;
+use self::handler::Handler;
+pub use self::metrics::ServerMetrics;
+use crate::review::Admit;
+
+/// How much of everything there may be. The default is for production; tests make it smaller.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Connections at once; more wait until one goes. An API server needs one or two.
+    pub connections: usize,
+    /// Requests at once on one HTTP/2 connection.
+    pub streams: u32,
+    /// A TLS handshake.
+    pub handshake: Duration,
+    /// From the handshake to the first request, or from the order to close to the last byte.
+    pub first_request: Duration,
+    /// Without a request. The API server closes its own idle connections after 90 s, and a POST that meets a
+    /// closing HTTP/1.1 connection fails: hence longer.
+    pub idle: Duration,
+    /// Of a body. The API server takes objects of up to 3 MiB, and an update brings the old one too.
+    pub body: usize,
+    /// Of all bodies at once, so that many large ones wait for each other.
+    pub bodies: usize,
+    /// How long new connections are served after the order to stop: endpoints take a moment to change.
+    pub linger: Duration,
+    /// How long requests that are under way then may still take.
+    pub drain: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 256,
+            streams: 128,
+            handshake: Duration::from_secs(5),
+            first_request: Duration::from_secs(5),
+            idle: Duration::from_secs(120),
+            body: 8 << 20,
+            bodies: 64 << 20,
+            linger: Duration::from_secs(3),
+            drain: Duration::from_secs(4),
+        }
+    }
+}
+
+/// A webhook server that has yet to serve.
+#[derive(Debug)]
+pub struct Server<A> {
+    /// Judges the requests.
+    pub admit: A,
+    /// How connections are encrypted.
+    pub tls: Arc<ServerConfig>,
+    /// How much of everything there may be.
+    pub limits: Limits,
+    /// Counts.
+    pub metrics: ServerMetrics,
+}
+
+impl<A: Admit> Server<A> {
+    /// Serves until the order to stop and then, for a while, to the end.
+    pub async fn serve(self, listener: TcpListener, stop: CancellationToken) {
+        let (linger, drain) = (self.limits.linger, self.limits.drain);
+        let close = CancellationToken::new();
+        let connections = TaskTracker::new();
+        let shared = Arc::new(Shared {
+            tls: TlsAcceptor::from(self.tls),
+            router: Handler::new(self.admit, &self.limits, self.metrics.clone()).router(),
+            limits: self.limits,
+            metrics: self.metrics,
+            close: close.clone(),
+        });
+        tokio::select! {
+            () = accept(listener, &shared, &connections) => {}
+            () = async { stop.cancelled().await; tokio::time::sleep(linger).await } => {}
+        }
+        info!(connections = connections.len(), "closing connections");
+        close.cancel();
+        connections.close();
+        if timeout(drain, connections.wait()).await.is_err() {
+            warn!(connections = connections.len(), "cutting connections that did not end");
+        }
+    }
+}
+
+/// What all connections have in common.
+struct Shared {
+    tls: TlsAcceptor,
+    router: Router,
+    limits: Limits,
+    metrics: ServerMetrics,
+    close: CancellationToken,
+}
+
+/// Accepts for ever.
+async fn accept(listener: TcpListener, shared: &Arc<Shared>, connections: &TaskTracker) {
+    let room = Arc::new(Semaphore::new(shared.limits.connections));
+    loop {
+        if room.available_permits() == 0 {
+            // Whoever opens too many must not fill the log as well; the metric tells, too.
+            debug!(limit = shared.limits.connections, "too many connections: new ones wait until one goes");
+        }
+        let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                connections.spawn(connection(stream, Arc::clone(shared), place));
+            }
+            Err(error) => {
+                // A connection that went before we took it costs nothing; without file descriptors, trying
+                // again at once would only burn time.
+                warn!(%error, "accepting a connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, shared: Arc<Shared>, _place: OwnedSemaphorePermit) {
+    let _counted = shared.metrics.connection();
+    // Answers are small and awaited; on failure they are only a little slower.
+    let _ = stream.set_nodelay(true);
+    let stream = match timeout(shared.limits.handshake, shared.tls.accept(stream)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => {
+            debug!(%error, "TLS handshake");
+            return shared.metrics.cut("handshake_failed");
+        }
+        Err(_) => return shared.metrics.cut("handshake_timeout"),
+    };
+    serve(stream, &shared).await;
+}
+
+async fn serve(stream: TlsStream<TcpStream>, shared: &Shared) {
+    let limits = &shared.limits;
+    let mut http = auto::Builder::new(TokioExecutor::new());
+    http.http1().timer(TokioTimer::new()).header_read_timeout(limits.idle).max_buf_size(64 << 10);
+    http.http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(Duration::from_secs(30))
+        .keep_alive_timeout(Duration::from_secs(10))
+        .max_concurrent_streams(limits.streams)
+        .max_header_list_size(16 << 10)
+        .initial_connection_window_size(1 << 20);
+    // Told by the handshake, so that nobody can keep us waiting for a first byte to guess from.
+    let http = match stream.get_ref().1.alpn_protocol() {
+        Some(b"h2") => http.http2_only(),
+        _ => http.http1_only(),
+    };
+    let activity = Arc::new(Activity::new());
+    let service = TowerToHyperService::new(activity::watched(shared.router.clone(), &activity));
+    let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
+    let quiet = activity.quiet(limits.first_request, limits.idle);
+    tokio::select! {
+        ended = connection.as_mut() => {
+            if let Err(error) = ended {
+                debug!(%error, "connection");
+            }
+            return;
+        }
+        () = quiet => shared.metrics.cut("idle"),
+        () = shared.close.cancelled() => {}
+    }
+    // HTTP/2 says GOAWAY and HTTP/1.1 `connection: close`; requests that are under way go on.
+    connection.as_mut().graceful_shutdown();
+    tokio::select! {
+        // How it ends no longer matters.
+        _ = connection.as_mut() => {}
+        () = activity.quiet(limits.first_request, limits.first_request) => {}
+    }
+}

@@ -1,0 +1,157 @@
+//! How connections are encrypted, and who may make them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::crypto::ring;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ResolvesServerCert, VerifierBuilderError, WebPkiClientVerifier};
+use rustls::{
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig,
+    SignatureScheme,
+};
+use rustls_pki_types::pem::{self, PemObject as _};
+use thiserror::Error as ThisError;
+use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
+
+/// Why connections cannot be encrypted.
+#[derive(Debug, ThisError)]
+pub enum TlsError {
+    /// The file with the client CA cannot be read.
+    #[error("--client-ca {}: {source}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: pem::Error,
+    },
+    /// The file with the client CA has no certificate that could be an authority.
+    #[error("--client-ca {}: {problem}", path.display())]
+    Unusable {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The library does not take it.
+    #[error("setting up TLS: {0}")]
+    Library(#[from] Error),
+}
+
+/// Whose connections are taken.
+#[derive(Clone, Debug, Default)]
+pub struct Clients {
+    /// A file of PEM certificates: only clients that one of these has signed may connect. Everybody may without.
+    pub authority: Option<PathBuf>,
+    /// Which of them: the common name, a DNS name or an address in the client's certificate. All of them if empty.
+    pub names: Vec<String>,
+}
+
+/// The configuration of the server: TLS 1.3 and 1.2, HTTP/2 and 1.1.
+pub fn config(
+    certificates: Arc<dyn ResolvesServerCert>,
+    clients: &Clients,
+) -> Result<Arc<ServerConfig>, TlsError> {
+    let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?;
+    let builder = match &clients.authority {
+        None => builder.with_no_client_auth(),
+        Some(path) => builder.with_client_cert_verifier(verifier(path, &clients.names)?),
+    };
+    let mut config = builder.with_cert_resolver(certificates);
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+fn verifier(path: &Path, names: &[String]) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    let unreadable = |source| TlsError::Unreadable { path: path.into(), source };
+    let unusable = |problem: String| TlsError::Unusable { path: path.into(), problem };
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_file_iter(path).map_err(unreadable)? {
+        roots.add(certificate.map_err(unreadable)?).map_err(|error| unusable(error.to_string()))?;
+    }
+    let inner =
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::new(ring::default_provider()))
+            .build()
+            .map_err(|error| match error {
+                VerifierBuilderError::NoRootAnchors => unusable("no certificate is in it".into()),
+                other => unusable(other.to_string()),
+            })?;
+    if names.is_empty() {
+        return Ok(inner);
+    }
+    Ok(Arc::new(Named { inner, names: names.to_vec() }))
+}
+
+/// Lets in those of the inner verifier that have one of these names.
+#[derive(Debug)]
+struct Named {
+    inner: Arc<dyn ClientCertVerifier>,
+    names: Vec<String>,
+}
+
+impl ClientCertVerifier for Named {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.inner.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let verified = self.inner.verify_client_cert(end_entity, intermediates, now)?;
+        let known = names_of(end_entity).iter().any(|name| self.names.contains(name));
+        if known {
+            return Ok(verified);
+        }
+        // The client is told `access_denied`.
+        Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure))
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.inner.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.inner.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.inner.supported_verify_schemes()
+    }
+}
+
+/// The common name and the alternative names of a certificate; none if it cannot be read.
+pub(crate) fn names_of(certificate: &[u8]) -> Vec<String> {
+    let Ok((_, parsed)) = X509Certificate::from_der(certificate) else { return Vec::new() };
+    let common = parsed.subject().iter_common_name().filter_map(|name| name.as_str().ok()).map(str::to_owned);
+    let alternatives = parsed.subject_alternative_name().ok().flatten();
+    let alternatives = alternatives.into_iter().flat_map(|extension| &extension.value.general_names);
+    common.chain(alternatives.filter_map(readable)).collect()
+}
+
+fn readable(name: &GeneralName<'_>) -> Option<String> {
+    match name {
+        GeneralName::DNSName(name) | GeneralName::URI(name) => Some((*name).to_owned()),
+        GeneralName::IPAddress(bytes) => {
+            let v4 = <[u8; 4]>::try_from(*bytes).map(std::net::IpAddr::from);
+            let v6 = <[u8; 16]>::try_from(*bytes).map(std::net::IpAddr::from);
+            v4.or(v6).ok().map(|address| address.to_string())
+        }
+        _ => None,
+    }
+}
