@@ -1,0 +1,121 @@
+//! The API calls. Each carries the UID of what it means and, where it decides something, the resourceVersion
+//! that the decision was made on; what a frozen process sends too late changes nothing.
+
+use haulout_api_types::Evacuation;
+use haulout_api_types::names::condition;
+use haulout_service_runtime::pods::Pod;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::Client;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::DeserializeGuard;
+use serde::de::IgnoredAny;
+use serde_json::{Map, Value, json};
+
+use crate::eviction::Refusal;
+use crate::record::Record;
+
+/// Who writes, as `kubectl get --show-managed-fields` tells.
+const MANAGER: &str = "haulout-evacuation-controller";
+
+/// What came of a write.
+#[derive(Debug)]
+pub enum Written {
+    /// It took effect; the object as it is now, unless it cannot be read.
+    Done(Option<Box<Evacuation>>),
+    /// Somebody else wrote before us: what we knew is old, and the watch will tell what is new.
+    Outdated,
+    /// There is no such object any more.
+    Gone,
+}
+
+/// Changes fields of the status.
+pub async fn write_status(client: &Client, record: &Record, status: Value) -> kube::Result<Written> {
+    let patch = json!({
+        "metadata": {"uid": record.uid.to_string(), "resourceVersion": &*record.version},
+        "status": status,
+    });
+    let params = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
+    written(evacuations(client, record).patch_status(&record.name, &params, &Patch::Merge(patch)).await)
+}
+
+/// Leaves only these finalizers.
+pub async fn write_finalizers(client: &Client, record: &Record, keep: &[String]) -> kube::Result<Written> {
+    let patch = json!({
+        "metadata": {"uid": record.uid.to_string(), "resourceVersion": &*record.version, "finalizers": keep},
+    });
+    let params = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
+    written(evacuations(client, record).patch(&record.name, &params, &Patch::Merge(patch)).await)
+}
+
+/// Deletes the Evacuation if it is still as it was.
+pub async fn delete(client: &Client, record: &Record) -> kube::Result<Written> {
+    let params = DeleteParams {
+        preconditions: Some(Preconditions {
+            uid: Some(record.uid.to_string()),
+            resource_version: Some(record.version.to_string()),
+        }),
+        ..DeleteParams::default()
+    };
+    let answer = evacuations(client, record).delete(&record.name, &params).await;
+    written(answer.map(|either| either.left().unwrap_or(DeserializeGuard(Ok(Evacuation::default())))))
+}
+
+/// Evicts the pod with this UID.
+///
+/// Not by kube's own `evict`, which sends preconditions under a name that the API server does not know.
+pub async fn evict(client: &Client, pod: &Pod) -> kube::Result<()> {
+    let eviction = json!({
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": &*pod.name, "namespace": &*pod.namespace},
+        "deleteOptions": {"preconditions": {"uid": pod.uid.to_string()}},
+    });
+    let pods: Api<v1::Pod> = Api::namespaced(client.clone(), &pod.namespace);
+    let answer = pods.create_subresource("eviction", &pod.name, &PostParams::default(), &eviction).await;
+    answer.map(|IgnoredAny| ())
+}
+
+/// The status after the Eviction API has refused.
+pub fn refused(record: &Record, refusal: &Refusal, now: Timestamp) -> Value {
+    let mut status = blocked(record, refusal.reason, &refusal.message, now);
+    status.insert("failedEvictionCounter".into(), record.failed.saturating_add(1).into());
+    status.insert("lastFailedEvictionTime".into(), json!(Time(now)));
+    status.into()
+}
+
+/// The status when something keeps the pod from leaving.
+pub fn blocked(record: &Record, reason: &str, message: &str, now: Timestamp) -> Map<String, Value> {
+    let since = record.blocked.as_ref().map_or(now, |blocked| blocked.since);
+    let condition = Condition {
+        type_: condition::BLOCKED.into(),
+        status: "True".into(),
+        reason: reason.into(),
+        message: message.into(),
+        last_transition_time: Time(since),
+        observed_generation: None,
+    };
+    let mut status = Map::new();
+    status.insert("conditions".into(), conditions(record, Some(condition)));
+    status.insert("message".into(), message.into());
+    status
+}
+
+/// All conditions: those of others, and ours.
+pub fn conditions(record: &Record, ours: Option<Condition>) -> Value {
+    json!(record.other_conditions.iter().cloned().chain(ours).collect::<Vec<_>>())
+}
+
+fn evacuations(client: &Client, record: &Record) -> Api<DeserializeGuard<Evacuation>> {
+    Api::namespaced(client.clone(), &record.namespace)
+}
+
+fn written(answer: kube::Result<DeserializeGuard<Evacuation>>) -> kube::Result<Written> {
+    match answer {
+        Ok(DeserializeGuard(object)) => Ok(Written::Done(object.ok().map(Box::new))),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Written::Gone),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(Written::Outdated),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,212 @@
+//! PodDisruptionBudgets, and who may try when one of them frees up: the oldest first, and never more at once
+//! than it allows besides those that are on their way already.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use haulout_api_types::selector::LabelMatcher;
+use haulout_service_runtime::pods::{Phase, Pod, Uid};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+
+/// All budgets, by namespace.
+#[derive(Debug, Default)]
+pub struct Budgets {
+    namespaces: HashMap<Arc<str>, Vec<Budget>>,
+}
+
+/// One budget as it was last seen, and the evictions that its numbers do not show yet.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    name: Box<str>,
+    /// `None` selects nothing.
+    selector: Option<LabelMatcher>,
+    /// Whether the status belongs to the spec.
+    current: bool,
+    allowed: i32,
+    healthy: i32,
+    desired: i32,
+    expected: i32,
+    /// `unhealthyPodEvictionPolicy: AlwaysAllow`.
+    unhealthy_always: bool,
+    /// Names of pods that the API server has let go and the numbers already leave out.
+    disrupted: BTreeSet<Box<str>>,
+    in_flight: Vec<InFlight>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct InFlight {
+    /// The Evacuation.
+    key: Uid,
+    pod: Box<str>,
+}
+
+/// The budgets that cover a pod.
+#[derive(Debug)]
+pub enum Cover<'a> {
+    /// None: nothing limits its eviction.
+    None,
+    /// One.
+    One(&'a Budget),
+    /// Several, with which the Eviction API does not cope.
+    Several(Vec<&'a str>),
+}
+
+impl Budget {
+    /// Reads a budget; its namespace is kept by [`Budgets`].
+    fn read(budget: PodDisruptionBudget) -> Self {
+        let spec = budget.spec.unwrap_or_default();
+        let status = budget.status.unwrap_or_default();
+        let generation = budget.metadata.generation.unwrap_or_default();
+        Self {
+            name: budget.metadata.name.unwrap_or_default().into(),
+            // One that cannot be read cannot be judged by the API server either.
+            selector: spec.selector.and_then(|selector| LabelMatcher::new(&selector).ok()),
+            current: status.observed_generation.unwrap_or_default() >= generation,
+            allowed: status.disruptions_allowed,
+            healthy: status.current_healthy,
+            desired: status.desired_healthy,
+            expected: status.expected_pods,
+            unhealthy_always: spec.unhealthy_pod_eviction_policy.as_deref() == Some("AlwaysAllow"),
+            disrupted: status.disrupted_pods.into_iter().flatten().map(|(name, _)| name.into()).collect(),
+            in_flight: Vec::new(),
+        }
+    }
+
+    fn covers(&self, pod: &Pod) -> bool {
+        self.selector.as_ref().is_some_and(|selector| selector.matches(&pod.labels))
+    }
+
+    /// How many more may try.
+    fn room(&self) -> usize {
+        let allowed = if self.current { usize::try_from(self.allowed).unwrap_or_default() } else { 0 };
+        allowed.saturating_sub(self.in_flight.len())
+    }
+
+    /// Whether the budget does not count this pod at all, as the API server sees it.
+    fn exempts(&self, pod: &Pod) -> bool {
+        let enough = self.desired > 0 && self.healthy >= self.desired;
+        pod.is_finished()
+            || pod.phase == Phase::Pending
+            || (!pod.ready && self.current && (self.unhealthy_always || enough))
+    }
+
+    fn has_in_flight(&self, key: Uid) -> bool {
+        self.in_flight.iter().any(|flight| flight.key == key)
+    }
+
+    fn describe(&self) -> String {
+        let Self { name, allowed, healthy, desired, expected, .. } = self;
+        format!(
+            "PodDisruptionBudget {name} allows {allowed} disruptions: {healthy} of {expected} pods are healthy and {desired} have to be."
+        )
+    }
+}
+
+impl Budgets {
+    /// A budget is there, in this state. Whether more pods than before may be covered by no budget, or by
+    /// another one.
+    pub fn apply(&mut self, namespace: &Arc<str>, budget: PodDisruptionBudget) -> bool {
+        let mut budget = Budget::read(budget);
+        let all = self.namespaces.entry(Arc::clone(namespace)).or_default();
+        let Some(old) = all.iter_mut().find(|old| old.name == budget.name) else {
+            all.push(budget);
+            return true;
+        };
+        budget.in_flight = std::mem::take(&mut old.in_flight);
+        // What the numbers show is not on its way any more.
+        let disrupted = &budget.disrupted;
+        budget.in_flight.retain(|flight| !disrupted.contains(&flight.pod));
+        let selects_others = old.selector != budget.selector;
+        *old = budget;
+        selects_others
+    }
+
+    /// The budget with this name is gone.
+    pub fn delete(&mut self, namespace: &str, name: &str) {
+        if let Some(all) = self.namespaces.get_mut(namespace) {
+            all.retain(|budget| budget.name.as_ref() != name);
+            if all.is_empty() {
+                self.namespaces.remove(namespace);
+            }
+        }
+    }
+
+    /// Keeps only these budgets, of which a list of all has told.
+    pub fn keep(&mut self, names: &BTreeSet<(String, String)>) {
+        self.namespaces.retain(|namespace, all| {
+            all.retain(|budget| names.contains(&(namespace.to_string(), budget.name.to_string())));
+            !all.is_empty()
+        });
+    }
+
+    /// The namespaces that have budgets.
+    pub fn namespaces(&self) -> Vec<Arc<str>> {
+        self.namespaces.keys().cloned().collect()
+    }
+
+    /// The budgets that cover this pod.
+    pub fn covering(&self, pod: &Pod) -> Cover<'_> {
+        let all = self.namespaces.get(&pod.namespace).map(Vec::as_slice).unwrap_or_default();
+        let mut covering = all.iter().filter(|budget| budget.covers(pod));
+        match (covering.next(), covering.next()) {
+            (None, _) => Cover::None,
+            (Some(one), None) => Cover::One(one),
+            (Some(one), Some(other)) => Cover::Several(
+                [one, other].into_iter().chain(covering).map(|budget| budget.name.as_ref()).collect(),
+            ),
+        }
+    }
+
+    /// What people should know of the budgets of this pod.
+    pub fn describe(&self, pod: &Pod) -> String {
+        match self.covering(pod) {
+            Cover::None => "No PodDisruptionBudget is known to cover the pod any more.".to_owned(),
+            Cover::One(budget) => budget.describe(),
+            Cover::Several(names) => format!("The pod is covered by {}.", names.join(", ")),
+        }
+    }
+
+    /// Who of these, first come, first served, may try now. They count as on their way from now on.
+    pub fn admit<'a>(
+        &mut self,
+        namespace: &str,
+        waiting: impl IntoIterator<Item = (Uid, &'a Pod)>,
+    ) -> Vec<Uid> {
+        let mut admitted = Vec::new();
+        for (key, pod) in waiting {
+            let all = self.namespaces.get_mut(namespace).map(Vec::as_mut_slice).unwrap_or_default();
+            let mut covering = all.iter_mut().filter(|budget| budget.covers(pod));
+            match (covering.next(), covering.next()) {
+                (None, _) => admitted.push(key),
+                (Some(budget), None) => {
+                    if !budget.has_in_flight(key) && (budget.room() > 0 || budget.exempts(pod)) {
+                        budget.in_flight.push(InFlight { key, pod: pod.name.clone() });
+                        admitted.push(key);
+                    }
+                }
+                (Some(_), Some(_)) => {}
+            }
+        }
+        admitted
+    }
+
+    /// The eviction of this pod is on its way, admitted or not.
+    pub fn begin(&mut self, key: Uid, pod: &Pod) {
+        let all = self.namespaces.get_mut(&pod.namespace).map(Vec::as_mut_slice).unwrap_or_default();
+        if let Some(budget) = all.iter_mut().find(|budget| budget.covers(pod))
+            && !budget.has_in_flight(key)
+        {
+            budget.in_flight.push(InFlight { key, pod: pod.name.clone() });
+        }
+    }
+
+    /// The eviction did not take place, or its pod is seen to leave.
+    pub fn end(&mut self, namespace: &str, key: Uid) {
+        for budget in self.namespaces.get_mut(namespace).map(Vec::as_mut_slice).unwrap_or_default() {
+            budget.in_flight.retain(|flight| flight.key != key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,225 @@
+//! What to do about one Evacuation: a pure function of what is known of it, its pod and the time. The same facts
+//! always give the same plan, whoever asks.
+
+mod class;
+mod garbage;
+
+use std::time::Duration;
+
+use haulout_api_types::evacuation::CancellationPolicy;
+use haulout_api_types::names::reason;
+use haulout_api_types::node_maintenance::PodType;
+use haulout_service_runtime::pods::Pod;
+use jiff::Timestamp;
+
+use self::class::Stage;
+pub use self::class::Why;
+use crate::backoff::{self, after};
+use crate::eviction::is_refusal;
+use crate::record::Record;
+
+/// How long after a gap a deadline that passed in it is not yet missed: evacuators report first.
+pub const SETTLE: Duration = Duration::from_secs(30);
+/// How long a pod may need beyond its grace period before that is worth telling.
+const OVERDUE: Duration = Duration::from_secs(60);
+/// After how long a pod that was evicted and is still not seen to leave is looked at again.
+const UNSEEN: Duration = Duration::from_secs(60);
+
+/// What is known of the pod with the Evacuation's UID.
+#[derive(Clone, Copy, Debug)]
+pub enum Known<'a> {
+    /// It is there, in this state.
+    Present(&'a Pod),
+    /// It does not exist any more, and never will again.
+    Gone,
+    /// Nothing: its own watch event may not have come yet.
+    Nothing,
+}
+
+/// What only this process knows. A new one does well without.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Live {
+    /// A budget has made room for this pod.
+    pub admitted: bool,
+    /// When the Eviction API took the pod; its own watch event may not have come yet.
+    pub evicted: Option<Timestamp>,
+    /// We have deleted the Evacuation; its own watch event may not have come yet.
+    pub deleted: bool,
+}
+
+/// When it is, and how well we have been able to see.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// The time.
+    pub now: Timestamp,
+    /// When we began to see, or saw again after a gap.
+    pub resumed: Timestamp,
+    /// Whether we cannot see now.
+    pub gap: bool,
+}
+
+/// What to do now, and when to look again if nothing happens before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// What to do.
+    pub action: Action,
+    /// When to look again.
+    pub wake: Option<Timestamp>,
+}
+
+/// One step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Nothing.
+    Wait,
+    /// Asks the API server for the pod.
+    LookUp,
+    /// Gives the first evacuator control; `stamp` if its time to answer has to begin now.
+    Activate {
+        /// Its class.
+        class: String,
+        /// Whether the progress timestamp is set.
+        stamp: bool,
+    },
+    /// Passes control on.
+    Switch {
+        /// The class that had control.
+        from: String,
+        /// The class that gets it.
+        to: String,
+        /// Why.
+        why: Why,
+    },
+    /// Evicts the pod.
+    Evict {
+        /// Why nobody else is asked.
+        why: Why,
+        /// Whether to write first that we are about to. That write fails if the evacuator has just reported
+        /// progress, and the eviction is off.
+        announce: bool,
+    },
+    /// Says what keeps the pod from leaving.
+    Block {
+        /// The reason.
+        reason: &'static str,
+        /// A sentence.
+        message: String,
+    },
+    /// Says that nothing keeps the pod from leaving any more.
+    Unblock,
+    /// The pod is gone: only these finalizers stay.
+    Release {
+        /// The finalizers that are not of the instigator form.
+        keep: Vec<String>,
+    },
+    /// Deletes the Evacuation.
+    Delete {
+        /// Why.
+        end: End,
+    },
+}
+
+/// How an evacuation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The pod has left.
+    Evacuated,
+    /// Nobody wants it any longer.
+    Cancelled,
+}
+
+/// Makes the plan for one Evacuation.
+pub fn decide(record: &Record, pod: Known<'_>, live: &Live, moment: Moment) -> Plan {
+    let deleting = record.deleting || live.deleted;
+    let pod = match pod {
+        Known::Nothing => return now(Action::LookUp),
+        Known::Gone => return garbage::after_the_pod(record, deleting),
+        Known::Present(pod) => pod,
+    };
+    if record.is_cancelled() {
+        return garbage::cancelled(deleting);
+    }
+    // Somebody wants to call it off, and those who asked for it have yet to agree. Nothing new begins.
+    if deleting && record.policy == CancellationPolicy::Allow {
+        return wait(None);
+    }
+    if pod.terminating {
+        return leaving(record, pod, moment);
+    }
+    match class::stage(record, moment) {
+        Stage::Activate { class, stamp } => now(Action::Activate { class, stamp }),
+        Stage::Switch { from, to, why } => now(Action::Switch { from, to, why }),
+        // What was refused before does not matter as long as an evacuator is at work.
+        Stage::Wait { .. } if record.blocked_by().is_some_and(is_ours) => now(Action::Unblock),
+        Stage::Wait { until } => wait(until),
+        Stage::Evict(why) => evict(record, pod, live, moment, why),
+    }
+}
+
+/// Whether the reason of a blockade is one that we set.
+fn is_ours(reason: &str) -> bool {
+    is_refusal(reason) || matches!(reason, reason::UNSUPPORTED | reason::TERMINATING)
+}
+
+/// The pod has been asked to end.
+fn leaving(record: &Record, pod: &Pod, moment: Moment) -> Plan {
+    let is_blocked = |reason| record.blocked_by() == Some(reason);
+    let Some(end) = pod.deletion_timestamp() else { return wait(None) };
+    let overdue = after(end, OVERDUE);
+    if moment.now < overdue {
+        return match record.blocked_by() {
+            Some(reason) if is_ours(reason) => now(Action::Unblock),
+            _ => wait(Some(overdue)),
+        };
+    }
+    if is_blocked(reason::TERMINATING) {
+        return wait(None);
+    }
+    let held = if pod.has_finalizers {
+        "a finalizer holds it"
+    } else {
+        "its node may be unreachable or its containers may hang"
+    };
+    let message = format!("Pod {} should have ended by {end} and has not: {held}.", pod.name);
+    now(Action::Block { reason: reason::TERMINATING, message })
+}
+
+fn evict(record: &Record, pod: &Pod, live: &Live, moment: Moment, why: Why) -> Plan {
+    if pod.pod_type != PodType::Default {
+        if record.blocked_by() == Some(reason::UNSUPPORTED) {
+            return wait(None);
+        }
+        let kind = if pod.pod_type == PodType::DaemonSet { "belongs to a DaemonSet" } else { "is static" };
+        let message = format!(
+            "Pod {} {kind}, and such pods are never evicted: it takes an evacuator to make it leave.",
+            pod.name
+        );
+        return now(Action::Block { reason: reason::UNSUPPORTED, message });
+    }
+    if let Some(evicted) = live.evicted {
+        let unseen = after(evicted, UNSEEN);
+        if moment.now < unseen {
+            return match record.blocked_by() {
+                Some(reason) if is_ours(reason) => now(Action::Unblock),
+                _ => wait(Some(unseen)),
+            };
+        }
+    }
+    let due = backoff::due(record, moment.resumed, moment.now);
+    if let Some(due) = due.filter(|due| *due > moment.now && !live.admitted) {
+        return wait(Some(due));
+    }
+    let refused = record.blocked_by().is_some_and(is_refusal);
+    now(Action::Evict { why, announce: why == Why::Silent && !refused })
+}
+
+fn now(action: Action) -> Plan {
+    Plan { action, wake: None }
+}
+
+fn wait(until: Option<Timestamp>) -> Plan {
+    Plan { action: Action::Wait, wake: until }
+}
+
+#[cfg(test)]
+mod tests;

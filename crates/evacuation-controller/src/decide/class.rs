@@ -1,0 +1,74 @@
+//! Whose turn it is: evacuators by priority, each until it has done its part or been silent for too long, and
+//! the Eviction API after the last.
+
+use haulout_api_types::evacuation::Evacuator;
+use jiff::Timestamp;
+
+use super::{Moment, SETTLE};
+use crate::backoff::after;
+use crate::record::Record;
+
+/// Why the evacuator in charge is in charge no longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The pod has no evacuator.
+    None,
+    /// It has done its part, and the pod is still there.
+    Completed,
+    /// It has reported no progress for too long.
+    Silent,
+}
+
+/// Where an evacuation stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The first evacuator is to be given control.
+    Activate { class: String, stamp: bool },
+    /// Control is to be passed on.
+    Switch { from: String, to: String, why: Why },
+    /// An evacuator is at work; its deadline is then, or not yet known.
+    Wait { until: Option<Timestamp> },
+    /// No evacuator is left.
+    Evict(Why),
+}
+
+/// Where this evacuation stands.
+pub(super) fn stage(record: &Record, moment: Moment) -> Stage {
+    let Some(first) = record.evacuators.first() else {
+        return Stage::Evict(Why::None);
+    };
+    let Some((active, next)) = active_and_next(record) else {
+        // The deadline runs from the creation. One that we have let run for a while is begun anew: the
+        // evacuator is not to blame.
+        let stamp = moment.now > after(record.created, SETTLE);
+        return Stage::Activate { class: first.evacuator_class.clone(), stamp };
+    };
+    let why = if record.completed {
+        Why::Completed
+    } else {
+        match deadline(record, moment) {
+            Some(deadline) if deadline <= moment.now => Why::Silent,
+            until => return Stage::Wait { until },
+        }
+    };
+    match next {
+        Some(next) => {
+            Stage::Switch { from: active.evacuator_class.clone(), to: next.evacuator_class.clone(), why }
+        }
+        None => Stage::Evict(why),
+    }
+}
+
+/// The evacuator in charge, and who comes after it.
+fn active_and_next(record: &Record) -> Option<(&Evacuator, Option<&Evacuator>)> {
+    let active = record.active.as_deref()?;
+    let mut from = record.evacuators.iter().skip_while(|evacuator| evacuator.evacuator_class != active);
+    from.next().map(|active| (active, from.next()))
+}
+
+/// When the evacuator in charge will have been silent for too long; `None` while we cannot see whether it is.
+fn deadline(record: &Record, moment: Moment) -> Option<Timestamp> {
+    let last = record.progress.unwrap_or(record.created);
+    let settled = after(moment.resumed, SETTLE);
+    (!moment.gap).then(|| after(last, record.progress_deadline).max(settled))
+}

@@ -1,0 +1,142 @@
+//! What the index knows, and whom it wakes.
+
+use serde_json::json;
+
+use super::*;
+use crate::record::Blocked;
+use crate::testing::{at, budget, key, pod, pod_with, record};
+
+fn pods(all: impl IntoIterator<Item = Pod>) -> PodIndex {
+    let mut index = PodIndex::default();
+    for pod in all {
+        index.apply(pod);
+    }
+    index
+}
+
+/// The Evacuation of pod `n`, created at that second, which waits for a budget.
+fn waiting(n: u32) -> Record {
+    let mut record = record(n);
+    record.created = at(n.into());
+    record.blocked =
+        Some(Blocked { reason: haulout_api_types::names::reason::BUDGET_EXHAUSTED.into(), since: at(0) });
+    record
+}
+
+fn gone(pod: Pod) -> Change {
+    Change { old: Some(Arc::new(pod)), new: None }
+}
+
+#[test]
+fn an_older_state_never_replaces_a_newer_one() {
+    let mut index = Index::default();
+    let version = |version: &str| Record { version: version.into(), ..record(1) };
+    assert!(index.apply(version("9")));
+    assert!(!index.apply(version("9")), "our own write comes back");
+    assert!(!index.apply(version("8")));
+    assert!(index.apply(version("10")), "by number, not by text");
+    let pods = pods([pod(1)]);
+    assert_eq!(index.view(key(1), &pods).unwrap().record.version.as_ref(), "10");
+}
+
+#[test]
+fn an_answer_to_a_write_does_not_bring_back_what_is_gone() {
+    let mut index = Index::default();
+    index.apply(record(1));
+    index.remove(key(1));
+    index.refresh(record(1));
+    assert!(index.view(key(1), &pods([])).is_none());
+}
+
+#[test]
+fn a_pod_is_known_only_by_its_uid_namespace_and_name() {
+    let mut index = Index::default();
+    index.apply(record(1));
+    let cases = [
+        ("itself", pod(1), true),
+        ("another namespace", pod_with(1, &[("/metadata/namespace", json!("other"))]), false),
+        ("another name", pod_with(1, &[("/metadata/name", json!("other"))]), false),
+        ("another UID", pod_with(1, &[("/metadata/uid", json!(crate::testing::uid(2).to_string()))]), false),
+    ];
+    for (name, pod, expected) in cases {
+        let view = index.view(key(1), &pods([pod])).unwrap();
+        assert_eq!((view.pod.is_some(), view.pod_gone), (expected, false), "{name}");
+    }
+}
+
+#[test]
+fn a_pod_that_was_seen_to_go_stays_gone() {
+    let mut index = Index::default();
+    index.apply(record(1));
+    assert_eq!(index.pod_changed(&gone(pod(1)), &pods([])), [key(1)]);
+    assert!(index.view(key(1), &pods([])).unwrap().pod_gone);
+    assert_eq!(index.pod_changed(&gone(pod(2)), &pods([])), [], "nobody asked for that one");
+}
+
+#[test]
+fn what_is_not_listed_any_more_is_gone() {
+    let mut index = Index::default();
+    index.apply(record(1));
+    index.apply(waiting(2));
+    index.begin_relist();
+    index.apply(record(1));
+    index.end_relist();
+    assert_eq!(index.keys(), [key(1)]);
+    assert!(index.waiting.is_empty() && index.by_pod.len() == 1);
+}
+
+#[test]
+fn when_a_budget_frees_up_the_oldest_that_wait_for_it_are_woken() {
+    let mut index = Index::default();
+    for n in [3, 1, 2] {
+        index.apply(waiting(n));
+    }
+    index.apply(record(0));
+    let pods = pods((0..4).map(pod));
+    assert_eq!(index.budget_applied(budget("web", 0, &[]), &pods), []);
+    assert_eq!(index.budget_applied(budget("web", 2, &[]), &pods), [key(1), key(2)]);
+    assert!(index.view(key(1), &pods).unwrap().live.admitted);
+    assert_eq!(index.budget_deleted("test", "web", &pods), [key(3)], "nothing limits it any more");
+}
+
+#[test]
+fn who_does_not_use_its_turn_gives_it_to_the_next() {
+    let mut index = Index::default();
+    index.apply(waiting(1));
+    index.apply(waiting(2));
+    let pods = pods((0..4).map(pod));
+    assert_eq!(index.budget_applied(budget("web", 1, &[]), &pods), [key(1)]);
+    assert_eq!(index.give_back(key(1), &pods), [key(2)]);
+    assert_eq!(index.give_back(key(1), &pods), [], "it has nothing to give any more");
+    // It has not lost its place for the next time.
+    index.eviction_begins(key(2), &pod(2));
+    index.eviction_ends(key(2), None);
+    assert_eq!(index.admit("test", &pods), [key(1)]);
+}
+
+#[test]
+fn an_eviction_under_way_takes_room_until_its_pod_is_seen_to_leave() {
+    let mut index = Index::default();
+    index.apply(record(0));
+    index.apply(waiting(1));
+    let pods = pods((0..2).map(pod));
+    index.budget_applied(budget("web", 0, &[]), &pods);
+    index.eviction_begins(key(0), &pod(0));
+    assert_eq!(index.budget_applied(budget("web", 1, &[]), &pods), [], "that room is for the other");
+    index.eviction_ends(key(0), Some(at(1)));
+    assert_eq!(index.admit("test", &pods), []);
+    index.pod_changed(&gone(pod(0)), &pods);
+    assert_eq!(index.admit("test", &pods), [key(1)]);
+}
+
+#[test]
+fn a_pod_that_is_not_ready_any_more_is_tried_again() {
+    let mut index = Index::default();
+    index.apply(waiting(1));
+    let unready = pod_with(1, &[("/status/conditions", json!([{"type": "Ready", "status": "False"}]))]);
+    let pods = pods([unready.clone()]);
+    index.budget_applied(budget("web", 0, &[]), &self::pods([pod(1)]));
+    let change = Change { old: Some(Arc::new(pod(1))), new: Some(Arc::new(unready)) };
+    index.pod_changed(&change, &pods);
+    assert!(index.view(key(1), &pods).unwrap().live.admitted);
+}

@@ -1,0 +1,140 @@
+//! The evacuation controller (KEP-4563): gives each pod's evacuators their turn, evicts as the last resort with
+//! the pod's disruption budget respected, and cleans up.
+//!
+//! | question | module |
+//! |---|---|
+//! | what is known of an Evacuation? | [`record`], [`index`] |
+//! | what is to be done about it, and when? | [`decide`], [`backoff`] |
+//! | what does an answer of the Eviction API mean? | [`eviction`] |
+//! | who may try when a budget frees up? | [`budget`] |
+//! | how is it done? | [`controller`], `act`, `feed` |
+//! | what do people see? | [`events`], [`messages`], [`metrics`] |
+
+mod act;
+pub mod backoff;
+pub mod budget;
+pub mod controller;
+pub mod decide;
+pub mod events;
+pub mod eviction;
+mod feed;
+pub mod index;
+pub mod messages;
+pub mod metrics;
+pub mod record;
+#[cfg(test)]
+mod testing;
+
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+
+use haulout_api_types::{Evacuation, names};
+use haulout_service_runtime::access::{self, Kind, Permission};
+use haulout_service_runtime::lease::InvalidTiming;
+use haulout_service_runtime::queue::Backoff;
+use haulout_service_runtime::service::{self, CommonArgs, Context, ElectionArgs, Leading, Service};
+use haulout_service_runtime::workers::WorkQueue;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::info;
+
+use crate::controller::Controller;
+use crate::index::Index;
+use crate::metrics::Metrics;
+
+/// Takes pods off their nodes: asks their evacuators, and evicts as the last resort.
+#[derive(Clone, Debug, clap::Parser)]
+#[command(version)]
+pub struct Args {
+    /// What every service has.
+    #[command(flatten)]
+    pub common: CommonArgs,
+
+    /// How its leader is elected.
+    #[command(flatten)]
+    pub election: ElectionArgs,
+}
+
+const PERMISSIONS: &[Permission] = &[
+    Permission::cluster("list", names::EVACUATION_GROUP, "evacuations"),
+    Permission::cluster("watch", names::EVACUATION_GROUP, "evacuations"),
+    Permission::cluster("patch", names::EVACUATION_GROUP, "evacuations"),
+    Permission::cluster("delete", names::EVACUATION_GROUP, "evacuations"),
+    Permission::cluster("patch", names::EVACUATION_GROUP, "evacuations/status"),
+    Permission::cluster("get", "", "pods"),
+    Permission::cluster("list", "", "pods"),
+    Permission::cluster("watch", "", "pods"),
+    Permission::cluster("create", "", "pods/eviction"),
+    Permission::cluster("list", "policy", "poddisruptionbudgets"),
+    Permission::cluster("watch", "policy", "poddisruptionbudgets"),
+];
+
+/// Runs the service until it is told to end.
+pub fn run(args: Args) -> ExitCode {
+    let service = Service {
+        name: "evacuation-controller",
+        version: env!("CARGO_PKG_VERSION"),
+        kinds: vec![Kind::of::<Evacuation>()],
+        permissions: &[PERMISSIONS, access::EVENTS, access::ELECTION],
+    };
+    let common = args.common.clone();
+    service::run(service, common, |context| stand(args, context))
+}
+
+async fn stand(args: Args, context: Context) -> Result<(), InvalidTiming> {
+    let metrics = Metrics::new(&context.metrics);
+    // Once for all terms of office: the metrics of a queue are those of its name.
+    let queue_metrics = context.metrics.queue("evacuations");
+    let timing = args.election.timing();
+    let lead = |leading| {
+        let queue = WorkQueue::new(context.clock.clone(), Backoff::default(), queue_metrics.clone());
+        lead(&args, &context, metrics.clone(), queue, leading)
+    };
+    context.lead(timing, lead).await
+}
+
+/// One term of office. Everything that is known is learnt anew, and forgotten at its end.
+async fn lead(
+    args: &Args,
+    context: &Context,
+    metrics: Metrics,
+    queue: WorkQueue<index::Key>,
+    leading: Leading,
+) {
+    let pods = context.pod_cache();
+    let index: Arc<Mutex<Index>> = Arc::default();
+    metrics.show(&index);
+    let controller = Arc::new(Controller {
+        clients: leading.clients,
+        clock: context.clock.clone(),
+        events: context.events.clone(),
+        index,
+        metrics,
+        pods,
+        queue: queue.clone(),
+        resumed: Mutex::new(context.clock.now()),
+    });
+    let (evacuations, budgets) = (CancellationToken::new(), CancellationToken::new());
+    let all = &context.metrics;
+    let _feeds = [
+        tokio::spawn(feed::evacuations(Arc::clone(&controller), all.clone(), evacuations.clone())),
+        tokio::spawn(feed::budgets(Arc::clone(&controller), all.clone(), budgets.clone())),
+        tokio::spawn(feed::pods(Arc::clone(&controller))),
+        tokio::spawn(feed::gaps(Arc::clone(&controller))),
+    ]
+    .map(AbortOnDropHandle::new);
+    let known = async {
+        controller.pods.ready().await;
+        tokio::join!(evacuations.cancelled(), budgets.cancelled());
+    };
+    tokio::select! {
+        () = known => {}
+        () = context.stop.cancelled() => return,
+    }
+    controller.saw_again();
+    let admitted = controller.index().admit_all(&controller.pods.read());
+    controller.enqueue(admitted);
+    info!("everything is known, and work begins");
+    let workers = args.common.max_requests;
+    queue.run(workers, context.stop.clone(), |key| Arc::clone(&controller).handle(key)).await;
+}

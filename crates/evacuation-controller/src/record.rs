@@ -1,0 +1,147 @@
+//! What is kept of an Evacuation: the facts that decide, as small as they can be. Everything in it comes from
+//! the API object, so that a new leader knows as much as the old one did.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use haulout_api_types::evacuation::{CancellationPolicy, Evacuator};
+use haulout_api_types::names::condition;
+use haulout_api_types::{Evacuation, evacuators, instigators};
+use haulout_service_runtime::pods::{NotAUid, Uid};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+/// An Evacuation, reduced to what decisions need.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Box<str>,
+    /// Its UID.
+    pub uid: Uid,
+    /// Its resourceVersion.
+    pub version: Box<str>,
+    /// When it was created.
+    pub created: Timestamp,
+    /// Whether somebody has deleted it, so that it goes with its last finalizer.
+    pub deleting: bool,
+    /// All its finalizers.
+    pub finalizers: Box<[Box<str>]>,
+    /// The name of its pod.
+    pub pod_name: Box<str>,
+    /// The UID of its pod.
+    pub pod_uid: Uid,
+    /// Those who may act, first to act first.
+    pub evacuators: Box<[Evacuator]>,
+    /// How long the active evacuator may be silent.
+    pub progress_deadline: Duration,
+    /// The class that is in charge.
+    pub active: Option<Box<str>>,
+    /// Whether that class has done its part.
+    pub completed: bool,
+    /// When that class last reported progress.
+    pub progress: Option<Timestamp>,
+    /// Whether it can be called off.
+    pub policy: CancellationPolicy,
+    /// How many evictions have failed.
+    pub failed: i32,
+    /// When the last of them did.
+    pub last_failed: Option<Timestamp>,
+    /// What keeps the pod from leaving.
+    pub blocked: Option<Blocked>,
+    /// The conditions of others, which a write of ours must keep.
+    pub other_conditions: Box<[Condition]>,
+}
+
+/// What the condition `Blocked` says while it is true.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blocked {
+    /// One of [`haulout_api_types::names::reason`].
+    pub reason: Box<str>,
+    /// Since when anything has kept the pod from leaving.
+    pub since: Timestamp,
+}
+
+/// An Evacuation that we cannot work on.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum NotARecord {
+    /// It lacks what every object of the API server has.
+    #[error("it has no metadata.{0}")]
+    Incomplete(&'static str),
+    /// A UID is none.
+    #[error("{0}: {1}")]
+    Uid(&'static str, NotAUid),
+}
+
+impl Record {
+    /// Reads an Evacuation; equal namespaces are to be shared by `intern`.
+    pub fn read(evacuation: Evacuation, intern: impl FnOnce(&str) -> Arc<str>) -> Result<Self, NotARecord> {
+        let Evacuation { metadata, spec, status } = evacuation;
+        let missing = NotARecord::Incomplete;
+        let uid = metadata.uid.ok_or(missing("uid"))?;
+        let status = status.unwrap_or_default();
+        let mut evacuators = spec.evacuators;
+        evacuators::sort(&mut evacuators);
+        let is_ours = |c: &Condition| c.type_ == condition::BLOCKED;
+        let (ours, others): (Vec<_>, Vec<_>) = status.conditions.into_iter().partition(is_ours);
+        let blocked = ours.into_iter().find(|c| c.status == "True");
+        Ok(Self {
+            namespace: intern(metadata.namespace.as_deref().ok_or(missing("namespace"))?),
+            name: metadata.name.ok_or(missing("name"))?.into(),
+            uid: uid.parse().map_err(|error| NotARecord::Uid("metadata.uid", error))?,
+            version: metadata.resource_version.ok_or(missing("resourceVersion"))?.into(),
+            created: metadata.creation_timestamp.ok_or(missing("creationTimestamp"))?.0,
+            deleting: metadata.deletion_timestamp.is_some(),
+            finalizers: metadata.finalizers.into_iter().flatten().map(Into::into).collect(),
+            pod_name: spec.pod_ref.name.into(),
+            pod_uid: spec.pod_ref.uid.parse().map_err(|error| NotARecord::Uid("spec.podRef.uid", error))?,
+            evacuators: evacuators.into(),
+            progress_deadline: Duration::from_secs(
+                spec.progress_deadline_seconds.try_into().unwrap_or_default(),
+            ),
+            active: status.active_evacuator_class.map(Into::into),
+            completed: status.active_evacuator_completed,
+            progress: status.evacuation_progress_timestamp.map(|time| time.0),
+            policy: status.evacuation_cancellation_policy,
+            failed: status.failed_eviction_counter,
+            last_failed: status.last_failed_eviction_time.map(|time| time.0),
+            blocked: blocked.map(|c| Blocked { reason: c.reason.into(), since: c.last_transition_time.0 }),
+            other_conditions: others.into(),
+        })
+    }
+
+    /// The subdomains of those who want it. An evacuator's own finalizer of that form does not count.
+    pub fn instigators(&self) -> impl Iterator<Item = &str> {
+        let is_evacuator = |name: &str| self.evacuators.iter().any(|e| e.evacuator_class == name);
+        self.finalizers
+            .iter()
+            .filter_map(|f| instigators::subdomain(f))
+            .filter(move |name| !is_evacuator(name))
+    }
+
+    /// The finalizers that stay when the pod has gone: those of nobody's instigator form.
+    pub fn foreign_finalizers(&self) -> Vec<&str> {
+        let foreign = |f: &&str| instigators::subdomain(f).is_none();
+        self.finalizers.iter().map(AsRef::as_ref).filter(foreign).collect()
+    }
+
+    /// Whether nobody wants it any longer, and it may be called off.
+    pub fn is_cancelled(&self) -> bool {
+        self.policy == CancellationPolicy::Allow && self.instigators().next().is_none()
+    }
+
+    /// Why the pod is blocked, if it is.
+    pub fn blocked_by(&self) -> Option<&str> {
+        self.blocked.as_ref().map(|blocked| blocked.reason.as_ref())
+    }
+
+    /// Whether this is a later state of the same object. Versions that are no numbers cannot be compared:
+    /// then what came last is taken for the later.
+    pub fn is_later_than(&self, other: &Self) -> bool {
+        match (self.version.parse::<u64>(), other.version.parse::<u64>()) {
+            (Ok(mine), Ok(others)) => mine > others,
+            _ => self.version != other.version,
+        }
+    }
+}
