@@ -1,0 +1,301 @@
+//! What a maintenance changes on a node and puts back afterwards: the cordon, annotations and conditions. Whatever
+//! was there before is kept in an annotation of the node, so that any replica can put it back.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use haulout_api_types::names::{
+    BEFORE_MAINTENANCE_ANNOTATION, DO_NOT_DISRUPT_ANNOTATION, MAINTENANCE_STATUS_ANNOTATION,
+    SCALE_DOWN_DISABLED_ANNOTATION, condition, reason,
+};
+use haulout_api_types::node_maintenance::{BeforeMaintenance, MaintenanceStatus};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::NodeCondition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::{Value, json};
+
+use crate::planner::{NodePlan, NodeState};
+
+/// The annotations that keep autoscalers away from a node under maintenance.
+const PROTECTIVE: [&str; 2] = [SCALE_DOWN_DISABLED_ANNOTATION, DO_NOT_DISRUPT_ANNOTATION];
+/// The conditions that are ours.
+const CONDITIONS: [&str; 3] =
+    [condition::MAINTENANCE_IN_PROGRESS, condition::DRAIN_IN_PROGRESS, condition::DRAINED];
+/// All annotations of a node together may have 256 KiB, and others want some too.
+const MAX_STATUS_BYTES: usize = 64 * 1024;
+
+/// What a node shows of a maintenance.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodeMarks {
+    /// Whether it is unschedulable.
+    pub unschedulable: bool,
+    /// Its annotations, as far as they are of interest here.
+    pub annotations: BTreeMap<String, String>,
+    /// Its conditions, as far as they are ours.
+    pub conditions: Vec<NodeCondition>,
+}
+
+impl NodeMarks {
+    /// Picks what is of interest from all annotations and conditions of a node.
+    pub fn new(
+        unschedulable: bool,
+        annotations: impl IntoIterator<Item = (String, String)>,
+        conditions: impl IntoIterator<Item = NodeCondition>,
+    ) -> Self {
+        let known = |key: &str| {
+            PROTECTIVE.contains(&key)
+                || [BEFORE_MAINTENANCE_ANNOTATION, MAINTENANCE_STATUS_ANNOTATION].contains(&key)
+        };
+        Self {
+            unschedulable,
+            annotations: annotations.into_iter().filter(|(key, _)| known(key)).collect(),
+            conditions: conditions.into_iter().filter(|c| CONDITIONS.contains(&c.type_.as_str())).collect(),
+        }
+    }
+
+    /// Whether a maintenance has left anything here.
+    pub fn is_marked(&self) -> bool {
+        self.annotations.contains_key(BEFORE_MAINTENANCE_ANNOTATION) || self.is_labelled()
+    }
+
+    /// The marks that are there for others to see.
+    fn is_labelled(&self) -> bool {
+        self.annotations.contains_key(MAINTENANCE_STATUS_ANNOTATION) || !self.conditions.is_empty()
+    }
+
+    /// What the annotation says of drain targets and message, if it can be read.
+    pub fn status(&self) -> Option<MaintenanceStatus> {
+        serde_json::from_str(self.annotations.get(MAINTENANCE_STATUS_ANNOTATION)?).ok()
+    }
+
+    /// How the node was before; somebody's scribbling in the annotation counts as nothing.
+    fn before(&self) -> Option<BeforeMaintenance> {
+        let text = self.annotations.get(BEFORE_MAINTENANCE_ANNOTATION)?;
+        Some(serde_json::from_str(text).unwrap_or_default())
+    }
+}
+
+/// Something about a node that its maintenances should tell as an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CordonNotice {
+    /// Somebody made it schedulable, and that was reverted.
+    Reverted,
+    /// It stays cordoned, because somebody had cordoned it before.
+    LeftCordoned,
+}
+
+/// What is to be changed on a node. Equal to its default when nothing is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodeChanges {
+    /// The new value of `spec.unschedulable`.
+    pub unschedulable: Option<bool>,
+    /// Annotations to set, and to remove where there is `None`.
+    pub annotations: BTreeMap<String, Option<String>>,
+    /// Conditions to set.
+    pub set_conditions: Vec<NodeCondition>,
+    /// Conditions to remove.
+    pub remove_conditions: Vec<&'static str>,
+    /// What is to be told.
+    pub notice: Option<CordonNotice>,
+}
+
+impl NodeChanges {
+    fn annotate(&mut self, marks: &NodeMarks, key: &str, value: String) {
+        if marks.annotations.get(key) != Some(&value) {
+            self.annotations.insert(key.into(), Some(value));
+        }
+    }
+
+    /// A JSON merge patch of the node. With its `resourceVersion`, because what is put back later depends on
+    /// how the node was when this was decided.
+    pub fn node_patch(&self, resource_version: &str) -> Option<Value> {
+        if self.unschedulable.is_none() && self.annotations.is_empty() {
+            return None;
+        }
+        let mut patch = json!({"metadata": {"resourceVersion": resource_version}});
+        if let Some(root) = patch.as_object_mut() {
+            if let Some(metadata) = root.get_mut("metadata").and_then(Value::as_object_mut)
+                && !self.annotations.is_empty()
+            {
+                metadata.insert("annotations".into(), json!(self.annotations));
+            }
+            if let Some(unschedulable) = self.unschedulable {
+                root.insert("spec".into(), json!({"unschedulable": unschedulable}));
+            }
+        }
+        Some(patch)
+    }
+
+    /// A strategic merge patch of the node's status.
+    pub fn status_patch(&self) -> Option<Value> {
+        let set = self.set_conditions.iter().map(|condition| json!(condition));
+        let remove = self.remove_conditions.iter().map(|name| json!({"type": name, "$patch": "delete"}));
+        let conditions: Vec<Value> = set.chain(remove).collect();
+        (!conditions.is_empty()).then(|| json!({"status": {"conditions": conditions}}))
+    }
+}
+
+/// What is to be changed on a node. `protect` says whether autoscalers are kept away from it.
+pub fn decide(marks: &NodeMarks, plan: &NodePlan, protect: bool, now: Timestamp) -> NodeChanges {
+    if plan.holders.is_empty() { release(marks, plan.uncordon) } else { hold(marks, plan, protect, now) }
+}
+
+fn hold(marks: &NodeMarks, plan: &NodePlan, protect: bool, now: Timestamp) -> NodeChanges {
+    let mut changes = NodeChanges::default();
+    let known = marks.before();
+    let mut before = known.clone().unwrap_or_else(|| BeforeMaintenance {
+        // If only this one annotation has been lost, the cordon is ours.
+        unschedulable: marks.unschedulable && !marks.is_labelled(),
+        annotations: BTreeMap::new(),
+    });
+    for key in PROTECTIVE.into_iter().filter(|_| protect) {
+        let value = marks.annotations.get(key);
+        before.annotations.entry(key.into()).or_insert_with(|| value.cloned());
+        changes.annotate(marks, key, "true".into());
+    }
+    if !marks.unschedulable {
+        changes.unschedulable = Some(true);
+        if known.is_some() {
+            changes.notice = Some(CordonNotice::Reverted);
+            // Whoever had cordoned it does not want that any longer.
+            before.unschedulable = false;
+        }
+    }
+    if known.as_ref() != Some(&before) {
+        changes.annotate(marks, BEFORE_MAINTENANCE_ANNOTATION, json!(before).to_string());
+    }
+    if plan.draining {
+        changes.annotate(marks, MAINTENANCE_STATUS_ANNOTATION, status_annotation(plan));
+    } else if marks.annotations.contains_key(MAINTENANCE_STATUS_ANNOTATION) {
+        changes.annotations.insert(MAINTENANCE_STATUS_ANNOTATION.into(), None);
+    }
+    set_conditions(marks, plan, now, &mut changes);
+    changes
+}
+
+fn status_annotation(plan: &NodePlan) -> String {
+    let mut status =
+        MaintenanceStatus { drain_targets: plan.targets.clone(), drain_message: plan.message.clone() };
+    let text = json!(status).to_string();
+    if text.len() <= MAX_STATUS_BYTES {
+        return text;
+    }
+    // Saying too little is no danger: what is not written here is reached again.
+    status.drain_targets.retain(|entry| entry.pod_selector.is_none());
+    json!(status).to_string()
+}
+
+fn set_conditions(marks: &NodeMarks, plan: &NodePlan, now: Timestamp, changes: &mut NodeChanges) {
+    let drained = plan.state == NodeState::Drained;
+    let names: Vec<&str> = plan.holders.iter().take(10).map(AsRef::as_ref).collect();
+    let more = plan.holders.len().saturating_sub(names.len());
+    let others = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let held = format!("Under maintenance by {}{others}", names.join(", "));
+    let mut wanted = vec![(
+        condition::MAINTENANCE_IN_PROGRESS,
+        true,
+        if plan.draining { "Drain" } else { "Cordon" },
+        held.as_str(),
+    )];
+    if plan.draining {
+        let (why, text) = if drained {
+            (reason::COMPLETE, "Every pod that has to leave has left")
+        } else {
+            (reason::EVACUATING, "Pods are being evacuated")
+        };
+        wanted.push((condition::DRAIN_IN_PROGRESS, !drained, why, text));
+        wanted.push((condition::DRAINED, drained, why, text));
+    }
+    for (type_, status, reason, message) in &wanted {
+        let status = if *status { "True" } else { "False" };
+        let known = marks.conditions.iter().find(|known| known.type_ == *type_);
+        let same = known.is_some_and(|known| {
+            known.status == status
+                && known.reason.as_deref() == Some(reason)
+                && known.message.as_deref() == Some(message)
+        });
+        if !same {
+            let since = known
+                .filter(|known| known.status == status)
+                .and_then(|known| known.last_transition_time.clone());
+            changes.set_conditions.push(NodeCondition {
+                type_: (*type_).into(),
+                status: status.into(),
+                reason: Some((*reason).into()),
+                message: Some((*message).into()),
+                last_transition_time: Some(since.unwrap_or(Time(now))),
+                last_heartbeat_time: Some(Time(now)),
+            });
+        }
+    }
+    let unwanted = |name: &&str| {
+        !wanted.iter().any(|(type_, ..)| type_ == name) && marks.conditions.iter().any(|c| c.type_ == **name)
+    };
+    changes.remove_conditions = CONDITIONS.into_iter().filter(unwanted).collect();
+}
+
+fn release(marks: &NodeMarks, uncordon: bool) -> NodeChanges {
+    let mut changes = NodeChanges::default();
+    let before = marks.before();
+    let wants = match &before {
+        // Without our marks a cordon is somebody else's.
+        None if !marks.is_labelled() => marks.unschedulable,
+        None => false,
+        Some(before) => before.unschedulable,
+    };
+    let unschedulable = wants && !uncordon;
+    if marks.unschedulable != unschedulable && (marks.is_marked() || uncordon) {
+        changes.unschedulable = Some(unschedulable);
+    }
+    if let Some(before) = before {
+        if unschedulable {
+            changes.notice = Some(CordonNotice::LeftCordoned);
+        }
+        for (key, earlier) in before.annotations {
+            let now = marks.annotations.get(&key);
+            // What somebody has changed since is no longer ours to put back, and no scribbling makes others so.
+            let ours = PROTECTIVE.contains(&key.as_str()) && now.is_none_or(|now| now == "true");
+            if ours && earlier.as_ref() != now {
+                changes.annotations.insert(key, earlier);
+            }
+        }
+    }
+    for key in [BEFORE_MAINTENANCE_ANNOTATION, MAINTENANCE_STATUS_ANNOTATION] {
+        if marks.annotations.contains_key(key) {
+            changes.annotations.insert(key.into(), None);
+        }
+    }
+    let ours = |name: &&str| marks.conditions.iter().any(|known| known.type_ == **name);
+    changes.remove_conditions = CONDITIONS.into_iter().filter(ours).collect();
+    changes
+}
+
+/// Counts how often somebody made a node schedulable against a maintenance.
+#[derive(Clone, Debug, Default)]
+pub struct Races(BTreeMap<Arc<str>, VecDeque<Timestamp>>);
+
+impl Races {
+    /// So many within [`Self::WINDOW`] are a race that is worth an event.
+    pub const LIMIT: usize = 3;
+    /// The time that is looked at.
+    pub const WINDOW: SignedDuration = SignedDuration::from_mins(10);
+
+    /// Takes note of a revert; returns how many there were lately if that is a race.
+    pub fn reverted(&mut self, node: &Arc<str>, now: Timestamp) -> Option<usize> {
+        let lately = self.0.entry(node.clone()).or_default();
+        lately.retain(|then| now.duration_since(*then) < Self::WINDOW);
+        lately.push_back(now);
+        if lately.len() > 100 {
+            lately.pop_front();
+        }
+        (lately.len() >= Self::LIMIT).then_some(lately.len())
+    }
+
+    /// Forgets a node that is no longer under maintenance.
+    pub fn forget(&mut self, node: &str) {
+        self.0.remove(node);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,224 @@
+//! Nodes through whole maintenances: what is set, what is reverted, what is put back.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::planner::Counts;
+use crate::testing::{at, entry};
+use haulout_api_types::node_maintenance::PodType;
+
+fn plan(holders: &[&str], draining: bool, state: NodeState) -> NodePlan {
+    NodePlan {
+        state,
+        holders: holders.iter().map(|name| Arc::from(*name)).collect(),
+        draining,
+        uncordon: false,
+        targets: vec![entry(PodType::Default, 1000, None)],
+        message: "Evacuating".into(),
+        evacuate: Vec::new(),
+        withdraw: Vec::new(),
+        counts: Counts::default(),
+        blockers: Vec::new(),
+    }
+}
+
+fn idle() -> NodePlan {
+    plan(&[], false, NodeState::Idle)
+}
+
+fn carry_out(marks: &mut NodeMarks, changes: &NodeChanges) {
+    marks.unschedulable = changes.unschedulable.unwrap_or(marks.unschedulable);
+    for (key, value) in &changes.annotations {
+        match value {
+            Some(value) => drop(marks.annotations.insert(key.clone(), value.clone())),
+            None => drop(marks.annotations.remove(key)),
+        }
+    }
+    let gone = |known: &NodeCondition| {
+        changes.remove_conditions.contains(&known.type_.as_str())
+            || changes.set_conditions.iter().any(|set| set.type_ == known.type_)
+    };
+    marks.conditions.retain(|known| !gone(known));
+    marks.conditions.extend(changes.set_conditions.iter().cloned());
+}
+
+/// Carries out what is decided and checks that nothing more is.
+fn reach(marks: &mut NodeMarks, plan: &NodePlan) -> Option<CordonNotice> {
+    let changes = decide(marks, plan, true, at(0));
+    carry_out(marks, &changes);
+    assert_eq!(decide(marks, plan, true, at(9)), NodeChanges::default(), "once is enough");
+    changes.notice
+}
+
+fn annotated(of: &[(&str, &str)]) -> BTreeMap<String, String> {
+    of.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect()
+}
+
+fn conditions(marks: &NodeMarks) -> Vec<(&str, &str)> {
+    let mut all: Vec<_> = marks.conditions.iter().map(|c| (c.type_.as_str(), c.status.as_str())).collect();
+    all.sort_unstable();
+    all
+}
+
+#[test]
+fn a_node_ends_as_it_began() {
+    let beginnings = [
+        NodeMarks::default(),
+        NodeMarks { unschedulable: true, ..NodeMarks::default() },
+        NodeMarks {
+            annotations: annotated(&[
+                (SCALE_DOWN_DISABLED_ANNOTATION, "false"),
+                (DO_NOT_DISRUPT_ANNOTATION, "true"),
+            ]),
+            ..NodeMarks::default()
+        },
+    ];
+    for beginning in beginnings {
+        let mut marks = beginning.clone();
+        assert_eq!(reach(&mut marks, &plan(&["a"], false, NodeState::Idle)), None);
+        assert!(marks.unschedulable && marks.is_marked());
+        assert_eq!(conditions(&marks), [("MaintenanceInProgress", "True")]);
+        assert_eq!(marks.annotations[SCALE_DOWN_DISABLED_ANNOTATION], "true");
+        assert_eq!(marks.annotations[DO_NOT_DISRUPT_ANNOTATION], "true");
+
+        assert_eq!(reach(&mut marks, &plan(&["a", "b"], true, NodeState::Evacuating)), None);
+        let under_way =
+            [("DrainInProgress", "True"), ("Drained", "False"), ("MaintenanceInProgress", "True")];
+        assert_eq!(conditions(&marks), under_way);
+        let status = marks.status().unwrap();
+        assert_eq!((status.drain_message.as_str(), status.drain_targets.len()), ("Evacuating", 1));
+
+        assert_eq!(reach(&mut marks, &plan(&["b"], true, NodeState::Drained)), None, "b still holds it");
+        let done = [("DrainInProgress", "False"), ("Drained", "True"), ("MaintenanceInProgress", "True")];
+        assert_eq!(conditions(&marks), done);
+
+        let notice = reach(&mut marks, &idle());
+        assert_eq!(notice, beginning.unschedulable.then_some(CordonNotice::LeftCordoned));
+        assert_eq!(marks, beginning);
+    }
+}
+
+#[test]
+fn an_uncordon_by_others_is_reverted_and_ends_an_earlier_cordon() {
+    let mut marks = NodeMarks { unschedulable: true, ..NodeMarks::default() };
+    let cordon = plan(&["a"], false, NodeState::Idle);
+    reach(&mut marks, &cordon);
+    marks.unschedulable = false;
+    assert_eq!(reach(&mut marks, &cordon), Some(CordonNotice::Reverted));
+    assert!(marks.unschedulable);
+    reach(&mut marks, &idle());
+    assert!(!marks.unschedulable, "nobody wants it cordoned any longer");
+}
+
+#[test]
+fn a_lost_memory_does_not_make_our_cordon_somebody_elses() {
+    let mut marks = NodeMarks::default();
+    let cordon = plan(&["a"], false, NodeState::Idle);
+    for scribble in [None, Some("no JSON")] {
+        reach(&mut marks, &cordon);
+        marks.annotations.remove(BEFORE_MAINTENANCE_ANNOTATION);
+        marks
+            .annotations
+            .extend(scribble.map(|text| (BEFORE_MAINTENANCE_ANNOTATION.to_string(), text.to_string())));
+        reach(&mut marks, &cordon);
+        reach(&mut marks, &idle());
+        assert!(!marks.unschedulable, "{scribble:?}");
+    }
+}
+
+#[test]
+fn a_cordon_without_maintenance_is_left_alone_unless_a_completion_without_a_start_asks() {
+    let mut marks = NodeMarks { unschedulable: true, ..NodeMarks::default() };
+    assert_eq!(decide(&marks, &idle(), true, at(0)), NodeChanges::default());
+    reach(&mut marks, &NodePlan { uncordon: true, ..idle() });
+    assert_eq!(marks, NodeMarks::default());
+}
+
+#[test]
+fn what_others_have_set_in_the_meantime_stays() {
+    let mut marks = NodeMarks::default();
+    let changes = decide(&marks, &plan(&["a"], false, NodeState::Idle), true, at(0));
+    carry_out(&mut marks, &changes);
+    marks.annotations.insert(SCALE_DOWN_DISABLED_ANNOTATION.into(), "false".into());
+    reach(&mut marks, &idle());
+    assert_eq!(marks.annotations, annotated(&[(SCALE_DOWN_DISABLED_ANNOTATION, "false")]));
+}
+
+#[test]
+fn autoscalers_are_left_alone_where_that_is_switched_off() {
+    let own = annotated(&[(DO_NOT_DISRUPT_ANNOTATION, "true")]);
+    let mut marks = NodeMarks { annotations: own, ..NodeMarks::default() };
+    let beginning = marks.clone();
+    for plan in [plan(&["a"], false, NodeState::Idle), idle()] {
+        let changes = decide(&marks, &plan, false, at(0));
+        carry_out(&mut marks, &changes);
+    }
+    assert_eq!(marks, beginning, "what the user has set is the user's");
+    let changes = decide(&NodeMarks::default(), &plan(&["a"], false, NodeState::Idle), false, at(0));
+    assert_eq!(changes.annotations.keys().collect::<Vec<_>>(), [BEFORE_MAINTENANCE_ANNOTATION]);
+}
+
+#[test]
+fn patches_say_no_more_than_what_changes() {
+    let changes = decide(&NodeMarks::default(), &plan(&["a"], false, NodeState::Idle), false, at(0));
+    assert_eq!(
+        changes.node_patch("7").unwrap(),
+        json!({"metadata": {"resourceVersion": "7", "annotations": {BEFORE_MAINTENANCE_ANNOTATION: "{\"unschedulable\":false}"}},
+               "spec": {"unschedulable": true}})
+    );
+    let mut marks = NodeMarks::default();
+    carry_out(&mut marks, &changes);
+    let end = decide(&marks, &idle(), false, at(1));
+    assert_eq!(
+        end.status_patch().unwrap(),
+        json!({"status": {"conditions": [{"type": "MaintenanceInProgress", "$patch": "delete"}]}})
+    );
+    assert_eq!((NodeChanges::default().node_patch("7"), NodeChanges::default().status_patch()), (None, None));
+}
+
+#[test]
+fn three_reverts_in_ten_minutes_are_a_race() {
+    let mut races = Races::default();
+    let (node, other) = (Arc::from("n"), Arc::from("m"));
+    let cases = [
+        (0, &node, None),
+        (60, &node, None),
+        (90, &other, None),
+        (120, &node, Some(3)),
+        (700, &node, None),
+        (715, &node, Some(3)),
+    ];
+    for (second, name, expected) in cases {
+        assert_eq!(races.reverted(name, at(second)), expected, "{second}");
+    }
+    races.forget("n");
+    assert_eq!(races.reverted(&node, at(716)), None);
+}
+
+proptest! {
+    /// Whatever maintenances come and go, and however often, a node whose cordon nobody touches ends as it began.
+    #[test]
+    fn any_course_ends_where_it_began(
+        unschedulable: bool,
+        scale_down in proptest::option::of("true|false"),
+        do_not_disrupt in proptest::option::of("true|false"),
+        course in proptest::collection::vec((0usize..3, any::<bool>(), any::<bool>()), 0..8),
+    ) {
+        let mut annotations = BTreeMap::new();
+        annotations.extend(scale_down.map(|value| (SCALE_DOWN_DISABLED_ANNOTATION.to_string(), value)));
+        annotations.extend(do_not_disrupt.map(|value| (DO_NOT_DISRUPT_ANNOTATION.to_string(), value)));
+        let beginning = NodeMarks { unschedulable, annotations, conditions: Vec::new() };
+        let mut marks = beginning.clone();
+        for (holders, draining, drained) in course {
+            let state = if drained { NodeState::Drained } else { NodeState::Evacuating };
+            let names = &["a", "b"][..holders];
+            reach(&mut marks, &plan(names, draining && holders > 0, state));
+            prop_assert!(holders == 0 || marks.unschedulable);
+            prop_assert!(holders > 0 || marks == beginning);
+        }
+        reach(&mut marks, &idle());
+        prop_assert_eq!(marks, beginning);
+    }
+}

@@ -1,0 +1,144 @@
+//! What the planner has to know: pods, nodes and maintenances, reduced to what a drain depends on.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use haulout_api_types::drain_targets::DrainTargets;
+use haulout_api_types::names::reason;
+use haulout_api_types::node_maintenance::{PodType, Stage};
+use haulout_api_types::selector::NodeMatcher;
+use jiff::{SignedDuration, Timestamp};
+
+use crate::plan::Plan;
+
+/// Identifies a pod: one that is made anew under the same name is another pod.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodKey {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its UID.
+    pub uid: Arc<str>,
+}
+
+/// A pod that is bound to a node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PodFacts<L> {
+    /// Which pod it is.
+    pub key: PodKey,
+    /// The node that it is bound to.
+    pub node: Arc<str>,
+    /// Its labels.
+    pub labels: L,
+    /// Its type.
+    pub pod_type: PodType,
+    /// Its priority.
+    pub priority: i32,
+    /// Whether it has succeeded or failed; then it counts as gone.
+    pub finished: bool,
+    /// Whether it has been asked to end; then nobody has to ask again.
+    pub terminating: bool,
+    /// Whether it has an Evacuation.
+    pub evacuation: EvacuationOf,
+    /// The persistent volumes that it uses, by name.
+    pub volumes: Arc<[Arc<str>]>,
+    /// When it was created.
+    pub created: Option<Timestamp>,
+    /// Whether it tolerates `node.kubernetes.io/unschedulable:NoSchedule`.
+    pub tolerates_cordon: bool,
+    /// What keeps it from leaving, as its Evacuation says, or as its overdue end shows.
+    pub blocked: Option<Blocked>,
+}
+
+/// Whether a pod has an Evacuation, and whose wish that is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EvacuationOf {
+    /// There is none.
+    #[default]
+    Nobody,
+    /// There is one, without our instigator finalizer.
+    Others,
+    /// There is one with our instigator finalizer.
+    Us,
+}
+
+/// Why a pod does not leave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blocked {
+    /// In one word, one of `names::reason`.
+    pub reason: Arc<str>,
+    /// For people.
+    pub message: Arc<str>,
+    /// Since when, where that is known.
+    pub since: Option<Timestamp>,
+}
+
+impl Blocked {
+    /// How long a pod may take beyond its grace period before that is worth telling.
+    pub const PATIENCE: SignedDuration = SignedDuration::from_mins(1);
+
+    /// What to say of a terminating pod whose grace period ends at `deadline`, which is its
+    /// `deletionTimestamp`; or when to ask again.
+    pub fn overdue(deadline: Timestamp, now: Timestamp) -> Result<Self, Timestamp> {
+        let due = deadline.saturating_add(Self::PATIENCE).unwrap_or(Timestamp::MAX);
+        if now < due {
+            return Err(due);
+        }
+        let message = "it is terminating and its grace period is over: look at its finalizers and at the kubelet of its node";
+        Ok(Self { reason: reason::TERMINATING.into(), message: message.into(), since: Some(deadline) })
+    }
+}
+
+/// A node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeFacts<L> {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its labels.
+    pub labels: L,
+    /// Whether it is unschedulable.
+    pub cordoned: bool,
+    /// Whether it carries any of our marks; see [`cordon::NodeMarks`](crate::cordon::NodeMarks).
+    pub marked: bool,
+    /// The persistent volumes that are attached to it, by name.
+    pub volumes: Arc<BTreeSet<Arc<str>>>,
+    /// The targets that its annotation says it has reached. They count when the node is first seen under a
+    /// drain; from then on the planner knows better.
+    pub reached: DrainTargets,
+}
+
+/// A maintenance.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MaintenanceFacts {
+    /// Its name.
+    pub name: Arc<str>,
+    /// When it was created: older ones come first, and among equals the alphabet decides.
+    pub created: Timestamp,
+    /// The stage that is acted on: see [`stage::planned`](crate::stage::planned).
+    pub stage: Stage,
+    /// Whether its nodes are made schedulable whoever cordoned them: see
+    /// [`stage::uncordons`](crate::stage::uncordons).
+    pub uncordons: bool,
+    /// The nodes that it selects.
+    pub nodes: NodeMatcher,
+    /// The steps in which it drains.
+    pub plan: Arc<Plan>,
+    /// How many pods have left so far according to its status. Counts when it is first seen.
+    pub evacuated: u32,
+    /// When its drain began, once it has.
+    pub drain_began: Option<Timestamp>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::at;
+
+    #[test]
+    fn a_pod_that_does_not_end_is_told_of_a_minute_after_its_grace_period() {
+        for (now, expected) in [(0, Err(at(160))), (159, Err(at(160))), (160, Ok(Some(at(100))))] {
+            assert_eq!(Blocked::overdue(at(100), at(now)).map(|blocked| blocked.since), expected, "{now}");
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Feeds the index with what the API server tells.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::pin::pin;
+use std::sync::Arc;
+
+use futures::{Stream, TryStreamExt as _};
+use haulout_api_types::{DrainRule, NodeMaintenance};
+use haulout_service_runtime::metrics::Metrics;
+use haulout_service_runtime::pods::LabelSet;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::core::{DeserializeGuard, PartialObjectMeta};
+use kube::runtime::watcher::{Config, Error, Event};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use crate::controller::Controller;
+use crate::index::Work;
+use crate::seen::{self, AttachmentSeen, EvacuationSeen, NodeSeen, SlimAttachment, SlimEvacuation, SlimNode};
+
+/// What all feeds need.
+#[derive(Clone)]
+pub(crate) struct Feed {
+    pub(crate) controller: Arc<Controller>,
+    pub(crate) metrics: Metrics,
+    /// Cancelled when all objects have been told once.
+    pub(crate) listed: CancellationToken,
+}
+
+/// Follows all pods.
+pub(crate) async fn pods(controller: Arc<Controller>) {
+    let mut subscription = controller.pods.subscribe();
+    loop {
+        let changes = subscription.changes().await;
+        let now = controller.clock.now();
+        for change in changes {
+            let wake = controller.tell(|index| match (&change.old, &change.new) {
+                (_, Some(pod)) => Some((pod.uid, index.put_pod(pod, now)?)),
+                (Some(pod), None) => {
+                    index.remove_pod(pod);
+                    None
+                }
+                (None, None) => None,
+            });
+            if let Some((uid, when)) = wake {
+                controller.queue.add_at(Work::Pod(uid), when);
+            }
+        }
+    }
+}
+
+/// Follows all nodes.
+pub(crate) async fn nodes(feed: Feed) {
+    let controller = &*feed.controller;
+    let put = |name: Arc<str>, node: Option<SlimNode>| match node {
+        Some(node) => controller.tell(|index| index.put_node(name, NodeSeen::new(node))),
+        None => controller.tell(|index| index.remove_node(&name)),
+    };
+    follow(&feed, "nodes", feed.watch(), readable, named, put).await;
+}
+
+/// Follows all maintenances.
+pub(crate) async fn maintenances(feed: Feed) {
+    let controller = &*feed.controller;
+    let put = |name: Arc<str>, maintenance: Option<NodeMaintenance>| match maintenance {
+        Some(maintenance) => controller.tell(|index| index.put_maintenance(maintenance)),
+        None => controller.tell(|index| index.remove_maintenance(&name)),
+    };
+    follow(&feed, "nodemaintenances", feed.watch(), readable, named, put).await;
+}
+
+/// Follows all drain rules.
+pub(crate) async fn rules(feed: Feed) {
+    let controller = &*feed.controller;
+    let put = |name: Arc<str>, rule: Option<DrainRule>| {
+        controller.tell(|index| index.put_rule(name.to_string(), rule));
+    };
+    follow(&feed, "drainrules", feed.watch(), readable, named, put).await;
+}
+
+/// Follows all Evacuations.
+pub(crate) async fn evacuations(feed: Feed) {
+    let controller = &*feed.controller;
+    let put = |pod, evacuation: Option<SlimEvacuation>| {
+        let (now, pods) = (controller.clock.now(), controller.pods.read());
+        controller.tell(|index| match evacuation {
+            Some(evacuation) => index.put_evacuation(pod, EvacuationSeen::new(evacuation), &pods, now),
+            None => index.remove_evacuation(pod, &pods, now),
+        });
+    };
+    follow(&feed, "evacuations", feed.watch(), readable, seen::pod_of, put).await;
+}
+
+/// Follows all attachments of volumes.
+pub(crate) async fn attachments(feed: Feed) {
+    let controller = &*feed.controller;
+    let put = |name: Arc<str>, attachment: Option<SlimAttachment>| {
+        controller.tell(|index| index.put_attachment(name, attachment.map(AttachmentSeen::new)));
+    };
+    follow(&feed, "volumeattachments", feed.watch(), readable, named, put).await;
+}
+
+/// Follows the labels of all namespaces.
+pub(crate) async fn namespaces(feed: Feed) {
+    let controller = &*feed.controller;
+    let put = |name: Arc<str>, metadata: Option<PartialObjectMeta<Namespace>>| {
+        let labels = metadata.map(|namespace| {
+            let labels = namespace.labels().iter().map(|(key, value)| (key.as_str(), value.as_str()));
+            labels.collect::<LabelSet>()
+        });
+        controller.tell(|index| index.put_namespace(&name, labels));
+    };
+    // Metadata alone are asked for, and can always be read.
+    let api: Api<PartialObjectMeta<Namespace>> = Api::all(feed.client());
+    follow(&feed, "namespaces", watcher(api, Config::default()), Some, named, put).await;
+}
+
+impl Feed {
+    fn client(&self) -> Client {
+        self.controller.clients.direct.clone()
+    }
+
+    /// Watches all objects of a kind, of which some may not be readable.
+    fn watch<K>(&self) -> impl Stream<Item = Result<Event<DeserializeGuard<K>>, Error>> + Send
+    where
+        K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + 'static,
+    {
+        watcher(Api::all(self.client()), Config::default())
+    }
+}
+
+fn readable<K: Resource<DynamicType = ()>>(guard: DeserializeGuard<K>) -> Option<K> {
+    match guard.0 {
+        Ok(object) => Some(object),
+        Err(problem) => {
+            let (kind, metadata) = (K::kind(&()), &problem.metadata);
+            let (namespace, name) = (&metadata.namespace, &metadata.name);
+            warn!(%kind, ?namespace, ?name, %problem, "an object that cannot be read is left as it was");
+            None
+        }
+    }
+}
+
+#[allow(clippy::unnecessary_wraps, reason = "not every kind has its key in the name")]
+fn named(name: &str) -> Option<Arc<str>> {
+    Some(name.into())
+}
+
+/// Tells what is there and what is gone, by the key that is in each object's name.
+async fn follow<K, T, Key: Ord + Clone>(
+    feed: &Feed,
+    resource: &'static str,
+    events: impl Stream<Item = Result<Event<K>, Error>> + Send,
+    read: impl Fn(K) -> Option<T>,
+    key: impl Fn(&str) -> Option<Key>,
+    put: impl Fn(Key, Option<T>),
+) where
+    K: Resource<DynamicType = ()> + Send,
+{
+    let mut events = pin!(events.default_backoff());
+    let (mut known, mut unseen) = (BTreeSet::new(), BTreeSet::new());
+    loop {
+        match events.try_next().await {
+            Ok(Some(Event::Init)) => unseen.clone_from(&known),
+            Ok(Some(Event::InitApply(object) | Event::Apply(object))) => {
+                let Some(key) = key(&object.name_any()) else { continue };
+                unseen.remove(&key);
+                if let Some(object) = read(object) {
+                    known.insert(key.clone());
+                    put(key, Some(object));
+                }
+            }
+            Ok(Some(Event::InitDone)) => {
+                for key in std::mem::take(&mut unseen) {
+                    known.remove(&key);
+                    put(key, None);
+                }
+                feed.listed.cancel();
+            }
+            Ok(Some(Event::Delete(object))) => {
+                if let Some(key) = key(&object.name_any()) {
+                    known.remove(&key);
+                    put(key, None);
+                }
+            }
+            Ok(None) => return,
+            Err(error) => {
+                warn!(%error, "{resource} cannot be watched; trying again");
+                feed.metrics.watch_restarted(resource);
+            }
+        }
+    }
+}

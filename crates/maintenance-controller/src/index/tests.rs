@@ -1,0 +1,225 @@
+//! What follows from what is told, without a cluster.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::seen::{SlimAttachment, SlimEvacuation, SlimNode};
+use crate::testing::at;
+
+const POD: &str = "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11";
+
+struct World {
+    index: Index,
+    pods: PodIndex,
+    version: u32,
+}
+
+impl World {
+    /// A pod on a node under a maintenance that drains; everything is told in the order given.
+    fn new(order: &[&str]) -> Self {
+        let mut world = Self { index: Index::new(Served::DEFAULT), pods: PodIndex::default(), version: 0 };
+        for thing in order {
+            match *thing {
+                "node" => world.node(true),
+                "pod" => world.pod(json!({})),
+                "maintenance" => world.maintenance("Drain", &["Drain"]),
+                other => panic!("{other}"),
+            }
+        }
+        world.settle();
+        world
+    }
+
+    fn settle(&mut self) -> BTreeSet<Work> {
+        while !self.index.settle() {}
+        self.index.take_changed()
+    }
+
+    fn meta(&mut self, name: &str, more: Value) -> Value {
+        self.version += 1;
+        let mut meta = json!({"name": name, "uid": format!("uid of {name}"), "resourceVersion": self.version.to_string()});
+        meta.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        meta
+    }
+
+    fn node(&mut self, cordoned: bool) {
+        let metadata = self.meta("n1", json!({"labels": {"pool": "blue"}}));
+        let node: SlimNode =
+            serde_json::from_value(json!({"metadata": metadata, "spec": {"unschedulable": cordoned}}))
+                .unwrap();
+        self.index.put_node("n1".into(), NodeSeen::new(node));
+    }
+
+    fn pod(&mut self, more: Value) {
+        let metadata = self.meta("web-1", json!({"namespace": "shop", "uid": POD}));
+        let mut pod = json!({
+            "metadata": metadata,
+            "spec": {"nodeName": "n1", "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]},
+            "status": {"phase": "Running"},
+        });
+        pod["metadata"].as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let pod = Pod::from_json(pod.to_string().as_bytes()).unwrap();
+        for change in self.pods.apply(pod) {
+            self.index.put_pod(&change.new.unwrap(), at(0));
+        }
+    }
+
+    fn maintenance(&mut self, stage: &str, begun: &[&str]) {
+        let metadata =
+            self.meta("m", json!({"finalizers": ["nodemaintenance.k8s.io/maintenance-completion"]}));
+        let begun: Vec<_> = begun
+            .iter()
+            .map(|name| json!({"name": name, "startTimestamp": "2026-01-01T00:00:00Z"}))
+            .collect();
+        let object = json!({
+            "metadata": metadata,
+            "spec": {
+                "stage": stage,
+                "nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "pool", "operator": "Exists"}]}]},
+            },
+            "status": {"stageStatuses": begun},
+        });
+        self.index.put_maintenance(serde_json::from_value(object).unwrap());
+    }
+
+    fn evacuation(&mut self, finalizers: &[&str]) {
+        let metadata =
+            self.meta(&format!("{POD}-web-1"), json!({"namespace": "shop", "finalizers": finalizers}));
+        let evacuation: SlimEvacuation = serde_json::from_value(json!({"metadata": metadata})).unwrap();
+        self.index.put_evacuation(uid(), EvacuationSeen::new(evacuation), &self.pods, at(0));
+    }
+
+    fn attach(&mut self, name: &str, volume: Option<&str>) {
+        let metadata = self.meta(name, json!({}));
+        let seen = volume.map(|volume| {
+            let object = json!({"metadata": metadata,
+                "spec": {"nodeName": "n1", "source": {"persistentVolumeName": volume}}});
+            AttachmentSeen::new(serde_json::from_value::<SlimAttachment>(object).unwrap())
+        });
+        self.index.put_attachment(name.into(), seen);
+    }
+
+    fn wish(&mut self) -> Option<Wish> {
+        self.settle();
+        let pod = self.pods.get(uid()).unwrap().clone();
+        self.index.wish(&pod).unwrap()
+    }
+
+    fn plan(&mut self) -> NodePlan {
+        self.settle();
+        self.index.node(&"n1".into()).unwrap().unwrap().1
+    }
+
+    fn undone(&mut self) -> usize {
+        let plan = self.plan();
+        self.index.to_do(&plan, at(0)).len()
+    }
+}
+
+fn uid() -> Uid {
+    POD.parse().unwrap()
+}
+
+fn ours() -> String {
+    haulout_api_types::instigators::finalizer("nodemaintenance.k8s.io")
+}
+
+#[test]
+fn a_pod_is_wanted_gone_in_whatever_order_things_are_told() {
+    for order in [
+        ["node", "pod", "maintenance"],
+        ["pod", "node", "maintenance"],
+        ["maintenance", "pod", "node"],
+        ["maintenance", "node", "pod"],
+    ] {
+        let mut world = World::new(&order);
+        assert_eq!((world.wish(), world.undone()), (Some(Wish::Evacuate), 1), "{order:?}");
+    }
+}
+
+#[test]
+fn nobody_is_asked_to_leave_before_the_node_is_cordoned() {
+    let mut world = World::new(&["node", "pod", "maintenance"]);
+    world.node(false);
+    assert_eq!(world.wish(), None);
+    world.node(true);
+    assert_eq!(world.wish(), Some(Wish::Evacuate));
+}
+
+#[test]
+fn an_evacuation_is_wanted_until_the_maintenance_is_completed() {
+    let mut world = World::new(&["node", "pod", "maintenance"]);
+    world.evacuation(&["x"]);
+    assert_eq!((world.wish(), world.undone()), (Some(Wish::Evacuate), 1), "it is not ours yet");
+    world.evacuation(&["x", &ours()]);
+    assert_eq!((world.wish(), world.undone()), (Some(Wish::Evacuate), 0), "it is");
+    world.maintenance("Complete", &["Drain", "Complete"]);
+    assert_eq!((world.wish(), world.undone()), (Some(Wish::Withdraw), 1));
+    world.evacuation(&["x"]);
+    assert_eq!((world.wish(), world.undone()), (None, 0));
+    world.index.remove_evacuation(uid(), &world.pods, at(0));
+    assert_eq!((world.wish(), world.undone()), (None, 0));
+}
+
+#[test]
+fn an_evacuation_is_made_once_until_it_is_seen_or_long_missing() {
+    let mut world = World::new(&["node", "pod", "maintenance"]);
+    assert_eq!(world.index.making(uid(), at(0)), Ok(()));
+    assert_eq!(world.index.making(uid(), at(9)), Err(at(10)));
+    assert_eq!(world.index.making(uid(), at(10)), Ok(()));
+    world.index.not_made(uid());
+    assert_eq!(world.index.making(uid(), at(11)), Ok(()));
+    world.evacuation(&[&ours()]);
+    world.index.remove_evacuation(uid(), &world.pods, at(12));
+    assert_eq!(world.index.making(uid(), at(12)), Ok(()), "that one has been seen, and is gone");
+}
+
+#[test]
+fn what_came_before_what_is_known_changes_nothing() {
+    let mut world = World::new(&["node", "pod", "maintenance"]);
+    let version = std::mem::replace(&mut world.version, 0);
+    world.node(false);
+    assert_eq!(world.wish(), Some(Wish::Evacuate), "an old state of the node");
+    world.maintenance("Complete", &["Complete"]);
+    assert_eq!(world.wish(), Some(Wish::Evacuate), "an old state of the maintenance");
+    world.version = version;
+    world.maintenance("Complete", &["Drain", "Complete"]);
+    assert_eq!(world.wish(), None);
+}
+
+#[test]
+fn an_attached_volume_is_waited_for_unless_it_belongs_to_a_pod_that_stays() {
+    let mut world = World::new(&["node", "pod", "maintenance"]);
+    world.attach("a1", Some("pv-1"));
+    world.attach("a2", Some("pv-1"));
+    assert_eq!(world.plan().counts.volumes, 0, "not before the pods have left");
+    world.pod(json!({"labels": {"cluster.x-k8s.io/drain": "skip"}}));
+    assert_eq!(world.plan().counts.volumes, 1);
+    let on_node: Vec<_> = world.pods.on_node("n1").to_vec();
+    let claims = world.index.unknown_claims(&on_node);
+    assert_eq!(claims, BTreeSet::from([("shop".into(), "data".into())]));
+    for claim in claims {
+        world.index.learn_claim(claim, Some("pv-1".into()), &on_node, at(0));
+    }
+    assert_eq!(world.plan().counts.volumes, 0, "it is the skipped pod's");
+    assert_eq!(world.index.unknown_claims(&on_node), BTreeSet::new());
+    world.index.remove_pod(&on_node[0]);
+    assert_eq!(world.plan().counts.volumes, 1, "nobody's");
+    world.attach("a1", None);
+    assert_eq!(world.plan().counts.volumes, 1, "the other attachment is still there");
+    world.attach("a2", None);
+    assert_eq!(world.plan().counts.volumes, 0);
+}
+
+#[test]
+fn a_pod_that_does_not_end_is_looked_at_again_when_that_is_worth_telling() {
+    let mut world = World::new(&["node", "pod", "maintenance"]);
+    world.pod(json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0}));
+    let pod = world.pods.get(uid()).unwrap().clone();
+    let deadline = pod.deletion_timestamp().unwrap();
+    let minute = deadline + SignedDuration::from_mins(1);
+    assert_eq!(world.index.put_pod(&pod, deadline), Some(minute));
+    assert_eq!(world.plan().blockers, []);
+    assert_eq!(world.index.put_pod(&pod, minute), None);
+    assert_eq!(world.plan().blockers.len(), 1);
+}

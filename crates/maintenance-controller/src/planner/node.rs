@@ -1,0 +1,366 @@
+//! One node and its pods: who is still there, who is targeted, who leaves now, who holds whom back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use fixedbitset::FixedBitSet;
+use haulout_api_types::drain_rule::DrainBehavior;
+use haulout_api_types::drain_targets::DrainTargets;
+use haulout_api_types::names::reason;
+use haulout_api_types::node_maintenance::PodType;
+use haulout_api_types::selector::Labels;
+use jiff::Timestamp;
+
+use super::Id;
+use crate::facts::{EvacuationOf, NodeFacts, PodFacts, PodKey};
+use crate::plan::{Served, StepNumber, is_targeted};
+
+/// A pod with what rules and plans make of it.
+pub(super) struct PodRecord<L> {
+    pub facts: PodFacts<L>,
+    pub behavior: DrainBehavior,
+    pub order: i32,
+    /// For each draining maintenance, the first step that selects it.
+    pub first: Vec<StepNumber>,
+}
+
+/// What becomes of a pod.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It has finished or is to be skipped.
+    Disregarded,
+    /// Nobody evacuates its type here.
+    Unsupported,
+    /// It has to leave.
+    Leaving,
+}
+
+impl<L> PodRecord<L> {
+    pub fn fate(&self, served: Served) -> Fate {
+        if self.facts.finished || self.behavior == DrainBehavior::Skip {
+            Fate::Disregarded
+        } else if served.serves(self.facts.pod_type) {
+            Fate::Leaving
+        } else {
+            Fate::Unsupported
+        }
+    }
+
+    /// What keeps it from leaving, as far as is known.
+    fn blocker(&self, drain_began: Option<Timestamp>) -> Option<Blocker> {
+        let blocker = |reason: &str, message: &str, since| {
+            Some(Blocker {
+                pod: Some(self.facts.key.clone()),
+                reason: reason.into(),
+                message: message.into(),
+                since,
+            })
+        };
+        if let Some(blocked) = &self.facts.blocked {
+            return blocker(&blocked.reason, &blocked.message, blocked.since);
+        }
+        if self.behavior == DrainBehavior::WaitCompleted {
+            return blocker(
+                reason::WAITING_FOR_COMPLETION,
+                "a drain rule or its label cluster.x-k8s.io/drain says to wait until it has finished",
+                None,
+            );
+        }
+        let returned = self.facts.tolerates_cordon
+            && self.facts.pod_type == PodType::Default
+            && self.facts.created.zip(drain_began).is_some_and(|(created, began)| created > began);
+        if returned {
+            return blocker(
+                reason::RETURNS_TO_NODE,
+                "it tolerates the cordon and was put onto the node after the drain had begun: remove its toleration of node.kubernetes.io/unschedulable, or let a DrainRule skip it",
+                self.facts.created,
+            );
+        }
+        None
+    }
+
+    fn on_its_way(&self) -> bool {
+        self.facts.terminating || self.facts.evacuation != EvacuationOf::Nobody
+    }
+}
+
+/// Whether a node is to be cordoned.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cordon {
+    /// No maintenance minds: it is as somebody else wants it.
+    Nobodys,
+    /// A maintenance in stage Cordon or Drain wants it so.
+    Wanted,
+    /// It is to be made schedulable, whoever cordoned it.
+    Unwanted,
+}
+
+/// How many of a node's pods are first selected in which step.
+pub(super) type Histogram = Vec<(StepNumber, u32)>;
+
+/// A node with its pods and what the drain has made of it. The lists of maintenances are sorted by age, and
+/// what concerns one of them stands at its place.
+pub(super) struct NodeRecord<L> {
+    pub facts: Option<NodeFacts<L>>,
+    pub pods: BTreeMap<PodKey, PodRecord<L>>,
+    /// All maintenances that select it.
+    pub members: Vec<Id>,
+    pub cordon: Cordon,
+    /// Those of them that drain it.
+    pub draining: Vec<Id>,
+    /// The step that each has reached here; `None` until it has been looked at.
+    pub at: Vec<Option<StepNumber>>,
+    /// What each has counted here.
+    pub counted: Vec<Histogram>,
+    /// By whom each is fast-forwarded here.
+    pub forwarded: Vec<FixedBitSet>,
+    pub targets: DrainTargets,
+    /// Whether others drain it than when its targets were last raised.
+    pub reassigned: bool,
+    /// Targets that won a tie and are to be added.
+    pub extra: Option<Arc<DrainTargets>>,
+    pub view: View,
+    /// Whether it was cordoned, and whether something of ours was left over, when it was last looked at.
+    pub counted_marks: (bool, bool),
+    /// Whether it waits in the queue.
+    pub queued: bool,
+}
+
+impl<L> Default for NodeRecord<L> {
+    fn default() -> Self {
+        Self {
+            facts: None,
+            pods: BTreeMap::new(),
+            members: Vec::new(),
+            cordon: Cordon::Nobodys,
+            draining: Vec::new(),
+            at: Vec::new(),
+            counted: Vec::new(),
+            forwarded: Vec::new(),
+            targets: DrainTargets::default(),
+            reassigned: false,
+            extra: None,
+            view: View::default(),
+            counted_marks: (false, false),
+            queued: false,
+        }
+    }
+}
+
+/// What one look at a node finds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct View {
+    pub counts: Counts,
+    /// Of what is targeted, how much each maintenance has reached itself.
+    pub own: Vec<u32>,
+    /// Who holds back pods that each maintenance has reached.
+    pub limiters: Vec<FixedBitSet>,
+    pub blockers: Vec<Blocker>,
+}
+
+/// Numbers that all maintenances of a node share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Pods that have to leave and are not on their way.
+    pub pending: u32,
+    /// Pods that have an Evacuation or are terminating.
+    pub evacuating: u32,
+    /// Pods that nobody evacuates here.
+    pub unsupported: u32,
+    /// Pods that have to leave and are among the targets.
+    pub targeted: u32,
+    /// Volumes that are waited for, now that no Default pod is left.
+    pub volumes: u32,
+    /// Pods and volumes that are left in all.
+    pub left: u32,
+    /// Evacuations of ours that are no longer wanted.
+    pub unwanted: u32,
+}
+
+/// Something that keeps a node from being drained.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blocker {
+    /// The pod, unless it is a volume.
+    pub pod: Option<PodKey>,
+    /// In one word, one of `names::reason`.
+    pub reason: Arc<str>,
+    /// For people.
+    pub message: Arc<str>,
+    /// Since when, where that is known.
+    pub since: Option<Timestamp>,
+}
+
+impl<L: Labels> NodeRecord<L> {
+    /// Attached volumes that somebody should be rid of: not those of pods that stay, or that leave later
+    /// than the volumes are waited for.
+    pub fn volumes(&self, served: Served) -> BTreeSet<&Arc<str>> {
+        let mut volumes: BTreeSet<_> = self.facts.iter().flat_map(|facts| facts.volumes.iter()).collect();
+        if !volumes.is_empty() {
+            let stays = |pod: &&PodRecord<L>| {
+                !pod.facts.finished
+                    && (pod.fate(served) != Fate::Leaving || pod.facts.pod_type != PodType::Default)
+            };
+            for volume in self.pods.values().filter(stays).flat_map(|pod| pod.facts.volumes.iter()) {
+                volumes.remove(volume);
+            }
+        }
+        volumes
+    }
+
+    /// Counts for each draining maintenance what its steps first select here.
+    pub fn count(&self, served: Served, volume_steps: &[StepNumber]) -> Vec<Histogram> {
+        let volumes = u32::try_from(self.volumes(served).len()).unwrap_or(u32::MAX);
+        let mut all: Vec<BTreeMap<StepNumber, u32>> = vec![BTreeMap::new(); self.draining.len()];
+        for pod in self.pods.values().filter(|pod| pod.fate(served) == Fate::Leaving) {
+            for (histogram, step) in all.iter_mut().zip(&pod.first) {
+                *histogram.entry(*step).or_default() += 1;
+            }
+        }
+        for (histogram, step) in all.iter_mut().zip(volume_steps).filter(|_| volumes > 0) {
+            *histogram.entry(*step).or_default() += volumes;
+        }
+        all.into_iter().map(|histogram| histogram.into_iter().collect()).collect()
+    }
+
+    /// The maintenances, by place, that have reached a pod.
+    fn reached_by(&self, first: &[StepNumber]) -> FixedBitSet {
+        let mut reached = FixedBitSet::with_capacity(self.draining.len());
+        for (place, (step, at)) in first.iter().zip(&self.at).enumerate() {
+            reached.set(place, at.is_some_and(|at| *step <= at));
+        }
+        reached
+    }
+
+    fn targets_pod(&self, pod: &PodRecord<L>, reached: &FixedBitSet) -> bool {
+        let facts = &pod.facts;
+        !self.draining.is_empty()
+            && (reached.is_full()
+                || is_targeted(&self.targets, facts.pod_type, facts.priority, pod.order, &facts.labels))
+    }
+
+    /// Whether it is cordoned, and whether something of ours is left over on it that nobody wants.
+    pub fn marks(&self, view: &View) -> (bool, bool) {
+        let is = |mark: fn(&NodeFacts<L>) -> bool| self.facts.as_ref().is_some_and(mark);
+        let marks = self.cordon != Cordon::Wanted && is(|node| node.marked);
+        let cordon = self.cordon == Cordon::Unwanted && is(|node| node.cordoned);
+        let left_over = marks || cordon || (self.draining.is_empty() && view.counts.unwanted > 0);
+        (is(|node| node.cordoned), left_over)
+    }
+
+    /// Looks at everything. `drain_began` is when the first drain of this node did.
+    pub fn look(&self, served: Served, volume_steps: &[StepNumber], drain_began: Option<Timestamp>) -> View {
+        let places = self.draining.len();
+        let mut view = View {
+            own: vec![0; places],
+            limiters: vec![FixedBitSet::with_capacity(places); places],
+            ..View::default()
+        };
+        let mut default_pods = false;
+        for pod in self.pods.values() {
+            let fate = pod.fate(served);
+            if self.is_unwanted(pod, served) {
+                view.counts.unwanted += 1;
+            }
+            if places == 0 || fate == Fate::Disregarded {
+                continue;
+            }
+            if fate == Fate::Unsupported {
+                view.counts.unsupported += 1;
+                continue;
+            }
+            default_pods |= pod.facts.pod_type == PodType::Default;
+            view.counts.left += 1;
+            if pod.on_its_way() {
+                view.counts.evacuating += 1;
+            } else {
+                view.counts.pending += 1;
+            }
+            let reached = self.reached_by(&pod.first);
+            if self.targets_pod(pod, &reached) {
+                view.counts.targeted += 1;
+                for (place, own) in view.own.iter_mut().enumerate() {
+                    *own += u32::from(reached.contains(place));
+                }
+                view.blockers.extend(pod.blocker(drain_began));
+            } else {
+                for (place, limiters) in view.limiters.iter_mut().enumerate() {
+                    if reached.contains(place) {
+                        limiters.extend(reached.zeroes());
+                    }
+                }
+            }
+        }
+        if places > 0 {
+            self.look_at_volumes(served, volume_steps, default_pods, &mut view);
+        }
+        view
+    }
+
+    fn look_at_volumes(&self, served: Served, steps: &[StepNumber], default_pods: bool, view: &mut View) {
+        let volumes = self.volumes(served);
+        let number = u32::try_from(volumes.len()).unwrap_or(u32::MAX);
+        view.counts.left += number;
+        if number == 0 || default_pods {
+            return;
+        }
+        view.counts.volumes = number;
+        for ((own, step), at) in view.own.iter_mut().zip(steps).zip(&self.at) {
+            if at.is_some_and(|at| *step <= at) {
+                *own += number;
+            }
+        }
+        let mut names: Vec<&str> = volumes.iter().take(10).map(AsRef::as_ref).collect();
+        let more = format!("{} more", volumes.len() - names.len());
+        if volumes.len() > names.len() {
+            names.push(&more);
+        }
+        let what = if number == 1 { "volume is" } else { "volumes are" };
+        view.blockers.push(Blocker {
+            pod: None,
+            reason: reason::VOLUMES_ATTACHED.into(),
+            message: format!(
+                "{number} {what} still attached though the pods have left: {}; look at the VolumeAttachments and the CSI driver",
+                names.join(", ")
+            )
+            .into(),
+            since: None,
+        });
+    }
+
+    /// Whether an Evacuation of ours has lost its purpose.
+    fn is_unwanted(&self, pod: &PodRecord<L>, served: Served) -> bool {
+        pod.facts.evacuation == EvacuationOf::Us
+            && !pod.facts.finished
+            && !(pod.fate(served) == Fate::Leaving
+                && pod.behavior == DrainBehavior::Drain
+                && !self.draining.is_empty())
+    }
+
+    /// The pods whose Evacuations are to be withdrawn.
+    pub fn unwanted(&self, served: Served) -> impl Iterator<Item = &PodKey> {
+        self.pods.iter().filter(move |(_, pod)| self.is_unwanted(pod, served)).map(|(key, _)| key)
+    }
+
+    /// The pods that are to be evacuated now, with the places of those who want it: what is targeted, is not
+    /// ending already, and has no pod of lower order before it.
+    pub fn evacuate(&self, served: Served) -> Vec<(&PodKey, Vec<usize>)> {
+        let mut lowest: BTreeMap<PodType, i32> = BTreeMap::new();
+        let leaving = || self.pods.iter().filter(|(_, pod)| pod.fate(served) == Fate::Leaving);
+        for (_, pod) in leaving() {
+            let order = lowest.entry(pod.facts.pod_type).or_insert(pod.order);
+            *order = pod.order.min(*order);
+        }
+        let mut evacuate = Vec::new();
+        for (key, pod) in leaving() {
+            let reached = self.reached_by(&pod.first);
+            let now = pod.behavior == DrainBehavior::Drain
+                && !pod.facts.terminating
+                && lowest.get(&pod.facts.pod_type) == Some(&pod.order)
+                && self.targets_pod(pod, &reached);
+            if now {
+                evacuate.push((key, reached.ones().collect()));
+            }
+        }
+        evacuate
+    }
+}

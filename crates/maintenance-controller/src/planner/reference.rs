@@ -1,0 +1,354 @@
+//! The rules of the planner once more, as plainly as they can be said and as slow as that is: everything is worked
+//! out anew from everything. The planner must come to the same.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use haulout_api_types::drain_rule::DrainBehavior;
+use haulout_api_types::drain_rules::DrainRules;
+use haulout_api_types::node_maintenance::{PodType, Stage};
+
+use super::{Change, Evacuate};
+use crate::facts::{EvacuationOf, MaintenanceFacts, NodeFacts, PodFacts, PodKey};
+use crate::plan::{Plan, Served, StepNumber};
+use crate::testing::Map;
+
+type Name = Arc<str>;
+
+/// Pods that all these plans have reached by these steps.
+type Region = Vec<(Arc<Plan>, StepNumber)>;
+
+pub(super) struct Reference {
+    served: Served,
+    rules: DrainRules,
+    pub nodes: BTreeMap<Name, NodeFacts<Map>>,
+    pub pods: BTreeMap<PodKey, PodFacts<Map>>,
+    pub maintenances: BTreeMap<Name, MaintenanceFacts>,
+    /// What each node has reached, and how.
+    regions: BTreeMap<Name, Vec<Region>>,
+    /// The step that each maintenance has reached on each node.
+    at: BTreeMap<(Name, Name), StepNumber>,
+    /// The ties that had to be broken so far.
+    pub ties: usize,
+}
+
+/// What is left on a node.
+#[derive(Clone)]
+pub(super) enum Item {
+    Pod(PodFacts<Map>),
+    Volume,
+}
+
+impl Reference {
+    pub fn new(served: Served) -> Self {
+        Self {
+            served,
+            rules: DrainRules::default(),
+            nodes: BTreeMap::new(),
+            pods: BTreeMap::new(),
+            maintenances: BTreeMap::new(),
+            regions: BTreeMap::new(),
+            at: BTreeMap::new(),
+            ties: 0,
+        }
+    }
+
+    pub fn apply(&mut self, change: Change<Map>) {
+        match change {
+            Change::Pod(pod) => drop(self.pods.insert(pod.key.clone(), pod)),
+            Change::PodGone(key) => drop(self.pods.remove(&key)),
+            Change::Node(node) => drop(self.nodes.insert(node.name.clone(), node)),
+            Change::NodeGone(name) => drop(self.nodes.remove(&name)),
+            Change::Maintenance(facts) => drop(self.maintenances.insert(facts.name.clone(), facts)),
+            Change::MaintenanceGone(name) => drop(self.maintenances.remove(&name)),
+            Change::Rules(rules) => self.rules = rules,
+            Change::Namespace(..) => unreachable!("namespaces have a test of their own"),
+        }
+    }
+
+    /// Draining maintenances of a node, oldest first.
+    pub fn draining(&self, node: &str) -> Vec<&MaintenanceFacts> {
+        let Some(facts) = self.nodes.get(node) else { return Vec::new() };
+        let drains = |m: &&MaintenanceFacts| m.stage == Stage::Drain && m.nodes.matches(node, &facts.labels);
+        let mut found: Vec<_> = self.maintenances.values().filter(drains).collect();
+        found.sort_by_key(|m| (m.created, m.name.clone()));
+        found
+    }
+
+    fn drained_by(&self, maintenance: &MaintenanceFacts) -> Vec<Name> {
+        let of = |node: &&Name| self.draining(node).iter().any(|m| m.name == maintenance.name);
+        self.nodes.keys().filter(of).cloned().collect()
+    }
+
+    fn treatment(&self, pod: &PodFacts<Map>) -> (DrainBehavior, i32) {
+        let node = self.nodes.get(&pod.node).map(|node| &node.labels);
+        let treatment = self.rules.treat(&node, &None::<Map>, &pod.labels, pod.pod_type);
+        (treatment.behavior, treatment.order)
+    }
+
+    fn must_leave(&self, pod: &PodFacts<Map>) -> bool {
+        !pod.finished && self.served.serves(pod.pod_type) && self.treatment(pod).0 != DrainBehavior::Skip
+    }
+
+    fn pods_on(&self, node: &str) -> impl Iterator<Item = &PodFacts<Map>> {
+        self.pods.values().filter(move |pod| pod.node.as_ref() == node)
+    }
+
+    /// Everything on a node that has to go.
+    pub fn left(&self, node: &str) -> Vec<Item> {
+        let pods: Vec<_> = self.pods_on(node).filter(|pod| self.must_leave(pod)).cloned().collect();
+        let kept: BTreeSet<&Name> = self
+            .pods_on(node)
+            .filter(|pod| !pod.finished && (!self.must_leave(pod) || pod.pod_type != PodType::Default))
+            .flat_map(|pod| pod.volumes.iter())
+            .collect();
+        let attached = self.nodes.get(node).into_iter().flat_map(|node| node.volumes.iter());
+        let volumes = attached.filter(|volume| !kept.contains(volume)).map(|_| Item::Volume);
+        let mut items: Vec<Item> = volumes.collect();
+        items.extend(pods.into_iter().map(Item::Pod));
+        items
+    }
+
+    pub fn first(&self, plan: &Plan, item: &Item) -> StepNumber {
+        match item {
+            Item::Pod(pod) => plan.first_step(pod.pod_type, pod.priority, self.treatment(pod).1, &pod.labels),
+            Item::Volume => plan.volume_step(),
+        }
+    }
+
+    /// The step that a maintenance is at: the lowest that has anything left anywhere.
+    pub fn current(&self, maintenance: &MaintenanceFacts) -> StepNumber {
+        let plan = &maintenance.plan;
+        let nodes = self.drained_by(maintenance);
+        let all = nodes.iter().flat_map(|node| self.left(node));
+        all.map(|item| self.first(plan, &item)).min().unwrap_or(plan.last())
+    }
+
+    pub fn has_reached(&self, maintenance: &MaintenanceFacts, node: &str, item: &Item) -> bool {
+        let at = self.at.get(&(node.into(), maintenance.name.clone()));
+        at.is_some_and(|at| self.first(&maintenance.plan, item) <= *at)
+    }
+
+    /// Whether something on a node is being removed.
+    pub fn is_targeted(&self, node: &str, item: &Item) -> bool {
+        match item {
+            Item::Volume => !self
+                .left(node)
+                .iter()
+                .any(|item| matches!(item, Item::Pod(pod) if pod.pod_type == PodType::Default)),
+            Item::Pod(_) => {
+                let regions = self.regions.get(node).into_iter().flatten();
+                let inside =
+                    |region: &Region| region.iter().all(|(plan, step)| self.first(plan, item) <= *step);
+                regions.into_iter().any(inside)
+            }
+        }
+    }
+
+    /// Works out everything after a change.
+    pub fn settle(&mut self) {
+        let nodes: Vec<Name> = self.nodes.keys().cloned().collect();
+        let mut at = BTreeMap::new();
+        for node in &nodes {
+            for maintenance in self.draining(node) {
+                let key = (node.clone(), maintenance.name.clone());
+                let known = self.at.get(&key).copied();
+                at.insert(key, known.unwrap_or_default().max(self.current(maintenance)));
+            }
+        }
+        self.at = at;
+        for node in &nodes {
+            let region: Region = self
+                .draining(node)
+                .iter()
+                .map(|m| (m.plan.clone(), self.at[&(node.clone(), m.name.clone())]))
+                .collect();
+            let regions = self.regions.entry(node.clone()).or_default();
+            if region.is_empty() {
+                regions.clear();
+            } else if !regions.contains(&region) {
+                regions.push(region);
+            }
+        }
+        self.regions.retain(|node, _| nodes.contains(node));
+        self.break_ties();
+    }
+
+    fn group_of(&self, start: &MaintenanceFacts) -> BTreeSet<Name> {
+        let mut group = BTreeSet::from([start.name.clone()]);
+        loop {
+            let before = group.len();
+            for node in self.nodes.keys() {
+                let here: Vec<Name> = self.draining(node).iter().map(|m| m.name.clone()).collect();
+                if here.iter().any(|name| group.contains(name)) {
+                    group.extend(here);
+                }
+            }
+            if group.len() == before {
+                return group;
+            }
+        }
+    }
+
+    fn break_ties(&mut self) {
+        let mut winners: BTreeSet<Name> = BTreeSet::new();
+        for maintenance in self.maintenances.values().filter(|m| m.stage == Stage::Drain) {
+            let group: Vec<_> =
+                self.group_of(maintenance).iter().map(|name| &self.maintenances[name]).collect();
+            let nodes: BTreeSet<Name> = group.iter().flat_map(|m| self.drained_by(m)).collect();
+            let moves = |node: &Name| self.left(node).iter().any(|item| self.is_targeted(node, item));
+            if nodes.iter().any(moves) {
+                continue;
+            }
+            let waits =
+                |m: &&&MaintenanceFacts| self.drained_by(m).iter().any(|node| !self.left(node).is_empty());
+            let oldest = group.iter().filter(waits).min_by_key(|m| (m.created, m.name.clone()));
+            winners.extend(oldest.map(|m| m.name.clone()));
+        }
+        for name in winners {
+            self.ties += 1;
+            let maintenance = self.maintenances[&name].clone();
+            let region = vec![(maintenance.plan.clone(), self.current(&maintenance))];
+            for node in self.drained_by(&maintenance) {
+                self.regions.entry(node).or_default().push(region.clone());
+            }
+        }
+    }
+
+    pub fn evacuate(&self, node: &str) -> Vec<Evacuate> {
+        let left = self.left(node);
+        let pods = || {
+            left.iter().filter_map(|item| if let Item::Pod(pod) = item { Some((item, pod)) } else { None })
+        };
+        let may_go = |item: &Item, pod: &PodFacts<Map>| {
+            let (behavior, order) = self.treatment(pod);
+            let first =
+                pods().all(|(_, other)| other.pod_type != pod.pod_type || self.treatment(other).1 >= order);
+            behavior == DrainBehavior::Drain && !pod.terminating && first && self.is_targeted(node, item)
+        };
+        let wanted_by = |item: &Item| -> Vec<Name> {
+            self.draining(node)
+                .iter()
+                .filter(|m| self.has_reached(m, node, item))
+                .map(|m| m.name.clone())
+                .collect()
+        };
+        pods()
+            .filter(|(item, pod)| may_go(item, pod))
+            .map(|(item, pod)| Evacuate { pod: pod.key.clone(), on_behalf_of: wanted_by(item) })
+            .collect()
+    }
+
+    pub fn withdraw(&self, node: &str) -> Vec<PodKey> {
+        let wanted = |pod: &&PodFacts<Map>| {
+            self.must_leave(pod)
+                && self.treatment(pod).0 == DrainBehavior::Drain
+                && !self.draining(node).is_empty()
+        };
+        let ours = self.pods_on(node).filter(|pod| pod.evacuation == EvacuationOf::Us && !pod.finished);
+        ours.filter(|pod| !wanted(pod)).map(|pod| pod.key.clone()).collect()
+    }
+
+    /// Those who hold back something on a node that a maintenance has reached.
+    fn limiters_on(&self, maintenance: &MaintenanceFacts, node: &str) -> BTreeSet<Name> {
+        let mut limiters = BTreeSet::new();
+        for item in self.left(node) {
+            let held = matches!(item, Item::Pod(_))
+                && !self.is_targeted(node, &item)
+                && self.has_reached(maintenance, node, &item);
+            if held {
+                let others = self.draining(node).into_iter().filter(|m| !self.has_reached(m, node, &item));
+                limiters.extend(others.map(|m| m.name.clone()));
+            }
+        }
+        limiters
+    }
+
+    fn limiters(&self, maintenance: &MaintenanceFacts) -> BTreeSet<Name> {
+        self.drained_by(maintenance).iter().flat_map(|node| self.limiters_on(maintenance, node)).collect()
+    }
+
+    fn roots(&self, maintenance: &MaintenanceFacts) -> BTreeSet<Name> {
+        let mut reachable = BTreeSet::from([maintenance.name.clone()]);
+        loop {
+            let more: Vec<Name> =
+                reachable.iter().flat_map(|name| self.limiters(&self.maintenances[name])).collect();
+            let before = reachable.len();
+            reachable.extend(more);
+            if reachable.len() == before {
+                break;
+            }
+        }
+        let of = |wanted: &dyn Fn(&MaintenanceFacts) -> bool| -> BTreeSet<Name> {
+            reachable.iter().filter(|name| wanted(&self.maintenances[*name])).cloned().collect()
+        };
+        let moves = |m: &MaintenanceFacts| {
+            self.drained_by(m).iter().any(|node| {
+                self.left(node).iter().any(|i| self.is_targeted(node, i) && self.has_reached(m, node, i))
+            })
+        };
+        let ends = of(&|m| self.limiters(m).is_empty());
+        let ends = if ends.is_empty() { of(&moves) } else { ends };
+        if ends.is_empty() { self.limiters(maintenance) } else { ends }
+    }
+
+    fn list(&self, names: BTreeSet<Name>) -> String {
+        let mut names: Vec<_> = names.into_iter().collect();
+        names.sort_by_key(|name| (self.maintenances[name].created, name.clone()));
+        names.join(", ")
+    }
+
+    fn say(&self, nodes: &[Name], limiters: BTreeSet<Name>, roots: impl Fn() -> BTreeSet<Name>) -> String {
+        let items: Vec<(Name, Item)> = nodes
+            .iter()
+            .flat_map(|node| self.left(node).into_iter().map(|item| (node.clone(), item)))
+            .collect();
+        let moving: Vec<_> = items.iter().filter(|(node, item)| self.is_targeted(node, item)).collect();
+        let volumes = moving.iter().filter(|(_, item)| matches!(item, Item::Volume)).count();
+        if items.is_empty() {
+            "Drained".into()
+        } else if moving.is_empty() {
+            format!("Waiting for {}.", self.list(roots()))
+        } else if volumes == moving.len() {
+            format!("Waiting for {volumes} volume{} to be detached.", if volumes == 1 { "" } else { "s" })
+        } else if limiters.is_empty() {
+            "Evacuating".into()
+        } else {
+            format!("Evacuating (limited by {})", self.list(limiters))
+        }
+    }
+
+    pub fn node_message(&self, node: &Name) -> String {
+        match self.draining(node).first() {
+            Some(oldest) => {
+                self.say(std::slice::from_ref(node), self.limiters_on(oldest, node), || self.roots(oldest))
+            }
+            None => String::new(),
+        }
+    }
+
+    pub fn maintenance_message(&self, maintenance: &MaintenanceFacts) -> String {
+        if maintenance.stage != Stage::Drain {
+            return String::new();
+        }
+        let age = |m: &MaintenanceFacts| (m.created, m.name.clone());
+        let mut limiters = self.limiters(maintenance);
+        limiters.retain(|name| age(&self.maintenances[name]) < age(maintenance));
+        self.say(&self.drained_by(maintenance), limiters, || self.roots(maintenance))
+    }
+
+    /// Pods that have to leave from these nodes and are not on their way, and those that are.
+    pub fn numbers(&self, nodes: &[Name]) -> (usize, usize) {
+        let items = nodes.iter().flat_map(|node| self.left(node));
+        let on_its_way = |item: Item| match item {
+            Item::Pod(pod) => Some(pod.terminating || pod.evacuation != EvacuationOf::Nobody),
+            Item::Volume => None,
+        };
+        let (yes, no): (Vec<_>, Vec<_>) = items.filter_map(on_its_way).partition(|yes| *yes);
+        (no.len(), yes.len())
+    }
+
+    pub fn nodes_of(&self, maintenance: &MaintenanceFacts) -> Vec<Name> {
+        self.drained_by(maintenance)
+    }
+}

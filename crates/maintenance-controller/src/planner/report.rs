@@ -1,0 +1,252 @@
+//! What the planner tells about a node and about a maintenance: targets, numbers, messages, pods to act on.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use haulout_api_types::node_maintenance::{DrainPlanEntry, MAX_BLOCKERS, Stage};
+use haulout_api_types::selector::Labels;
+
+use super::node::{Blocker, Cordon, Counts, NodeRecord};
+use super::{Id, Planner};
+use crate::facts::PodKey;
+
+/// How many names a message lists before it only counts.
+const MAX_NAMES: usize = 20;
+
+/// How a drain of one node stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NodeState {
+    /// Nobody drains it.
+    Idle,
+    /// Pods that are targeted are leaving, or volumes are being detached.
+    Evacuating,
+    /// Pods are left, and none of them is targeted yet.
+    Waiting,
+    /// Nothing is left that has to leave.
+    Drained,
+}
+
+/// A pod that is to be evacuated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Evacuate {
+    /// Which.
+    pub pod: PodKey,
+    /// The maintenances that have reached it, oldest first.
+    pub on_behalf_of: Vec<Arc<str>>,
+}
+
+/// What is to be done and said about a node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodePlan {
+    /// How the drain stands.
+    pub state: NodeState,
+    /// The maintenances in stage Cordon or Drain that select it, oldest first.
+    pub holders: Vec<Arc<str>>,
+    /// Whether one of them drains it.
+    pub draining: bool,
+    /// Whether it is to be made schedulable, whoever cordoned it.
+    pub uncordon: bool,
+    /// Its drain targets.
+    pub targets: Vec<DrainPlanEntry>,
+    /// What the drain is doing; empty if nobody drains it.
+    pub message: String,
+    /// Pods to evacuate: those that have no Evacuation of ours yet need one, the others keep theirs.
+    pub evacuate: Vec<Evacuate>,
+    /// Pods whose Evacuation is no longer our wish.
+    pub withdraw: Vec<PodKey>,
+    /// The numbers.
+    pub counts: Counts,
+    /// All that keeps it from being drained.
+    pub blockers: Vec<Blocker>,
+}
+
+/// How far a maintenance has come.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MaintenancePlan {
+    /// The lowest drain targets among its nodes.
+    pub reached: Vec<DrainPlanEntry>,
+    /// What the drain is doing; empty outside of stage Drain.
+    pub message: String,
+    /// Whether nothing is left that has to leave; false outside of stage Drain.
+    pub drained: bool,
+    /// Whether it waits for others.
+    pub waiting: bool,
+    /// The numbers, over all its nodes.
+    pub counts: Counts,
+    /// Pods that have left since the drain began.
+    pub evacuated: u32,
+    /// Nodes that it selects.
+    pub nodes_selected: usize,
+    /// Those of them that are drained.
+    pub nodes_drained: u32,
+    /// Those of them that are cordoned.
+    pub nodes_cordoned: u32,
+    /// Those of them that still carry marks or Evacuations of ours, though nobody wants them any longer.
+    pub nodes_unreleased: u32,
+    /// The maintenances that are ahead of it on some node, oldest first: it is fast-forwarded there.
+    pub forwarded_by: Vec<Arc<str>>,
+    /// The first blockers with their nodes, sorted.
+    pub blockers: Vec<(Arc<str>, Blocker)>,
+    /// How many blockers there are, by reason.
+    pub blockers_by_reason: BTreeMap<Arc<str>, u32>,
+}
+
+/// The numbers over all nodes, each pod counted once however many maintenances its node has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Nodes under maintenance, by how they stand: cordoned, evacuating, waiting or drained.
+    pub nodes: BTreeMap<&'static str, u32>,
+    /// Pods that have to leave and are not on their way.
+    pub pending: u32,
+    /// Pods that have an Evacuation or are terminating.
+    pub evacuating: u32,
+    /// What keeps nodes from being drained, by reason.
+    pub blockers: BTreeMap<Arc<str>, u32>,
+}
+
+impl<L: Labels + Clone + PartialEq> Planner<L> {
+    /// What is to be done and said about a node; `None` if it is not known.
+    pub fn node(&self, name: &str) -> Option<NodePlan> {
+        let record = self.nodes.get(name).filter(|record| record.facts.is_some())?;
+        let holds = |id: &&Id| {
+            let maintenance = self.maintenances.get(id);
+            maintenance.is_some_and(|m| matches!(m.facts.stage, Stage::Cordon | Stage::Drain))
+        };
+        let counts = record.view.counts;
+        let state = state(record);
+        let message = match state {
+            NodeState::Idle => String::new(),
+            NodeState::Drained => drained(),
+            NodeState::Evacuating if counts.targeted == 0 => detaching(counts.volumes),
+            NodeState::Evacuating => {
+                let limiters = record.view.limiters.first().into_iter().flat_map(|limiters| limiters.ones());
+                evacuating(&self.names(limiters.filter_map(|place| record.draining.get(place))))
+            }
+            NodeState::Waiting => {
+                let oldest = record.draining.first().and_then(|id| self.maintenances.get(id));
+                waiting(&self.names(oldest.into_iter().flat_map(|oldest| &oldest.waits_for)))
+            }
+        };
+        let plans = record.draining.iter().filter_map(|id| self.maintenances.get(id));
+        let evacuate = record.evacuate(self.served).into_iter().map(|(pod, places)| Evacuate {
+            pod: pod.clone(),
+            on_behalf_of: self.names(places.iter().filter_map(|place| record.draining.get(*place))),
+        });
+        Some(NodePlan {
+            state,
+            holders: self.names(record.members.iter().filter(holds)),
+            draining: !record.draining.is_empty(),
+            uncordon: record.cordon == Cordon::Unwanted,
+            targets: record.targets.describe(plans.flat_map(|m| m.facts.plan.slots())),
+            message,
+            evacuate: evacuate.collect(),
+            withdraw: record.unwanted(self.served).cloned().collect(),
+            counts,
+            blockers: record.view.blockers.clone(),
+        })
+    }
+
+    /// How far a maintenance has come; `None` if it is not known.
+    pub fn maintenance(&self, name: &str) -> Option<MaintenancePlan> {
+        let id = self.ids.get(name)?;
+        let maintenance = self.maintenances.get(id)?;
+        let (facts, tally) = (&maintenance.facts, &maintenance.tally);
+        let draining = facts.stage == Stage::Drain;
+        let counts = tally.counts;
+        let moving = counts.targeted + counts.volumes > 0;
+        let older = |other: &&Id| self.maintenances.get(other).is_some_and(|m| m.age() < maintenance.age());
+        let message = match () {
+            () if !draining => String::new(),
+            () if counts.left == 0 => drained(),
+            () if counts.targeted == 0 && moving => detaching(counts.volumes),
+            () if moving => evacuating(&self.names(tally.limiters.keys().filter(older))),
+            () => waiting(&self.names(&maintenance.waits_for)),
+        };
+        let blockers = tally.blocked_nodes.iter().flat_map(|node| {
+            let found = self.nodes.get(node).map(|record| record.view.blockers.as_slice());
+            found.unwrap_or_default().iter().map(move |blocker| (node.clone(), blocker.clone()))
+        });
+        Some(MaintenancePlan {
+            reached: if draining { tally.reached(&facts.plan) } else { Vec::new() },
+            message,
+            drained: draining && counts.left == 0,
+            waiting: draining && counts.left > 0 && !moving,
+            counts,
+            evacuated: tally.evacuated,
+            nodes_selected: maintenance.nodes.len(),
+            nodes_drained: tally.drained_nodes,
+            nodes_cordoned: tally.cordoned_nodes,
+            nodes_unreleased: tally.unreleased_nodes,
+            forwarded_by: self.names(tally.forwarded_by.keys()),
+            blockers: blockers.take(MAX_BLOCKERS).collect(),
+            blockers_by_reason: tally.reasons.clone(),
+        })
+    }
+
+    /// The numbers over all nodes.
+    pub fn summary(&self) -> Summary {
+        let mut summary = Summary::default();
+        for record in self.nodes.values().filter(|record| record.facts.is_some()) {
+            let state = match state(record) {
+                NodeState::Idle if record.cordon == Cordon::Wanted => "cordoned",
+                NodeState::Idle => continue,
+                NodeState::Evacuating => "evacuating",
+                NodeState::Waiting => "waiting",
+                NodeState::Drained => "drained",
+            };
+            *summary.nodes.entry(state).or_default() += 1;
+            summary.pending += record.view.counts.pending;
+            summary.evacuating += record.view.counts.evacuating;
+            for blocker in &record.view.blockers {
+                *summary.blockers.entry(blocker.reason.clone()).or_default() += 1;
+            }
+        }
+        summary
+    }
+
+    /// The names of these, oldest first.
+    fn names<'a>(&self, ids: impl IntoIterator<Item = &'a Id>) -> Vec<Arc<str>> {
+        let mut found: Vec<_> = ids.into_iter().filter_map(|id| self.maintenances.get(id)).collect();
+        found.sort_by(|a, b| a.age().cmp(&b.age()));
+        found.into_iter().map(|maintenance| maintenance.facts.name.clone()).collect()
+    }
+}
+
+fn state<L>(record: &NodeRecord<L>) -> NodeState {
+    let counts = record.view.counts;
+    match () {
+        () if record.draining.is_empty() => NodeState::Idle,
+        () if counts.left == 0 => NodeState::Drained,
+        () if counts.targeted + counts.volumes > 0 => NodeState::Evacuating,
+        () => NodeState::Waiting,
+    }
+}
+
+fn drained() -> String {
+    "Drained".into()
+}
+
+fn detaching(volumes: u32) -> String {
+    let what = if volumes == 1 { "volume" } else { "volumes" };
+    format!("Waiting for {volumes} {what} to be detached.")
+}
+
+fn evacuating(limiters: &[Arc<str>]) -> String {
+    if limiters.is_empty() {
+        "Evacuating".into()
+    } else {
+        format!("Evacuating (limited by {})", list(limiters))
+    }
+}
+
+fn waiting(roots: &[Arc<str>]) -> String {
+    format!("Waiting for {}.", list(roots))
+}
+
+fn list(names: &[Arc<str>]) -> String {
+    let shown: Vec<&str> = names.iter().take(MAX_NAMES).map(AsRef::as_ref).collect();
+    match names.len().saturating_sub(shown.len()) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}

@@ -1,0 +1,134 @@
+//! What happens in the course of a drain: types that nobody serves, volumes, ties, nodes that join, an end halfway.
+
+use super::*;
+use haulout_api_types::node_maintenance::PodType::{DaemonSet, Default, Static};
+use serde_json::json;
+
+#[test]
+fn types_that_nobody_serves_are_left_alone_and_counted() {
+    let daemon = PodFacts { pod_type: DaemonSet, ..pod("n", "cni", 0) };
+    let mirror = PodFacts { pod_type: Static, ..pod("n", "etcd", 0) };
+    let mut world =
+        one_node(DrainRules::default(), Served::DEFAULT, vec![daemon, mirror, pod("n", "web", 0)]);
+    assert_eq!(world.leaving(), ["web"]);
+    world.gone("web");
+    let plan = world.planner.maintenance("m").unwrap();
+    assert_eq!((plan.drained, plan.counts.unsupported, plan.counts.pending), (true, 2, 0));
+    assert_eq!(show(&plan.reached), ["Default<=2147483647"], "their entries are not reached either");
+}
+
+#[test]
+fn a_node_is_rid_of_its_volumes_before_any_daemon_set_leaves() {
+    let volumes = |of: &[&str]| -> Arc<[Arc<str>]> { of.iter().map(|name| Arc::from(*name)).collect() };
+    let attached = |of: &[&str]| NodeFacts {
+        volumes: Arc::new(of.iter().map(|name| Arc::from(*name)).collect()),
+        ..node("n")
+    };
+    let skip = rules(&[(
+        "a",
+        json!({"drain": {"behavior": "Skip"}, "pods": [{"selector": {"matchLabels": {"app": "stays"}}}]}),
+    )]);
+    let daemon = PodFacts { pod_type: DaemonSet, volumes: volumes(&["pv-daemon"]), ..pod("n", "csi", 0) };
+    let database = PodFacts { volumes: volumes(&["pv-1"]), ..pod("n", "db", 0) };
+    let stays = PodFacts { volumes: volumes(&["pv-stays"]), ..app("stays", "stays", 0) };
+    let mut world = one_node(skip, Served::ALL, vec![daemon, database, stays]);
+    world.apply(Change::Node(attached(&["pv-1", "pv-daemon", "pv-stays"])));
+    assert_eq!(world.leaving(), ["db"]);
+    assert_eq!(world.node("n").2, "Evacuating");
+    world.gone("db");
+    assert_eq!(world.leaving(), [""; 0]);
+    assert_eq!(world.node("n").2, "Waiting for 1 volume to be detached.");
+    let plan = world.planner.maintenance("m").unwrap();
+    assert_eq!((plan.message.as_str(), plan.drained), ("Waiting for 1 volume to be detached.", false));
+    let (_, blocker) = &plan.blockers[0];
+    assert!(blocker.pod.is_none() && blocker.message.contains("pv-1;"), "{blocker:?}");
+    world.apply(Change::Node(attached(&["pv-daemon", "pv-stays"])));
+    assert_eq!(world.leaving(), ["csi"], "the volumes of those who leave later or stay are not waited for");
+}
+
+#[test]
+fn two_that_wait_for_each_other_are_parted_in_favour_of_the_older() {
+    let mut world = World::new(Served::DEFAULT, &["n"]);
+    world.pod(app("x", "x", 0));
+    world.pod(app("y", "y", 0));
+    let first = |app: &str| [entry(Default, 1000, Some(app))];
+    world.planner.apply(Change::Maintenance(maintenance("a", 1, &["n"], &first("x"), Served::DEFAULT)));
+    world.apply(Change::Maintenance(maintenance("b", 2, &["n"], &first("y"), Served::DEFAULT)));
+    assert_eq!(world.leaving(), ["x"]);
+    assert_eq!(world.planner.maintenance("b").unwrap().forwarded_by, ["a".into()]);
+    assert_eq!(world.planner.maintenance("b").unwrap().message, "Evacuating (limited by a)");
+    world.gone("x");
+    assert_eq!(world.leaving(), ["y"]);
+}
+
+#[test]
+fn a_node_that_joins_later_begins_at_the_beginning_and_holds_the_others_where_they_are() {
+    let plan = [entry(Default, 10, None), entry(Default, 20, None)];
+    let mut world = World::new(Served::DEFAULT, &["old"]);
+    world.pod(pod("old", "old-20", 20));
+    world.pod(pod("old", "old-30", 30));
+    world.apply(Change::Maintenance(maintenance("m", 1, &["old", "new"], &plan, Served::DEFAULT)));
+    assert_eq!(world.leaving(), ["old-20"]);
+    world.pod(pod("new", "new-10", 10));
+    world.pod(pod("new", "new-20", 20));
+    world.apply(Change::Node(node("new")));
+    assert_eq!(world.leaving(), ["new-10", "old-20"]);
+    assert_eq!(world.maintenance("m").3, ["Default<=10"], "the lowest among the nodes");
+    world.gone("old-20");
+    assert_eq!(world.leaving(), ["new-10"]);
+    world.pod(pod("old", "late", 20));
+    world.act();
+    assert_eq!(world.leaving(), ["late", "new-10"], "what the node has reached stays reached");
+    assert_eq!(world.node("old").2, "Evacuating");
+}
+
+#[test]
+fn targets_outlive_the_process_in_the_node() {
+    let plan = [entry(Default, 10, None)];
+    let reached = DrainTargets::read(&[entry(Default, 30, None)]).unwrap();
+    let mut world = World::new(Served::DEFAULT, &[]);
+    world.planner.apply(Change::Node(NodeFacts { reached, ..node("n") }));
+    world.pod(pod("n", "a", 10));
+    world.pod(pod("n", "b", 30));
+    world.pod(pod("n", "c", 40));
+    world.apply(Change::Maintenance(maintenance("m", 1, &["n"], &plan, Served::DEFAULT)));
+    assert_eq!(world.leaving(), ["a", "b"]);
+}
+
+#[test]
+fn a_maintenance_that_ends_takes_its_wishes_back_and_its_limits_away() {
+    let mut world = World::new(Served::DEFAULT, &["n", "other"]);
+    world.pod(pod("n", "n-0", 0));
+    world.pod(pod("n", "n-20", 20));
+    world.pod(pod("other", "other-0", 0));
+    let a = maintenance("a", 1, &["n", "other"], &[entry(Default, 0, None)], Served::DEFAULT);
+    world.planner.apply(Change::Maintenance(a.clone()));
+    world.apply(Change::Maintenance(maintenance(
+        "b",
+        2,
+        &["n"],
+        &[entry(Default, 20, None)],
+        Served::DEFAULT,
+    )));
+    assert_eq!(world.leaving(), ["n-0", "other-0"]);
+    world.apply(Change::Maintenance(MaintenanceFacts { stage: Stage::Complete, ..a }));
+    assert_eq!(world.leaving(), ["n-0", "n-20", "other-0"]);
+    let withdraw = |name: &str| world.planner.node(name).unwrap().withdraw.len();
+    assert_eq!((withdraw("n"), withdraw("other")), (0, 1), "b still wants its node drained");
+    assert_eq!(world.planner.maintenance("a").unwrap().nodes_unreleased, 1);
+}
+
+#[test]
+fn everything_can_be_planned_at_once() {
+    let (nodes, maintenances) = plan(
+        Served::DEFAULT,
+        [
+            Change::Pod(pod("n", "a", 0)),
+            Change::Pod(pod("n", "b", 20)),
+            Change::Maintenance(maintenance("m", 1, &["n"], &[entry(Default, 10, None)], Served::DEFAULT)),
+            Change::Node(node("n")),
+        ],
+    );
+    let leaving: Vec<_> = nodes["n"].evacuate.iter().map(|evacuate| evacuate.pod.name.as_ref()).collect();
+    assert_eq!((leaving, maintenances["m"].counts.pending), (vec!["a"], 2));
+}

@@ -1,0 +1,149 @@
+//! The stories and sample rules of the MachineDrainRules proposal.
+
+use super::*;
+use haulout_api_types::names::reason;
+use serde_json::json;
+
+/// Story 1 and the sample rule `portworx`: after all other pods, whatever their priority.
+#[test]
+fn pods_with_a_positive_order_leave_last_and_those_with_a_negative_one_first() {
+    let order = |order: i32, app: &str| {
+        json!({"drain": {"behavior": "Drain", "order": order}, "nodes": [{"selector": {}}],
+               "pods": [{"selector": {"matchLabels": {"app": app}}}]})
+    };
+    let rules = rules(&[
+        ("portworx", order(100, "portworx")),
+        ("later", order(10, "later")),
+        ("early", order(-1, "early")),
+        ("earliest", order(-7, "earliest")),
+    ]);
+    let mut world = one_node(
+        rules,
+        Served::DEFAULT,
+        vec![
+            app("portworx", "portworx", -10),
+            app("web", "web", 0),
+            app("web", "critical", 2_000_001_000),
+            app("later", "later", 5),
+            app("early", "early", 2_000_001_000),
+            app("earliest", "earliest", 7),
+        ],
+    );
+    for leaving in ["earliest", "early", "web", "critical", "later", "portworx"] {
+        assert_eq!(world.leaving(), [leaving]);
+        world.gone(leaving);
+    }
+    assert!(world.planner.maintenance("m").unwrap().drained);
+}
+
+/// Story 2: a pod that tolerates the cordon is put back onto the node, which is found out and reported.
+#[test]
+fn a_pod_that_comes_back_is_named() {
+    let tolerant = |name: &str, created| PodFacts {
+        tolerates_cordon: true,
+        created: Some(at(created)),
+        ..pod("n", name, 0)
+    };
+    let mut world = one_node(DrainRules::default(), Served::DEFAULT, vec![tolerant("first", -5)]);
+    let reasons = |world: &World| world.planner.maintenance("m").unwrap().blockers_by_reason;
+    assert_eq!(reasons(&world), BTreeMap::new(), "it was there before");
+    world.gone("first");
+    world.pod(tolerant("second", 30));
+    world.act();
+    assert_eq!(reasons(&world), BTreeMap::from([(reason::RETURNS_TO_NODE.into(), 1)]));
+    assert_eq!(world.leaving(), ["second"], "it is evacuated all the same");
+    world.apply(Change::Rules(rules(&[("tolerant", json!({"drain": {"behavior": "Skip"}}))])));
+    assert_eq!(reasons(&world), BTreeMap::new());
+    let plan = world.planner.node("n").unwrap();
+    assert_eq!(
+        (plan.withdraw.len(), plan.state),
+        (1, NodeState::Drained),
+        "a rule applies from when it is there"
+    );
+}
+
+/// Stories 3 and 4, and the sample rule `skip-pods`.
+#[test]
+fn pods_are_left_alone_by_rule_or_by_label() {
+    let rules = rules(&[(
+        "skip-pods",
+        json!({"drain": {"behavior": "Skip"}, "nodes": [{"selector": {}}], "pods": [
+            {"selector": {"matchExpressions": [{"key": "app", "operator": "In", "values": ["example-app1", "example-app2"]}]},
+             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "example-namespace"}}},
+            {"selector": {"matchExpressions": [{"key": "app", "operator": "In", "values": ["monitoring"]}]},
+             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+        ]}),
+    )]);
+    let mut world = World::new(Served::DEFAULT, &["n"]);
+    for name in ["example-namespace", "monitoring", "default"] {
+        let of = labels(&[("kubernetes.io/metadata.name", name)]);
+        world.planner.apply(Change::Namespace(name.into(), Some(of)));
+    }
+    world.planner.apply(Change::Rules(rules));
+    let cases = [
+        ("example-namespace", "example-app1", None, false),
+        ("example-namespace", "example-app2", None, false),
+        ("example-namespace", "example-app3", None, true),
+        ("default", "example-app1", None, true),
+        ("monitoring", "monitoring", None, false),
+        ("default", "monitoring", None, true),
+        ("default", "web", Some("skip"), false),
+        ("default", "web", Some("unknown"), true),
+    ];
+    let name = |i: usize| format!("pod-{i}");
+    for (i, (namespace, app, label, _)) in cases.iter().enumerate() {
+        let mut pod = pod("n", &name(i), 0);
+        pod.key.namespace = (*namespace).into();
+        pod.labels = labels(&[("app", app)]);
+        pod.labels.extend(label.map(|value| ("cluster.x-k8s.io/drain".to_string(), value.to_string())));
+        world.pod(pod);
+    }
+    world.apply(Change::Maintenance(maintenance("m", 1, &["n"], &[], Served::DEFAULT)));
+    let mut leaving = world.leaving();
+    leaving.sort_unstable();
+    let expected: Vec<String> = (0..cases.len()).filter(|i| cases[*i].3).map(name).collect();
+    assert_eq!(leaving, expected);
+    for name in expected {
+        world.gone(&name);
+    }
+    assert!(world.planner.maintenance("m").unwrap().drained, "what is skipped is not waited for");
+}
+
+/// Story 5: a rule is about some nodes, and changing it changes no other object.
+#[test]
+fn a_rule_can_be_for_some_nodes_only() {
+    let skip = |zone: &str| {
+        rules(&[(
+            "by-zone",
+            json!({"drain": {"behavior": "Skip"}, "nodes": [{"selector": {"matchLabels": {"zone": zone}}}]}),
+        )])
+    };
+    let mut world = World::new(Served::DEFAULT, &[]);
+    for name in ["a", "b"] {
+        world.planner.apply(Change::Node(NodeFacts { labels: labels(&[("zone", name)]), ..node(name) }));
+        world.pod(pod(name, &format!("on-{name}"), 0));
+    }
+    world.planner.apply(Change::Rules(skip("a")));
+    world.apply(Change::Maintenance(maintenance("m", 1, &["a", "b"], &[], Served::DEFAULT)));
+    assert_eq!(world.leaving(), ["on-b"]);
+    world.apply(Change::Rules(rules(&[])));
+    assert_eq!(world.leaving(), ["on-a", "on-b"]);
+}
+
+#[test]
+fn what_is_to_complete_is_waited_for_until_it_has_finished() {
+    let wait = rules(&[(
+        "jobs",
+        json!({"drain": {"behavior": "WaitCompleted"}, "pods": [{"selector": {"matchLabels": {"app": "job"}}}]}),
+    )]);
+    let mut world =
+        one_node(wait, Served::DEFAULT, vec![app("job", "job", 0), app("web", "web", 2_000_000_000)]);
+    assert_eq!(world.leaving(), [""; 0], "the job is not evacuated, and the web waits for it");
+    let plan = world.planner.maintenance("m").unwrap();
+    assert_eq!(plan.blockers_by_reason, BTreeMap::from([(reason::WAITING_FOR_COMPLETION.into(), 1)]));
+    assert_eq!(plan.message, "Evacuating");
+    world.pod(PodFacts { finished: true, ..app("job", "job", 0) });
+    world.act();
+    assert_eq!(world.leaving(), ["web"]);
+    assert_eq!(world.planner.maintenance("m").unwrap().evacuated, 1);
+}

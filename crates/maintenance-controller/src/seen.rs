@@ -1,0 +1,376 @@
+//! What is read of the objects that are watched, and what is kept of them: only what decides, and what a write
+//! needs to say which state it means.
+
+use std::sync::Arc;
+
+use haulout_api_types::drain_targets::DrainTargets;
+use haulout_api_types::names::{self, condition};
+use haulout_api_types::node_maintenance::StageStatus;
+use haulout_api_types::selector::{NodeMatcher, SelectorError};
+use haulout_api_types::{Evacuation, NodeMaintenance, instigators};
+use haulout_service_runtime::pods::{LabelSet, Toleration, Uid};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, NodeCondition};
+use k8s_openapi::api::storage::v1::VolumeAttachment;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
+use kube::Resource;
+use serde::{Deserialize, Serialize};
+
+use crate::cordon::NodeMarks;
+use crate::facts::{Blocked, EvacuationOf, MaintenanceFacts};
+use crate::plan::{Plan, Served};
+use crate::stage::{self, Life};
+
+/// A Node, as far as it is read.
+#[derive(Resource, Clone, Debug, Deserialize, Serialize)]
+#[resource(inherit = Node)]
+pub struct SlimNode {
+    /// Its metadata.
+    pub metadata: ObjectMeta,
+    #[serde(default)]
+    spec: SlimNodeSpec,
+    #[serde(default)]
+    status: SlimNodeStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+struct SlimNodeSpec {
+    #[serde(default)]
+    unschedulable: bool,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+struct SlimNodeStatus {
+    #[serde(default)]
+    conditions: Vec<NodeCondition>,
+}
+
+/// An Evacuation, as far as it is read.
+#[derive(Resource, Clone, Debug, Deserialize, Serialize)]
+#[resource(inherit = Evacuation)]
+pub struct SlimEvacuation {
+    /// Its metadata.
+    pub metadata: ObjectMeta,
+    #[serde(default)]
+    status: SlimEvacuationStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+struct SlimEvacuationStatus {
+    #[serde(default)]
+    conditions: Vec<Condition>,
+}
+
+/// A VolumeAttachment, as far as it is read.
+#[derive(Resource, Clone, Debug, Deserialize, Serialize)]
+#[resource(inherit = VolumeAttachment)]
+pub struct SlimAttachment {
+    /// Its metadata.
+    pub metadata: ObjectMeta,
+    spec: SlimAttachmentSpec,
+}
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SlimAttachmentSpec {
+    node_name: String,
+    source: SlimAttachmentSource,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SlimAttachmentSource {
+    #[serde(default)]
+    persistent_volume_name: Option<String>,
+}
+
+/// Which state of which object something is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Version {
+    /// The object's UID.
+    pub uid: Box<str>,
+    /// Its resourceVersion.
+    pub version: Box<str>,
+}
+
+impl Version {
+    fn of(metadata: &ObjectMeta) -> Self {
+        let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
+        Self { uid: text(&metadata.uid), version: text(&metadata.resource_version) }
+    }
+
+    /// Whether the other one is a later state of the same object. Versions that are no numbers cannot be
+    /// compared: then what came last is taken for the later.
+    pub fn is_followed_by(&self, other: &Self) -> bool {
+        let later = match (self.version.parse::<u64>(), other.version.parse::<u64>()) {
+            (Ok(mine), Ok(others)) => others > mine,
+            _ => self.version != other.version,
+        };
+        self.uid == other.uid && later
+    }
+
+    /// Whether the other one is this state of the same object or an earlier one.
+    pub fn makes_old(&self, other: &Self) -> bool {
+        self.uid == other.uid && !self.is_followed_by(other)
+    }
+}
+
+/// A node, as it was last seen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeSeen {
+    /// Which state this is.
+    pub version: Version,
+    /// Its labels.
+    pub labels: LabelSet,
+    /// What it shows of a maintenance.
+    pub marks: NodeMarks,
+}
+
+impl NodeSeen {
+    /// Takes what is kept.
+    pub fn new(node: SlimNode) -> Self {
+        let SlimNode { metadata, spec, status } = node;
+        let labels = metadata.labels.iter().flatten().map(|(key, value)| (key.as_str(), value.as_str()));
+        Self {
+            version: Version::of(&metadata),
+            labels: labels.collect(),
+            marks: NodeMarks::new(
+                spec.unschedulable,
+                metadata.annotations.into_iter().flatten(),
+                status.conditions,
+            ),
+        }
+    }
+
+    /// The targets that its annotation says it has reached; what cannot be read is reached again.
+    pub fn reached(&self) -> DrainTargets {
+        let status = self.marks.status();
+        status.and_then(|status| DrainTargets::read(&status.drain_targets).ok()).unwrap_or_default()
+    }
+}
+
+/// An Evacuation, as it was last seen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EvacuationSeen {
+    /// Which state this is.
+    pub version: Version,
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Box<str>,
+    /// All its finalizers.
+    pub finalizers: Box<[Box<str>]>,
+    /// Whether somebody has deleted it, so that it goes with its last finalizer and takes no new one.
+    pub deleting: bool,
+    /// What its condition says that keeps the pod from leaving.
+    pub blocked: Option<Blocked>,
+}
+
+impl EvacuationSeen {
+    /// Takes what is kept.
+    pub fn new(evacuation: SlimEvacuation) -> Self {
+        let SlimEvacuation { metadata, status } = evacuation;
+        let version = Version::of(&metadata);
+        let blocked =
+            status.conditions.into_iter().find(|c| c.type_ == condition::BLOCKED && c.status == "True");
+        Self {
+            version,
+            namespace: metadata.namespace.unwrap_or_default().into(),
+            name: metadata.name.unwrap_or_default().into(),
+            finalizers: metadata.finalizers.into_iter().flatten().map(Into::into).collect(),
+            deleting: metadata.deletion_timestamp.is_some(),
+            blocked: blocked.map(|c| Blocked {
+                reason: c.reason.into(),
+                message: c.message.into(),
+                since: Some(c.last_transition_time.0),
+            }),
+        }
+    }
+
+    /// Whose wish it is.
+    pub fn of(&self) -> EvacuationOf {
+        if self.finalizers.iter().any(|known| **known == *our_finalizer()) {
+            EvacuationOf::Us
+        } else {
+            EvacuationOf::Others
+        }
+    }
+
+    /// Its finalizers with ours among them, or without.
+    pub fn finalizers_with_ours(&self, ours: bool) -> Vec<String> {
+        let finalizer = our_finalizer();
+        let others = self.finalizers.iter().map(ToString::to_string).filter(|known| *known != finalizer);
+        others.chain(ours.then(our_finalizer)).collect()
+    }
+}
+
+fn our_finalizer() -> String {
+    instigators::finalizer(names::instigator::NODE_MAINTENANCE)
+}
+
+/// The pod of an Evacuation, which is in its name: so it is known even of one that cannot be read.
+pub fn pod_of(evacuation: &str) -> Option<Uid> {
+    evacuation.get(..36)?.parse().ok()
+}
+
+/// Where a volume is attached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttachmentSeen {
+    /// The node.
+    pub node: Arc<str>,
+    /// The persistent volume; for one that is none, the attachment's own name.
+    pub volume: Arc<str>,
+}
+
+impl AttachmentSeen {
+    /// Takes what is kept.
+    pub fn new(attachment: SlimAttachment) -> Self {
+        let SlimAttachment { metadata, spec } = attachment;
+        let volume = spec.source.persistent_volume_name.or(metadata.name).unwrap_or_default();
+        Self { node: spec.node_name.into(), volume: volume.into() }
+    }
+}
+
+/// A maintenance, as it was last seen, ready to be followed.
+#[derive(Clone, Debug)]
+pub struct MaintenanceSeen {
+    /// Which state this is.
+    pub version: Version,
+    /// The object.
+    pub object: Arc<NodeMaintenance>,
+    nodes: NodeMatcher,
+    plan: Arc<Plan>,
+}
+
+impl MaintenanceSeen {
+    /// Reads selector and plan.
+    pub fn new(object: NodeMaintenance, served: Served) -> Result<Self, SelectorError> {
+        let nodes = NodeMatcher::new(&object.spec.node_selector)
+            .map_err(|error| SelectorError { path: format!("spec.nodeSelector.{}", error.path), ..error })?;
+        let plan = Arc::new(Plan::read(&object.spec.drain_plan, served)?);
+        Ok(Self { version: Version::of(&object.metadata), object: Arc::new(object), nodes, plan })
+    }
+
+    /// What decides about its life, with what the planner counts.
+    pub fn life(&self, nodes_unreleased: u32) -> Life<'_> {
+        let metadata = &self.object.metadata;
+        Life {
+            stage: self.object.spec.stage,
+            deleting: metadata.deletion_timestamp.is_some(),
+            has_finalizer: metadata.finalizers.iter().flatten().any(|f| f == names::COMPLETION_FINALIZER),
+            begun: self.begun(),
+            nodes_unreleased,
+        }
+    }
+
+    /// The stages that have begun.
+    pub fn begun(&self) -> &[StageStatus] {
+        self.object.status.as_ref().map(|status| status.stage_statuses.as_slice()).unwrap_or_default()
+    }
+
+    /// Its finalizers with ours among them, or without.
+    pub fn finalizers_with_ours(&self, ours: bool) -> Vec<String> {
+        let known = self.object.metadata.finalizers.iter().flatten();
+        let others = known.filter(|known| *known != names::COMPLETION_FINALIZER).cloned();
+        others.chain(ours.then(|| names::COMPLETION_FINALIZER.to_owned())).collect()
+    }
+
+    /// What the planner has to know.
+    pub fn facts(&self, name: &Arc<str>) -> MaintenanceFacts {
+        use haulout_api_types::node_maintenance::Stage;
+        let drain = self.object.status.as_ref().and_then(|status| status.drain_status.as_ref());
+        let life = self.life(0);
+        MaintenanceFacts {
+            name: name.clone(),
+            created: self.object.metadata.creation_timestamp.as_ref().map_or(Timestamp::MIN, |time| time.0),
+            stage: stage::planned(life),
+            uncordons: stage::uncordons(life),
+            nodes: self.nodes.clone(),
+            plan: self.plan.clone(),
+            evacuated: drain.map_or(0, |drain| drain.pods_evacuated.try_into().unwrap_or_default()),
+            drain_began: self
+                .begun()
+                .iter()
+                .find(|begun| begun.name == Stage::Drain)
+                .map(|b| b.start_timestamp.0),
+        }
+    }
+}
+
+/// Whether one of these tolerates `node.kubernetes.io/unschedulable:NoSchedule`.
+pub fn tolerates_cordon(tolerations: &[Toleration]) -> bool {
+    tolerations.iter().any(|toleration| {
+        let exists = toleration.operator.as_deref() == Some("Exists");
+        let effect = toleration.effect.as_deref().is_none_or(|effect| effect == "NoSchedule");
+        let key = match toleration.key.as_deref() {
+            None => exists,
+            Some(key) => key == "node.kubernetes.io/unschedulable",
+        };
+        effect && key && (exists || toleration.value.is_none())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_cordon_is_tolerated_by_its_key_or_by_all_keys() {
+        let toleration = |key: Option<&str>, operator: Option<&str>, effect: Option<&str>| Toleration {
+            key: key.map(Into::into),
+            operator: operator.map(Into::into),
+            effect: effect.map(Into::into),
+            ..Toleration::default()
+        };
+        let cordon = Some("node.kubernetes.io/unschedulable");
+        let cases = [
+            (toleration(None, Some("Exists"), None), true),
+            (toleration(cordon, Some("Exists"), Some("NoSchedule")), true),
+            (toleration(cordon, None, Some("NoSchedule")), true),
+            (toleration(cordon, Some("Exists"), Some("NoExecute")), false),
+            (toleration(Some("dedicated"), Some("Exists"), None), false),
+            (toleration(None, None, None), false),
+            (Toleration { value: Some("x".into()), ..toleration(cordon, Some("Equal"), None) }, false),
+        ];
+        for (toleration, expected) in cases {
+            assert_eq!(tolerates_cordon(std::slice::from_ref(&toleration)), expected, "{toleration:?}");
+        }
+    }
+
+    #[test]
+    fn an_evacuation_tells_its_pod_whose_wish_it_is_and_what_blocks_it() {
+        let seen = |finalizers: &[&str]| {
+            let object = json!({
+                "metadata": {"name": "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11-web-1", "finalizers": finalizers},
+                "status": {"conditions": [
+                    {"type": "Other", "status": "True", "reason": "X", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+                    {"type": "Blocked", "status": "True", "reason": "ServerBusy", "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+                ]},
+            });
+            EvacuationSeen::new(serde_json::from_value(object).unwrap())
+        };
+        let ours = our_finalizer();
+        let (with, without) = (seen(&["x", &ours]), seen(&["x"]));
+        assert_eq!((with.of(), without.of()), (EvacuationOf::Us, EvacuationOf::Others));
+        assert_eq!(with.finalizers_with_ours(false), ["x"]);
+        assert_eq!(without.finalizers_with_ours(true), ["x", &ours]);
+        assert_eq!(with.blocked.as_ref().map(|blocked| &*blocked.reason), Some("ServerBusy"));
+        assert!(pod_of(&with.name).is_some());
+        assert_eq!(pod_of("x"), None);
+    }
+
+    #[test]
+    fn only_a_later_state_of_the_same_object_replaces_one() {
+        let version = |uid: &str, version: &str| Version { uid: uid.into(), version: version.into() };
+        for (old, new, expected) in [
+            (version("a", "9"), version("a", "10"), true),
+            (version("a", "10"), version("a", "9"), false),
+            (version("a", "10"), version("a", "10"), false),
+            (version("a", "9"), version("b", "10"), false),
+            (version("a", "x"), version("a", "y"), true),
+        ] {
+            assert_eq!(old.is_followed_by(&new), expected, "{old:?} {new:?}");
+        }
+    }
+}

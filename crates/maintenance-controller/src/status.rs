@@ -1,0 +1,292 @@
+//! What a maintenance's status says, and what is told as events when it changes.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use haulout_api_types::names::{condition, event, reason};
+use haulout_api_types::node_maintenance::{
+    Blocker, DrainStatus, MAX_BLOCKERS, NodeMaintenanceStatus, Stage, StageStatus,
+};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use crate::cordon::{CordonNotice, Races};
+use crate::planner::MaintenancePlan;
+
+/// The longest message of a blocker: 20 of them and all the rest stay far below what an object may have.
+const MAX_MESSAGE: usize = 1024;
+
+/// What has to be known besides what the planner says.
+#[derive(Clone, Copy, Debug)]
+pub struct Context<'a> {
+    /// The status as it is.
+    pub old: &'a NodeMaintenanceStatus,
+    /// The generation of the spec.
+    pub generation: Option<i64>,
+    /// The stage that is acted on, and that has begun with this status if it had not before.
+    pub stage: Stage,
+    /// What time it is.
+    pub now: Timestamp,
+}
+
+/// The status as it should be. Equal to the old one if there is nothing to write.
+pub fn status(context: Context<'_>, plan: &MaintenancePlan) -> NodeMaintenanceStatus {
+    let Context { old, generation, stage, now } = context;
+    let mut next = old.clone();
+    next.observed_generation = generation;
+    if !next.stage_statuses.iter().any(|begun| begun.name == stage) {
+        next.stage_statuses.push(StageStatus { name: stage, start_timestamp: Time(now) });
+    }
+    next.drain_status = (stage == Stage::Drain).then(|| {
+        let known = old.drain_status.as_ref().map(|drain| drain.blockers.as_slice());
+        drain_status(plan, known.unwrap_or_default(), now)
+    });
+    let wanted = conditions(stage, plan);
+    for type_ in [condition::CORDONED, condition::DRAINED, condition::BLOCKED] {
+        match wanted.iter().find(|wanted| wanted.type_ == type_) {
+            Some(wanted) => set(&mut next.conditions, wanted, generation, now),
+            None => next.conditions.retain(|known| known.type_ != type_),
+        }
+    }
+    next
+}
+
+fn drain_status(plan: &MaintenancePlan, known: &[Blocker], now: Timestamp) -> DrainStatus {
+    let counts = &plan.counts;
+    DrainStatus {
+        reached_drain_targets: plan.reached.clone(),
+        drain_message: plan.message.clone(),
+        pods_left: number(counts.pending.saturating_add(counts.evacuating)),
+        pods_pending_evacuation: number(counts.pending),
+        pods_evacuating: number(counts.evacuating),
+        pods_evacuated: number(plan.evacuated),
+        pods_unsupported: number(counts.unsupported),
+        nodes_selected: number(plan.nodes_selected),
+        nodes_drained: number(plan.nodes_drained),
+        blockers: blockers(plan, known, now),
+    }
+}
+
+fn number(count: impl TryInto<i32>) -> i32 {
+    count.try_into().unwrap_or(i32::MAX)
+}
+
+/// The first blockers, sorted by node, namespace, pod and reason. Those that were known keep their time.
+fn blockers(plan: &MaintenancePlan, known: &[Blocker], now: Timestamp) -> Vec<Blocker> {
+    let mut all: Vec<Blocker> = plan
+        .blockers
+        .iter()
+        .map(|(node, found)| {
+            let mut blocker = Blocker {
+                node: node.to_string(),
+                namespace: found.pod.as_ref().map(|pod| pod.namespace.to_string()),
+                pod: found.pod.as_ref().map(|pod| pod.name.to_string()),
+                reason: found.reason.to_string(),
+                message: shortened(&found.message),
+                since: Time(now),
+            };
+            let earlier = known.iter().find(|earlier| key(earlier) == key(&blocker));
+            blocker.since =
+                found.since.map(Time).or(earlier.map(|earlier| earlier.since.clone())).unwrap_or(Time(now));
+            blocker
+        })
+        .collect();
+    all.sort_by(|a, b| key(a).cmp(&key(b)));
+    all.truncate(MAX_BLOCKERS);
+    all
+}
+
+fn key(blocker: &Blocker) -> (&str, Option<&str>, Option<&str>, &str) {
+    (&blocker.node, blocker.namespace.as_deref(), blocker.pod.as_deref(), &blocker.reason)
+}
+
+fn shortened(message: &str) -> String {
+    if message.len() <= MAX_MESSAGE {
+        return message.into();
+    }
+    let mut short: String = message.chars().take(MAX_MESSAGE / 4).collect();
+    short.push('…');
+    short
+}
+
+struct Wanted {
+    type_: &'static str,
+    status: bool,
+    reason: String,
+    message: String,
+}
+
+fn wanted(type_: &'static str, status: bool, reason: &str, message: String) -> Wanted {
+    Wanted { type_, status, reason: reason.into(), message }
+}
+
+fn conditions(stage: Stage, plan: &MaintenancePlan) -> Vec<Wanted> {
+    match stage {
+        Stage::Idle => Vec::new(),
+        Stage::Cordon => vec![cordoned(plan)],
+        Stage::Drain => vec![cordoned(plan), drained(plan), blocked(plan)],
+        Stage::Complete => {
+            let message = match plan.nodes_unreleased {
+                0 => "The nodes are released".into(),
+                nodes => format!("{nodes} nodes are yet to be released"),
+            };
+            vec![wanted(condition::CORDONED, false, reason::RELEASED, message)]
+        }
+    }
+}
+
+fn cordoned(plan: &MaintenancePlan) -> Wanted {
+    let (selected, cordoned) = (plan.nodes_selected, plan.nodes_cordoned);
+    let wanted = |status, reason, message| wanted(condition::CORDONED, status, reason, message);
+    if selected == 0 {
+        wanted(true, reason::NO_NODES, "The selector matches no node".into())
+    } else if cordoned as usize >= selected {
+        wanted(true, reason::CORDONED, "Every selected node is cordoned".into())
+    } else {
+        wanted(false, reason::CORDONING, format!("{cordoned} of {selected} nodes are cordoned"))
+    }
+}
+
+fn drained(plan: &MaintenancePlan) -> Wanted {
+    let counts = &plan.counts;
+    let left_alone = match counts.unsupported {
+        0 => String::new(),
+        1 => "; 1 pod is left alone, because nothing here evacuates its type (Unsupported)".into(),
+        pods => {
+            format!("; {pods} pods are left alone, because nothing here evacuates their type (Unsupported)")
+        }
+    };
+    let (status, reason, message) = match () {
+        () if plan.nodes_selected == 0 => (true, reason::NO_NODES, "The selector matches no node".into()),
+        () if plan.drained => (true, reason::COMPLETE, "Every pod that has to leave has left".to_string()),
+        () if plan.waiting => {
+            (false, reason::WAITING_FOR_MAINTENANCE, plan.message.trim_end_matches('.').into())
+        }
+        () if counts.targeted == 0 && counts.volumes > 0 => {
+            (false, reason::VOLUMES_ATTACHED, plan.message.trim_end_matches('.').into())
+        }
+        () => {
+            let left = counts.pending.saturating_add(counts.evacuating);
+            let pods = if left == 1 { "1 pod has".into() } else { format!("{left} pods have") };
+            (false, reason::EVACUATING, format!("{pods} yet to leave"))
+        }
+    };
+    wanted(condition::DRAINED, status, reason, message + &left_alone)
+}
+
+fn blocked(plan: &MaintenancePlan) -> Wanted {
+    // The most frequent, and of several the first in the alphabet.
+    let reasons = plan.blockers_by_reason.iter();
+    let Some((first, _)) = reasons.clone().max_by(|a, b| a.1.cmp(b.1).then(b.0.cmp(a.0))) else {
+        let (reason, message) = match () {
+            () if plan.drained => (reason::NOT_BLOCKED, "Nothing is left to evacuate"),
+            () if plan.waiting => (reason::WAITING_FOR_MAINTENANCE, "It waits for another maintenance"),
+            () => (reason::NOT_BLOCKED, "Nothing is in the way"),
+        };
+        return wanted(condition::BLOCKED, false, reason, message.into());
+    };
+    let listed: Vec<String> = reasons.map(|(reason, number)| format!("{number} {reason}")).collect();
+    wanted(condition::BLOCKED, true, first, format!("Not leaving: {}", listed.join(", ")))
+}
+
+fn set(conditions: &mut Vec<Condition>, wanted: &Wanted, generation: Option<i64>, now: Timestamp) {
+    let status = if wanted.status { "True" } else { "False" };
+    let mut condition = Condition {
+        type_: wanted.type_.into(),
+        status: status.into(),
+        reason: wanted.reason.clone(),
+        message: wanted.message.clone(),
+        observed_generation: generation,
+        last_transition_time: Time(now),
+    };
+    if let Some(known) = conditions.iter_mut().find(|known| known.type_ == wanted.type_) {
+        if known.status == status {
+            condition.last_transition_time = known.last_transition_time.clone();
+        }
+        *known = condition;
+    } else {
+        conditions.push(condition);
+        conditions.sort_by(|a, b| a.type_.cmp(&b.type_));
+    }
+}
+
+/// Something to be told as an event of a maintenance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// One of `names::event`.
+    pub reason: &'static str,
+    /// Whether it is a warning.
+    pub warning: bool,
+    /// For people.
+    pub message: String,
+}
+
+/// What is to be told when a status has been written.
+pub fn notices(old: &NodeMaintenanceStatus, new: &NodeMaintenanceStatus) -> Vec<Notice> {
+    let mut notices = Vec::new();
+    let mut tell = |reason, warning, message| notices.push(Notice { reason, warning, message });
+    for begun in &new.stage_statuses {
+        if !old.stage_statuses.iter().any(|known| known.name == begun.name) {
+            tell(event::STAGE_STARTED, false, format!("Stage {} has begun", begun.name.as_str()));
+        }
+    }
+    let is = |status: &NodeMaintenanceStatus, type_: &str| {
+        status.conditions.iter().any(|known| known.type_ == type_ && known.status == "True")
+    };
+    let message = |type_: &str| {
+        let found = new.conditions.iter().find(|known| known.type_ == type_);
+        found.map(|known| known.message.clone()).unwrap_or_default()
+    };
+    if is(new, condition::DRAINED) && !is(old, condition::DRAINED) {
+        tell(event::DRAINED, false, message(condition::DRAINED));
+    }
+    match (is(old, condition::BLOCKED), is(new, condition::BLOCKED)) {
+        (false, true) => tell(event::BLOCKED, true, message(condition::BLOCKED)),
+        (true, false) => tell(event::UNBLOCKED, false, "Nothing is in the way any longer".into()),
+        _ => {}
+    }
+    notices
+}
+
+/// What is to be told when others are ahead of a maintenance. `known` are those that it has been told of before.
+pub fn fast_forwarded(plan: &MaintenancePlan, known: &mut BTreeSet<Arc<str>>) -> Option<Notice> {
+    let new: Vec<&str> = plan
+        .forwarded_by
+        .iter()
+        .filter(|name| !known.contains(*name))
+        .take(MAX_BLOCKERS)
+        .map(AsRef::as_ref)
+        .collect();
+    if new.is_empty() {
+        return None;
+    }
+    let message = format!(
+        "Fast-forwarded: on nodes that it shares with {}, pods are evacuated that its own plan would have left for later",
+        new.join(", ")
+    );
+    known.extend(plan.forwarded_by.iter().cloned());
+    Some(Notice { reason: event::FAST_FORWARDED, warning: true, message })
+}
+
+/// What is to be told of a node's cordon; `reverts` is how often it was reverted lately, if that is a race.
+pub fn cordon_notice(node: &str, notice: CordonNotice, reverts: Option<usize>) -> Option<Notice> {
+    match (notice, reverts) {
+        (CordonNotice::Reverted, None) => None,
+        (CordonNotice::Reverted, Some(times)) => Some(Notice {
+            reason: event::CORDON_RACE,
+            warning: true,
+            message: format!(
+                "Node {node} was made schedulable {times} times within {} minutes and cordoned again: complete the maintenance, or stop whoever uncordons the node",
+                Races::WINDOW.as_mins()
+            ),
+        }),
+        (CordonNotice::LeftCordoned, _) => Some(Notice {
+            reason: event::LEFT_CORDONED,
+            warning: false,
+            message: format!("Node {node} stays cordoned, as it was before the maintenance"),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

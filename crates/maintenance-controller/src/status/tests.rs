@@ -1,0 +1,257 @@
+//! Statuses over the course of a maintenance: what they say, that they come to rest, and that they fit.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::facts::PodKey;
+use crate::planner::{Blocker as Found, Counts};
+use crate::testing::{at, entry};
+use haulout_api_types::node_maintenance::PodType;
+
+fn plan() -> MaintenancePlan {
+    MaintenancePlan {
+        reached: vec![entry(PodType::Default, 1000, None)],
+        message: "Evacuating".into(),
+        drained: false,
+        waiting: false,
+        counts: Counts { pending: 3, evacuating: 2, targeted: 2, left: 5, ..Counts::default() },
+        evacuated: 4,
+        nodes_selected: 2,
+        nodes_drained: 0,
+        nodes_cordoned: 2,
+        nodes_unreleased: 0,
+        forwarded_by: Vec::new(),
+        blockers: Vec::new(),
+        blockers_by_reason: BTreeMap::new(),
+    }
+}
+
+fn pod_blocker(node: &str, pod: &str, why: &str, since: Option<Timestamp>) -> (Arc<str>, Found) {
+    let pod = PodKey { namespace: "ns".into(), name: pod.into(), uid: "u".into() };
+    (node.into(), Found { pod: Some(pod), reason: why.into(), message: "because".into(), since })
+}
+
+fn context(old: &NodeMaintenanceStatus, stage: Stage, second: i64) -> Context<'_> {
+    Context { old, generation: Some(3), stage, now: at(second) }
+}
+
+/// `Drained=False Evacuating: 5 pods have yet to leave` and the like.
+fn show(status: &NodeMaintenanceStatus) -> Vec<String> {
+    let one = |c: &Condition| format!("{}={} {}: {}", c.type_, c.status, c.reason, c.message);
+    status.conditions.iter().map(one).collect()
+}
+
+#[test]
+fn conditions_from_stage_to_stage() {
+    let base = plan();
+    let blocked = MaintenancePlan {
+        blockers_by_reason: BTreeMap::from([
+            ("Terminating".into(), 1),
+            ("DisruptionBudgetExhausted".into(), 2),
+        ]),
+        ..base.clone()
+    };
+    let waiting = MaintenancePlan { waiting: true, message: "Waiting for a.".into(), ..base.clone() };
+    let counts = Counts { unsupported: 2, ..Counts::default() };
+    let drained = MaintenancePlan { drained: true, counts, nodes_drained: 2, ..base.clone() };
+    let volumes = MaintenancePlan {
+        counts: Counts { volumes: 1, left: 1, ..Counts::default() },
+        message: "Waiting for 1 volume to be detached.".into(),
+        ..base.clone()
+    };
+    let cordoning = MaintenancePlan { nodes_cordoned: 1, ..base.clone() };
+    let nothing = MaintenancePlan { nodes_selected: 0, drained: true, ..base.clone() };
+    let all = "Cordoned=True Cordoned: Every selected node is cordoned";
+    let free = "Blocked=False NotBlocked: Nothing is in the way";
+    let cases: [(&str, Stage, &MaintenancePlan, &[&str]); 9] = [
+        ("planned", Stage::Idle, &base, &[]),
+        ("cordoning", Stage::Cordon, &cordoning, &["Cordoned=False Cordoning: 1 of 2 nodes are cordoned"]),
+        ("draining", Stage::Drain, &base, &[free, all, "Drained=False Evacuating: 5 pods have yet to leave"]),
+        (
+            "blocked",
+            Stage::Drain,
+            &blocked,
+            &[
+                "Blocked=True DisruptionBudgetExhausted: Not leaving: 2 DisruptionBudgetExhausted, 1 Terminating",
+                all,
+                "Drained=False Evacuating: 5 pods have yet to leave",
+            ],
+        ),
+        (
+            "waiting",
+            Stage::Drain,
+            &waiting,
+            &[
+                "Blocked=False WaitingForMaintenance: It waits for another maintenance",
+                all,
+                "Drained=False WaitingForMaintenance: Waiting for a",
+            ],
+        ),
+        (
+            "detaching",
+            Stage::Drain,
+            &volumes,
+            &[free, all, "Drained=False VolumesAttached: Waiting for 1 volume to be detached"],
+        ),
+        (
+            "drained",
+            Stage::Drain,
+            &drained,
+            &[
+                "Blocked=False NotBlocked: Nothing is left to evacuate",
+                all,
+                "Drained=True Complete: Every pod that has to leave has left; 2 pods are left alone, because nothing here evacuates their type (Unsupported)",
+            ],
+        ),
+        (
+            "without nodes",
+            Stage::Drain,
+            &nothing,
+            &[
+                "Blocked=False NotBlocked: Nothing is left to evacuate",
+                "Cordoned=True NoNodes: The selector matches no node",
+                "Drained=True NoNodes: The selector matches no node",
+            ],
+        ),
+        ("over", Stage::Complete, &base, &["Cordoned=False Released: The nodes are released"]),
+    ];
+    let mut old = NodeMaintenanceStatus::default();
+    for (second, (what, stage, plan, expected)) in (0..).zip(cases) {
+        let new = status(context(&old, stage, second), plan);
+        assert_eq!(show(&new), expected, "{what}");
+        assert_eq!(status(context(&new, stage, second + 100), plan), new, "{what}: nothing to write twice");
+        assert_eq!(new.drain_status.is_some(), stage == Stage::Drain);
+        old = new;
+    }
+    let begun: Vec<_> =
+        old.stage_statuses.iter().map(|begun| (begun.name, begun.start_timestamp.0)).collect();
+    assert_eq!(
+        begun,
+        [(Stage::Idle, at(0)), (Stage::Cordon, at(1)), (Stage::Drain, at(2)), (Stage::Complete, at(8))]
+    );
+}
+
+#[test]
+fn a_condition_keeps_its_time_as_long_as_its_status_holds_and_others_keep_theirs() {
+    let foreign = Condition {
+        type_: "Approved".into(),
+        status: "True".into(),
+        reason: "Yes".into(),
+        message: String::new(),
+        observed_generation: None,
+        last_transition_time: Time(at(0)),
+    };
+    let old = NodeMaintenanceStatus { conditions: vec![foreign.clone()], ..Default::default() };
+    let first = status(context(&old, Stage::Drain, 1), &plan());
+    let counts = Counts { pending: 1, ..plan().counts };
+    let second = status(context(&first, Stage::Drain, 2), &MaintenancePlan { counts, ..plan() });
+    let third = status(context(&second, Stage::Drain, 3), &MaintenancePlan { drained: true, ..plan() });
+    let since = |status: &NodeMaintenanceStatus, type_: &str| {
+        status.conditions.iter().find(|known| known.type_ == type_).unwrap().last_transition_time.0
+    };
+    assert_eq!([&first, &second, &third].map(|status| since(status, "Drained")), [at(1), at(1), at(3)]);
+    assert!(third.conditions.contains(&foreign));
+}
+
+#[test]
+fn the_first_twenty_blockers_are_sorted_and_keep_their_time() {
+    let many = |from: usize| -> Vec<_> {
+        (from..30).rev().map(|i| pod_blocker("n", &format!("pod-{i:02}"), "Terminating", None)).collect()
+    };
+    let first = status(
+        context(&NodeMaintenanceStatus::default(), Stage::Drain, 1),
+        &MaintenancePlan { blockers: many(5), ..plan() },
+    );
+    let second = status(context(&first, Stage::Drain, 9), &MaintenancePlan { blockers: many(3), ..plan() });
+    let shown: Vec<_> =
+        second.drain_status.unwrap().blockers.into_iter().map(|b| (b.pod.unwrap(), b.since.0)).collect();
+    assert_eq!(shown.len(), 20);
+    assert_eq!(shown[..3], [("pod-03".into(), at(9)), ("pod-04".into(), at(9)), ("pod-05".into(), at(1))]);
+
+    let volume = Found { pod: None, reason: "VolumesAttached".into(), message: "pv-1".into(), since: None };
+    let mixed = vec![
+        pod_blocker("b", "x", "Terminating", Some(at(-7))),
+        ("b".into(), volume),
+        pod_blocker("a", "y", "Terminating", None),
+    ];
+    let new = status(
+        context(&NodeMaintenanceStatus::default(), Stage::Drain, 1),
+        &MaintenancePlan { blockers: mixed, ..plan() },
+    );
+    let shown: Vec<_> =
+        new.drain_status.unwrap().blockers.into_iter().map(|b| (b.node, b.pod, b.since.0)).collect();
+    assert_eq!(
+        shown,
+        [
+            ("a".into(), Some("y".into()), at(1)),
+            ("b".into(), None, at(1)),
+            ("b".into(), Some("x".into()), at(-7))
+        ]
+    );
+}
+
+#[test]
+fn events_tell_what_has_begun_and_what_has_changed() {
+    let reasons = |old: &NodeMaintenanceStatus, new: &NodeMaintenanceStatus| -> Vec<&str> {
+        notices(old, new).into_iter().map(|notice| notice.reason).collect()
+    };
+    let empty = NodeMaintenanceStatus::default();
+    let by_reason = BTreeMap::from([("Terminating".into(), 1)]);
+    let draining = status(context(&empty, Stage::Drain, 1), &plan());
+    let blocked = status(
+        context(&draining, Stage::Drain, 2),
+        &MaintenancePlan { blockers_by_reason: by_reason, ..plan() },
+    );
+    let drained = status(context(&blocked, Stage::Drain, 3), &MaintenancePlan { drained: true, ..plan() });
+    assert_eq!(reasons(&empty, &draining), ["StageStarted"]);
+    assert_eq!(reasons(&draining, &blocked), ["Blocked"]);
+    assert_eq!(reasons(&blocked, &drained), ["Drained", "Unblocked"]);
+    assert_eq!(reasons(&drained, &drained), [""; 0]);
+
+    let mut known = BTreeSet::new();
+    let forwarded = |names: &[&str]| MaintenancePlan {
+        forwarded_by: names.iter().map(|n| Arc::from(*n)).collect(),
+        ..plan()
+    };
+    assert_eq!(fast_forwarded(&plan(), &mut known), None);
+    let told = fast_forwarded(&forwarded(&["a", "b"]), &mut known).unwrap();
+    assert!(
+        told.message.starts_with("Fast-forwarded: on nodes that it shares with a, b, pods"),
+        "{}",
+        told.message
+    );
+    assert_eq!(fast_forwarded(&forwarded(&["b"]), &mut known), None, "once is enough");
+    assert!(fast_forwarded(&forwarded(&["b", "c"]), &mut known).unwrap().message.contains("with c, pods"));
+}
+
+#[test]
+fn cordons_are_told_of_when_they_race_or_stay() {
+    let told =
+        |notice, reverts| cordon_notice("n", notice, reverts).map(|notice| (notice.reason, notice.warning));
+    assert_eq!(told(CordonNotice::Reverted, None), None);
+    assert_eq!(told(CordonNotice::Reverted, Some(3)), Some(("CordonRace", true)));
+    assert_eq!(told(CordonNotice::LeftCordoned, None), Some(("LeftCordoned", false)));
+}
+
+/// Names as long as they may be, a plan as long as it may be, messages that go on and on: etcd takes 1.5 MiB.
+#[test]
+fn the_status_of_five_thousand_nodes_fits_its_object() {
+    let long = "x".repeat(253);
+    let selector = "y".repeat(63);
+    let mut plan = plan();
+    plan.nodes_selected = 5000;
+    plan.message = format!("Evacuating (limited by {})", [long.as_str(); 20].join(", "));
+    plan.reached = (0..112).map(|i| entry(PodType::Default, i, Some(&selector))).collect();
+    plan.blockers = (0..5000)
+        .map(|i| {
+            let (node, blocker) = pod_blocker(&long, &format!("{i}{}", &long[..240]), "Terminating", None);
+            (node, Found { message: "ü".repeat(100_000).into(), ..blocker })
+        })
+        .collect();
+    plan.blockers_by_reason = (0..30).map(|i| (format!("Reason{i}").into(), 150_000)).collect();
+    let status = status(context(&NodeMaintenanceStatus::default(), Stage::Drain, 1), &plan);
+    let size = serde_json::to_vec(&status).unwrap().len();
+    assert!(size < 100_000, "{size} bytes");
+    let drain = status.drain_status.unwrap();
+    assert!(drain.drain_message.len() < 32_768 && drain.blockers.len() == 20);
+}
