@@ -1,0 +1,191 @@
+//! The API calls. Each carries the UID of what it means, so that what a frozen process sends too late, or to a
+//! name that another pod has by now, changes nothing.
+
+use std::collections::BTreeSet;
+
+use haulout_api_types::names::{TAINTS_FIRST_SEEN_ANNOTATION, condition, instigator};
+use haulout_api_types::{Evacuation, evacuators, instigators};
+use haulout_service_runtime::pods::{self, Pod};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::{DeserializeGuard, PartialObjectMeta, Request};
+use kube::{Client, Resource as _};
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+use thiserror::Error;
+
+use crate::decide::How;
+use crate::notice::{CONDITION_MESSAGE, CONDITION_REASON, SOURCE};
+use crate::pace::Answer;
+
+/// Why a pod could not be made to leave, or to stay.
+#[derive(Debug, Error)]
+pub enum ActError {
+    /// The API server refused, or did not answer.
+    #[error(transparent)]
+    Api(#[from] kube::Error),
+    /// The pod could not be looked up.
+    #[error(transparent)]
+    LookUp(#[from] pods::Error),
+    /// The Evacuation of before is not gone yet.
+    #[error("an earlier Evacuation is still being deleted")]
+    EarlierEvacuation,
+    /// The pod is not as the API server gives pods out.
+    #[error(transparent)]
+    Incomplete(#[from] evacuators::IncompletePod),
+}
+
+/// Makes a pod leave; `false` if it is gone already.
+pub async fn leave(client: &Client, pod: &Pod, how: How, now: Timestamp) -> Result<bool, ActError> {
+    match how {
+        How::Delete => delete(client, pod, false, now).await,
+        How::ForceDelete => delete(client, pod, true, now).await,
+        How::Evict => evict(client, pod).await,
+        How::Evacuate => evacuate(client, pod).await,
+    }
+}
+
+/// The reason first, then the deletion: upstream's disruption controller takes the reason back if no deletion
+/// follows it.
+async fn delete(client: &Client, pod: &Pod, by_force: bool, now: Timestamp) -> Result<bool, ActError> {
+    let pods = Request::new(pods_of(pod));
+    let patch = Patch::Strategic(reason_of_deletion(pod, by_force, now));
+    let request = pods.patch_subresource("status", &pod.name, &manager(), &patch);
+    if !done(send(client, request).await)? {
+        return Ok(false);
+    }
+    let params = DeleteParams {
+        preconditions: Some(Preconditions { uid: Some(pod.uid.to_string()), resource_version: None }),
+        grace_period_seconds: by_force.then_some(0),
+        ..DeleteParams::default()
+    };
+    done(send(client, pods.delete(&pod.name, &params)).await)
+}
+
+/// Nobody is left to say that a pod whose node cannot be asked has ended, so a deletion by force says so.
+fn reason_of_deletion(pod: &Pod, by_force: bool, now: Timestamp) -> Value {
+    let mut status = json!({"conditions": [{
+        "type": condition::DISRUPTION_TARGET,
+        "status": "True",
+        "reason": CONDITION_REASON,
+        "message": CONDITION_MESSAGE,
+        "lastTransitionTime": Time(now),
+    }]});
+    if let (true, Some(status)) = (by_force && !pod.is_finished(), status.as_object_mut()) {
+        status.insert("phase".into(), "Failed".into());
+    }
+    json!({"metadata": {"uid": pod.uid.to_string()}, "status": status})
+}
+
+/// Not by kube's own `evict`, which sends preconditions under a name that the API server does not know.
+async fn evict(client: &Client, pod: &Pod) -> Result<bool, ActError> {
+    // The API server spends a disruption before it compares UIDs. Names that are given only once are safe.
+    let owner = pod.controller.as_ref().map(|owner| owner.kind.as_ref());
+    if !matches!(owner, Some("ReplicaSet" | "Job")) {
+        let found = pods::fetch(client, &pod.namespace, &pod.name).await?;
+        if found.is_none_or(|found| found.uid != pod.uid) {
+            return Ok(false);
+        }
+    }
+    let eviction = json!({
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": &*pod.name, "namespace": &*pod.namespace},
+        "deleteOptions": {"preconditions": {"uid": pod.uid.to_string()}},
+    });
+    let body = serde_json::to_vec(&eviction).map_err(kube::Error::SerdeError)?;
+    let request =
+        Request::new(pods_of(pod)).create_subresource("eviction", &pod.name, &PostParams::default(), body);
+    done(send(client, request).await)
+}
+
+/// Asks for an Evacuation, or joins one that others asked for.
+async fn evacuate(client: &Client, pod: &Pod) -> Result<bool, ActError> {
+    // None of our own evacuators for workloads is there yet.
+    let served = BTreeSet::new();
+    let (evacuation, _) = evacuators::evacuation_for(&pod.metadata(), instigator::TAINT_MANAGER, &served)?;
+    let api: Api<DeserializeGuard<Evacuation>> = Api::namespaced(client.clone(), &pod.namespace);
+    let created: Api<Evacuation> = Api::namespaced(client.clone(), &pod.namespace);
+    match created.create(&PostParams::default(), &evacuation).await {
+        Ok(_) => return Ok(true),
+        Err(kube::Error::Api(status)) if status.code == 409 => {}
+        Err(error) => return Err(error.into()),
+    }
+    let name = evacuation.metadata.name.unwrap_or_default();
+    let Some(existing) = api.get_metadata_opt(&name).await? else {
+        return Err(ActError::EarlierEvacuation);
+    };
+    if existing.metadata.deletion_timestamp.is_some() {
+        // It takes no new finalizers, and must not wait for ours.
+        write_finalizers(client, &existing, false).await?;
+        return Err(ActError::EarlierEvacuation);
+    }
+    write_finalizers(client, &existing, true).await?;
+    Ok(true)
+}
+
+/// Takes our wish off the pod's Evacuation.
+pub async fn release(client: &Client, pod: &Pod) -> Result<(), ActError> {
+    let api: Api<DeserializeGuard<Evacuation>> = Api::namespaced(client.clone(), &pod.namespace);
+    let name = evacuators::evacuation_name(&pod.uid.to_string(), &pod.name);
+    if let Some(existing) = api.get_metadata_opt(&name).await? {
+        write_finalizers(client, &existing, false).await?;
+    }
+    Ok(())
+}
+
+async fn write_finalizers<K>(
+    client: &Client,
+    of: &PartialObjectMeta<K>,
+    wanted: bool,
+) -> Result<(), ActError> {
+    let ours = instigators::finalizer(instigator::TAINT_MANAGER);
+    let mut finalizers = of.metadata.finalizers.clone().unwrap_or_default();
+    if finalizers.contains(&ours) == wanted {
+        return Ok(());
+    }
+    finalizers.retain(|finalizer| *finalizer != ours);
+    finalizers.extend(wanted.then_some(ours));
+    let meta = &of.metadata;
+    let patch = json!({"metadata": {
+        "uid": meta.uid, "resourceVersion": meta.resource_version, "finalizers": finalizers,
+    }});
+    let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref().unwrap_or_default());
+    let request = Request::new(Evacuation::url_path(&(), namespace));
+    done(send(client, request.patch(name, &manager(), &Patch::Merge(patch))).await)?;
+    Ok(())
+}
+
+/// Writes when the node's taints were first seen.
+pub async fn annotate(client: &Client, node: &str, uid: &str, text: Option<&str>) -> Result<(), ActError> {
+    let patch = json!({"metadata": {"uid": uid, "annotations": {TAINTS_FIRST_SEEN_ANNOTATION: text}}});
+    let request = Request::new("/api/v1/nodes").patch(node, &manager(), &Patch::Merge(patch));
+    done(send(client, request).await)?;
+    Ok(())
+}
+
+fn pods_of(pod: &Pod) -> String {
+    format!("/api/v1/namespaces/{}/pods", pod.namespace)
+}
+
+fn manager() -> PatchParams {
+    PatchParams { field_manager: Some(SOURCE.into()), ..PatchParams::default() }
+}
+
+type Built = Result<http::Request<Vec<u8>>, kube::core::request::Error>;
+
+async fn send(client: &Client, request: Built) -> kube::Result<()> {
+    client.request(request.map_err(kube::Error::BuildRequest)?).await.map(|IgnoredAny| ())
+}
+
+/// Whether it took effect; not if the object is gone.
+fn done(answer: kube::Result<()>) -> Result<bool, ActError> {
+    match answer {
+        Ok(()) => Ok(true),
+        Err(kube::Error::Api(status)) if Answer::read(status.code, &status.message) == Answer::Gone => {
+            Ok(false)
+        }
+        Err(error) => Err(error.into()),
+    }
+}

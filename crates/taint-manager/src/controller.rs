@@ -1,0 +1,179 @@
+//! A leader at work: takes one pod after the other, asks what its next step is, and does it.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use haulout_service_runtime::clients::Clients;
+use haulout_service_runtime::clock::Clock;
+use haulout_service_runtime::events::{Events, News};
+use haulout_service_runtime::pods::{PodCache, PodIndex};
+use haulout_service_runtime::queue::Outcome;
+use haulout_service_runtime::workers::WorkQueue;
+use k8s_openapi::api::core::v1::ObjectReference;
+use tracing::{debug, info, warn};
+
+use crate::act;
+use crate::decide::How;
+use crate::index::Key;
+use crate::manager::{Manager, Step};
+use crate::metrics::Metrics;
+use crate::notice;
+
+/// What has to be in sight before anybody has to leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Source {
+    Evacuations,
+    Namespaces,
+    Nodes,
+    Pods,
+}
+
+const SOURCES: usize = 4;
+
+/// What a Node's annotation has to say.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) uid: String,
+    pub(crate) text: Option<String>,
+}
+
+/// What a leader works with.
+pub(crate) struct Controller {
+    pub(crate) clients: Clients,
+    pub(crate) clock: Clock,
+    pub(crate) events: Events,
+    pub(crate) metrics: Metrics,
+    pub(crate) manager: Arc<Mutex<Manager>>,
+    pub(crate) pods: PodCache,
+    pub(crate) queue: WorkQueue<Key>,
+    /// Nodes whose annotation has to be written.
+    pub(crate) nodes: WorkQueue<Arc<str>>,
+    pub(crate) wanted: Mutex<HashMap<Arc<str>, Wanted>>,
+    pub(crate) in_sight: Mutex<BTreeSet<Source>>,
+    pub(crate) dry_run: bool,
+    /// Our own pod, on which people find what concerns no other object.
+    pub(crate) own: ObjectReference,
+}
+
+impl Controller {
+    pub(crate) fn manager(&self) -> MutexGuard<'_, Manager> {
+        lock(&self.manager)
+    }
+
+    /// Tells the manager something, with the pods at hand, and has those looked at whom it concerns. The two
+    /// locks are always taken in this order.
+    pub(crate) fn tell<I: IntoIterator<Item = Key>>(&self, news: impl FnOnce(&mut Manager, &PodIndex) -> I) {
+        let keys = {
+            let mut manager = self.manager();
+            news(&mut manager, &self.pods.read())
+        };
+        self.enqueue(keys);
+    }
+
+    pub(crate) fn enqueue(&self, keys: impl IntoIterator<Item = Key>) {
+        for key in keys {
+            self.queue.add(key);
+        }
+    }
+
+    /// Something has come into sight, or is out of it.
+    pub(crate) fn sees(&self, source: Source, in_sight: bool) {
+        // Held to the end, so that nobody says that all is in sight after another has said that it is not.
+        let mut sources = lock(&self.in_sight);
+        if in_sight {
+            sources.insert(source)
+        } else {
+            sources.remove(&source)
+        };
+        let now = self.clock.now();
+        if sources.len() < SOURCES {
+            self.manager().gaps.begin(now);
+            return;
+        }
+        self.tell(|manager, pods| {
+            manager.gaps.end(now);
+            let (everybody, tainted_nodes) = (manager.index.everybody(pods), manager.index.tainted_nodes());
+            info!(pods = everybody.len(), tainted_nodes, "everything is in sight");
+            everybody
+        });
+    }
+
+    pub(crate) fn publish(&self, news: News) {
+        if !self.dry_run {
+            self.events.publish(news);
+        }
+    }
+
+    /// Does the next step for a pod.
+    pub(crate) async fn handle(self: Arc<Self>, key: Key) -> Outcome {
+        let Some(pod) = self.pods.read().get(key.uid).cloned() else { return Outcome::Done };
+        let now = self.clock.now();
+        let step = self.manager().next(&pod, now);
+        let (namespace, name) = (&pod.namespace, &pod.name);
+        debug!(%namespace, %name, ?step, "decided");
+        let Step { act, due, release, news, again, message, .. } = step;
+        let next = again.map_or(Outcome::Done, Outcome::Until);
+        if self.dry_run {
+            if let Some(how) = act {
+                info!(%namespace, %name, node = %key.node, how = how.as_str(), message, "would act");
+            }
+            return next;
+        }
+        if let Some(news) = news {
+            self.events.publish(news);
+        }
+        if release {
+            if let Err(error) = act::release(&self.clients.direct, &pod).await {
+                warn!(%namespace, %name, %error, "an evacuation could not be cancelled, and will be");
+                return self.failed(key, again);
+            }
+            self.tell(|manager, pods| manager.index.apply_evacuation(pod.uid, false, pods));
+        }
+        let Some(how) = act else { return next };
+        match act::leave(&self.clients.direct, &pod, how, now).await {
+            Ok(false) => next,
+            Ok(true) => {
+                let late = due.map(|due| self.clock.now().duration_since(due).try_into().unwrap_or_default());
+                self.metrics.left(how, late.unwrap_or_default());
+                info!(%namespace, %name, node = %key.node, how = how.as_str(), message, "made to leave");
+                if how == How::Evacuate {
+                    self.tell(|manager, pods| manager.index.apply_evacuation(pod.uid, true, pods));
+                }
+                next
+            }
+            Err(error) => {
+                warn!(%namespace, %name, node = %key.node, how = how.as_str(), %error, "failed, and will be tried again");
+                self.metrics.failed(how);
+                self.events.publish(notice::failed(&pod, how, &error.to_string()));
+                self.failed(key, again)
+            }
+        }
+    }
+
+    /// What was planned comes in its time, even if the retry is later.
+    fn failed(&self, key: Key, again: Option<jiff::Timestamp>) -> Outcome {
+        if let Some(again) = again {
+            self.queue.add_at(key, again);
+        }
+        Outcome::Failed
+    }
+
+    /// Writes what a Node's annotation has to say.
+    pub(crate) async fn annotate(self: Arc<Self>, node: Arc<str>) -> Outcome {
+        let Some(Wanted { uid, text }) = lock(&self.wanted).get(&node).cloned() else { return Outcome::Done };
+        if self.dry_run {
+            return Outcome::Done;
+        }
+        match act::annotate(&self.clients.retrying, &node, &uid, text.as_deref()).await {
+            Ok(()) => Outcome::Done,
+            Err(error) => {
+                warn!(%node, %error, "when its taints were first seen could not be written, and will be");
+                Outcome::Failed
+            }
+        }
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,107 @@
+//! Why a pod stays or leaves, as a word for machines and a sentence for people.
+
+use std::fmt;
+
+use jiff::{Timestamp, Unit};
+
+use crate::taint::Taint;
+
+/// Why something was decided about a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason<'a> {
+    /// Its node has no `NoExecute` taints, or is not known.
+    NotTainted,
+    /// It tolerates all of its node's taints for ever.
+    Tolerated,
+    /// The policy says to ignore the taint.
+    Ignored {
+        /// The taint.
+        taint: &'a Taint,
+    },
+    /// It has finished.
+    Finished,
+    /// It is on its way out already.
+    Terminating,
+    /// It does not tolerate the taint.
+    NotTolerated {
+        /// The taint.
+        taint: &'a Taint,
+    },
+    /// It tolerates the taint until a certain time.
+    ToleratedUntil {
+        /// The taint.
+        taint: &'a Taint,
+        /// The time.
+        due: Timestamp,
+    },
+    /// It would have to leave, but we or the API server were away until a moment ago.
+    Settling {
+        /// The taint.
+        taint: &'a Taint,
+    },
+    /// The API server cannot be reached, so that nobody knows whether the taint is still there.
+    Blind,
+    /// The policy asks for labels of the pod's namespace, and those are not known yet.
+    NamespaceUnknown,
+    /// It hangs in termination on a node that is out of service.
+    StuckOutOfService,
+    /// It hangs in termination on a node that is unreachable.
+    StuckUnreachable,
+    /// It was deleted by force and a finalizer holds it.
+    HeldByFinalizer,
+    /// Its node is marked as out of service, but sends heartbeats.
+    InService,
+}
+
+impl Reason<'_> {
+    /// The reason as one word.
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::NotTainted => "NotTainted",
+            Self::Tolerated => "Tolerated",
+            Self::Ignored { .. } => "Ignored",
+            Self::Finished => "Finished",
+            Self::Terminating => "Terminating",
+            Self::NotTolerated { .. } => "NotTolerated",
+            Self::ToleratedUntil { .. } => "ToleratedUntil",
+            Self::Settling { .. } => "Settling",
+            Self::Blind => "Blind",
+            Self::NamespaceUnknown => "NamespaceUnknown",
+            Self::StuckOutOfService => "StuckOutOfService",
+            Self::StuckUnreachable => "StuckUnreachable",
+            Self::HeldByFinalizer => "HeldByFinalizer",
+            Self::InService => "InService",
+        }
+    }
+}
+
+impl fmt::Display for Reason<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotTainted => f.write_str("its node has no NoExecute taint"),
+            Self::Tolerated => f.write_str("it tolerates all NoExecute taints of its node"),
+            Self::Ignored { taint } => write!(f, "the policy ignores the taint {taint}"),
+            Self::Finished => f.write_str("it has finished"),
+            Self::Terminating => f.write_str("it is terminating"),
+            Self::NotTolerated { taint } => write!(f, "it does not tolerate the taint {taint}"),
+            Self::ToleratedUntil { taint, due } => {
+                let due = due.round(Unit::Second).unwrap_or(*due);
+                write!(f, "it tolerates the taint {taint} until {due}")
+            }
+            Self::Settling { taint } => write!(
+                f,
+                "it has to leave because of the taint {taint}, unless its node reports shortly now that the API server is in sight again"
+            ),
+            Self::Blind => f.write_str("the API server is out of sight, so the taint may be gone"),
+            Self::NamespaceUnknown => f.write_str("the labels of its namespace are not known yet"),
+            Self::StuckOutOfService => {
+                f.write_str("it hangs in termination on a node that is out of service")
+            }
+            Self::StuckUnreachable => f.write_str("it hangs in termination on an unreachable node"),
+            Self::HeldByFinalizer => f.write_str("it was deleted by force and is held by a finalizer"),
+            Self::InService => f.write_str(
+                "its node is tainted as out of service but ready: shut the node down or remove the taint",
+            ),
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Tables of decisions: the scenarios that matter upstream, policies and gaps.
+
+use super::world::{act, delete, on, wait};
+use super::*;
+use crate::testing::{at, clear_since, pod, taint};
+
+const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
+
+#[test]
+fn a_pod_leaves_now_later_or_never() {
+    let cases = [
+        ("no taints", on(&[]), pod(1), 100, Verdict::Keep, "NotTainted"),
+        ("not tolerated", on(&[("k", 50)]), pod(1), 100, delete(50), "NotTolerated"),
+        (
+            "another tolerated",
+            on(&[("k", 50)]),
+            pod(1).tolerating("l", None),
+            100,
+            delete(50),
+            "NotTolerated",
+        ),
+        ("for ever", on(&[("k", 50)]), pod(1).tolerating("k", None), 100, Verdict::Keep, "Tolerated"),
+        ("for a while", on(&[("k", 50)]), pod(1).tolerating("k", 60), 100, wait(110), "ToleratedUntil"),
+        ("no longer", on(&[("k", 50)]), pod(1).tolerating("k", 60), 110, delete(110), "ToleratedUntil"),
+        ("for no time", on(&[("k", 50)]), pod(1).tolerating("k", 0), 100, delete(50), "NotTolerated"),
+        (
+            "for less than no time",
+            on(&[("k", 50)]),
+            pod(1).tolerating("k", -3),
+            100,
+            delete(50),
+            "NotTolerated",
+        ),
+        (
+            "for longer than time lasts",
+            on(&[("k", 50)]),
+            pod(1).tolerating("k", i64::MAX),
+            100,
+            Verdict::Wait { until: Timestamp::MAX },
+            "ToleratedUntil",
+        ),
+    ];
+    for (name, world, pod, now, verdict, reason) in cases {
+        assert_eq!(world.decide(&pod, now), (verdict, reason, false), "{name}");
+    }
+}
+
+#[test]
+fn of_several_taints_the_first_deadline_counts() {
+    let both = pod(1).tolerating("a", 100).tolerating("b", 10);
+    let cases = [
+        ("one of two tolerated", on(&[("a", 0), ("b", 0)]), pod(1).tolerating("a", None), 5, delete(0)),
+        ("the shorter one", on(&[("a", 0), ("b", 0)]), both.clone(), 5, wait(10)),
+        ("it has run out", on(&[("a", 0), ("b", 0)]), both.clone(), 10, delete(10)),
+        ("the shorter one came later", on(&[("a", 0), ("b", 95)]), both.clone(), 96, wait(100)),
+        ("the longer one remains", on(&[("a", 0)]), both, 96, wait(100)),
+        (
+            "one for ever",
+            on(&[("a", 0), ("b", 0)]),
+            pod(1).tolerating("a", None).tolerating("b", 10),
+            5,
+            wait(10),
+        ),
+        (
+            "all for ever",
+            on(&[("a", 0), ("b", 0)]),
+            pod(1).tolerating("a", None).tolerating("b", None),
+            5,
+            Verdict::Keep,
+        ),
+    ];
+    for (name, world, pod, now, expected) in cases {
+        assert_eq!(world.verdict(&pod, now), expected, "{name}");
+    }
+}
+
+#[test]
+fn a_pod_that_comes_late_gets_its_full_time() {
+    let late = pod(1).scheduled(80).tolerating("k", 60);
+    let bound = late.clone().with("/status/conditions", serde_json::json!([]));
+    let created = bound.clone().with("/metadata/creationTimestamp", at(70).to_string());
+    let cases = [
+        ("scheduled late", late, wait(140)),
+        ("bound without the scheduler, created late", created, wait(130)),
+        ("nobody knows when", bound, delete(110)),
+    ];
+    for (name, pod, expected) in cases {
+        assert_eq!(on(&[("k", 50)]).verdict(&pod, 120), expected, "{name}");
+    }
+    assert_eq!(on(&[("k", 50)]).verdict(&pod(1).scheduled(80), 120), delete(80), "it was never tolerated");
+}
+
+#[test]
+fn a_toleration_that_is_changed_moves_the_deadline_both_ways() {
+    let world = on(&[("k", 50)]);
+    assert_eq!(world.verdict(&pod(1).tolerating("k", 300), 100), wait(350));
+    assert_eq!(world.verdict(&pod(1).tolerating("k", 100), 100), wait(150));
+    assert_eq!(world.verdict(&pod(1).tolerating("k", 20), 100), delete(70));
+    assert_eq!(world.verdict(&pod(1).tolerating("k", 900), 100), wait(950));
+}
+
+#[test]
+fn pods_that_finished_or_are_leaving_are_left_alone() {
+    let cases = [
+        (pod(1).with("/status/phase", "Succeeded"), "Finished"),
+        (pod(1).with("/status/phase", "Failed"), "Finished"),
+        (pod(1).terminating(200, 30), "Terminating"),
+        (pod(1).terminating(20, 30), "Terminating"),
+    ];
+    for (pod, reason) in cases {
+        assert_eq!(on(&[("k", 50)]).decide(&pod, 100), (Verdict::Keep, reason, false));
+    }
+    assert_eq!(on(&[("k", 50)]).verdict(&pod(1).with("/status/phase", "Pending"), 100), delete(50));
+}
+
+#[test]
+fn the_policy_says_how_and_daemon_set_and_static_pods_are_never_evacuated() {
+    let daemon = serde_json::json!([
+        {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "u", "controller": true}
+    ]);
+    let of_daemon_set = pod(1).with("/metadata/ownerReferences", daemon);
+    let mirror = serde_json::json!({"kubernetes.io/config.mirror": "x"});
+    let of_kubelet = pod(1).with("/metadata/annotations", mirror);
+    let cases = [
+        ("Delete", How::Delete, How::Delete),
+        ("Evict", How::Evict, How::Evict),
+        ("Evacuate", How::Evacuate, How::Delete),
+    ];
+    for (action, default, other) in cases {
+        let world = on(&[("k", 50)]).under(&format!("{{key: k, action: {action}}}"));
+        assert_eq!(world.verdict(&pod(1), 100), act(default, 50), "{action}");
+        assert_eq!(world.verdict(&of_daemon_set, 100), act(other, 50), "{action}");
+        assert_eq!(world.verdict(&of_kubelet, 100), act(other, 50), "{action}");
+    }
+    let world = on(&[("k", 50)]).under("{key: k, action: Ignore}");
+    assert_eq!(world.decide(&pod(1), 100), (Verdict::Keep, "Ignored", false));
+    let label = serde_json::json!({"nodemaintenance.k8s.io/taint-action": "Evict"});
+    assert_eq!(on(&[("k", 50)]).verdict(&pod(1).with("/metadata/labels", label), 100), act(How::Evict, 50));
+}
+
+#[test]
+fn the_harshest_of_what_is_due_is_done_and_what_comes_after_is_not_forgotten() {
+    let rules = "{key: soft, action: Evacuate}, {key: middle, action: Evict}, {key: none, action: Ignore}";
+    let again = |how, due, again| Verdict::Act { how, due: at(due), again: Some(at(again)) };
+    let tolerating = pod(1).tolerating("hard", 100).tolerating("middle", 40).tolerating("later", 30);
+    let cases = [
+        ("both due", on(&[("soft", 5), ("hard", 0)]), pod(1), delete(0)),
+        (
+            "the harsher one later",
+            on(&[("soft", 5), ("hard", 0)]),
+            tolerating.clone(),
+            again(How::Evacuate, 5, 100),
+        ),
+        (
+            "three",
+            on(&[("hard", 0), ("middle", 0), ("soft", 9)]),
+            tolerating.clone(),
+            again(How::Evacuate, 9, 40),
+        ),
+        ("a gentler one later", on(&[("hard", 0), ("soft", 0)]), pod(1).tolerating("soft", 70), delete(0)),
+        ("ignored beside", on(&[("none", 0), ("hard", 0)]), tolerating, wait(100)),
+    ];
+    for (name, world, pod, expected) in cases {
+        assert_eq!(world.under(rules).verdict(&pod, 20), expected, "{name}");
+    }
+}
+
+#[test]
+fn an_evacuation_goes_on_until_something_harsher_is_due_and_is_released_when_the_pod_may_stay() {
+    let evacuate = "{key: soft, action: Evacuate}";
+    let leaving = |again: Option<i64>| Verdict::Leaving { again: again.map(at) };
+    let cases = [
+        ("goes on", on(&[("soft", 0)]), pod(1), leaving(None), false),
+        ("harsher later", on(&[("soft", 0), ("k", 0)]), pod(1).tolerating("k", 60), leaving(Some(60)), false),
+        ("harsher now", on(&[("soft", 0), ("k", 0)]), pod(1).tolerating("k", 20), delete(20), false),
+        ("the taint is gone", on(&[]), pod(1), Verdict::Keep, true),
+        ("tolerated by now", on(&[("soft", 0)]), pod(1).tolerating("soft", None), Verdict::Keep, true),
+        ("tolerated for a while", on(&[("soft", 0)]), pod(1).tolerating("soft", 90), wait(90), true),
+        ("finished", on(&[("soft", 0)]), pod(1).with("/status/phase", "Succeeded"), Verdict::Keep, true),
+        ("on its way", on(&[("soft", 0)]), pod(1).terminating(60, 30), Verdict::Keep, false),
+    ];
+    for (name, world, pod, verdict, release) in cases {
+        let (found, _, released) = world.under(evacuate).evacuating().decide(&pod, 30);
+        assert_eq!((found, released), (verdict, release), "{name}");
+    }
+}
+
+#[test]
+fn after_a_gap_old_deadlines_settle_first_and_in_a_gap_nobody_leaves() {
+    let tolerating = pod(1).tolerating("k", 10);
+    let cases = [
+        ("in the gap", on(&[("k", 50)]).seen(Sight::Blind), &tolerating, 100, Verdict::Hold, "Blind"),
+        (
+            "not yet due in the gap",
+            on(&[("k", 95)]).seen(Sight::Blind),
+            &tolerating,
+            100,
+            wait(105),
+            "ToleratedUntil",
+        ),
+        ("overdue", on(&[("k", 50)]).seen(clear_since(90)), &tolerating, 100, wait(150), "Settling"),
+        ("settled", on(&[("k", 50)]).seen(clear_since(90)), &tolerating, 150, delete(60), "ToleratedUntil"),
+        ("due soon", on(&[("k", 85)]).seen(clear_since(90)), &tolerating, 91, wait(150), "ToleratedUntil"),
+        ("new since then", on(&[("k", 95)]).seen(clear_since(90)), &pod(1), 100, delete(95), "NotTolerated"),
+        ("heartbeats", on(&[(UNREACHABLE, 95)]).seen(clear_since(90)), &pod(1), 100, wait(150), "Settling"),
+    ];
+    for (name, world, pod, now, verdict, reason) in cases {
+        assert_eq!(world.decide(pod, now), (verdict, reason, false), "{name}");
+    }
+}
+
+#[test]
+fn an_evacuation_is_not_released_by_who_does_not_know_whether_the_pod_may_stay() {
+    let evacuate = "{key: soft, action: Evacuate}, {key: k, action: Evacuate}";
+    let soft = || on(&[("soft", 50)]).under(evacuate).evacuating();
+    let both = || on(&[("soft", 50), ("k", 95)]).under(evacuate).evacuating();
+    let tolerating = pod(1).tolerating("k", 20);
+    let cases = [
+        ("no node seen yet", on(&[]).evacuating().seen(Sight::Blind), pod(1), Verdict::Keep, false),
+        ("in a gap", soft().seen(Sight::Blind), pod(1), Verdict::Hold, false),
+        ("tolerated, in a gap", soft().seen(Sight::Blind), pod(1).tolerating("soft", 90), wait(140), false),
+        ("a new leader", soft().seen(clear_since(90)), pod(1), wait(150), false),
+        ("beside a newer taint", both().seen(clear_since(90)), tolerating, wait(115), false),
+        ("tolerated by now", soft().seen(clear_since(90)), pod(1).tolerating("soft", 90), wait(150), true),
+    ];
+    for (name, world, pod, verdict, release) in cases {
+        let (found, _, released) = world.decide(&pod, 100);
+        assert_eq!((found, released), (verdict, release), "{name}");
+    }
+}
+
+#[test]
+fn what_is_not_known_is_waited_for() {
+    let policy =
+        Policy::from_yaml("rules: [{key: k, namespaceSelector: {matchLabels: {a: b}}, action: Evict}]");
+    let (policy, pod, world) = (policy.unwrap(), pod(1).read(), on(&[("k", 0)]));
+    let none = BTreeMap::new();
+    let view = View {
+        pod: &pod,
+        node: Some(&world.node),
+        namespace: None,
+        evacuation: true,
+        policy: &policy,
+        sight: world.sight,
+    };
+    let decision = decide(&view, at(9));
+    assert_eq!(
+        (decision.verdict, decision.reason, decision.release),
+        (Verdict::Hold, Reason::NamespaceUnknown, false)
+    );
+    let known = decide(&View { namespace: Some(&none), ..view }, at(9));
+    assert_eq!(known.verdict, delete(0));
+    let no_node = decide(&View { node: None, ..view }, at(9));
+    assert_eq!((no_node.verdict, no_node.release), (Verdict::Keep, true));
+}
+
+#[test]
+fn reasons_are_sentences_that_name_the_taint() {
+    let on_node = taint("example.com/repair=disk", 0);
+    let cases = [
+        (Reason::NotTolerated { taint: &on_node }, "it does not tolerate the taint example.com/repair=disk"),
+        (
+            Reason::ToleratedUntil { taint: &on_node, due: at(90) },
+            "it tolerates the taint example.com/repair=disk until 1970-01-01T00:01:30Z",
+        ),
+        (Reason::Ignored { taint: &on_node }, "the policy ignores the taint example.com/repair=disk"),
+    ];
+    for (reason, expected) in cases {
+        assert_eq!(reason.to_string(), expected);
+    }
+}

@@ -1,0 +1,195 @@
+//! Everything that is decided, in one place: what the outside tells goes in, and for each pod the next step
+//! comes out. Whoever drives it does what the step says, and nothing else.
+
+use haulout_service_runtime::events::News;
+use haulout_service_runtime::pods::{Change, Pod};
+use jiff::{SignedDuration, Timestamp};
+
+use crate::decide::{How, Verdict};
+use crate::index::{Index, Key};
+use crate::pace::Limit;
+use crate::policy::Policy;
+use crate::sight::Gaps;
+use crate::told::Told;
+
+/// All that the taint manager knows.
+#[derive(Debug)]
+pub struct Manager {
+    /// What pods are judged by.
+    pub index: Index,
+    /// Whether what we see is the present.
+    pub gaps: Gaps,
+    limit: Limit,
+    told: Told,
+}
+
+/// What to do about a pod.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// Make it leave in this way.
+    pub act: Option<How>,
+    /// From when on it had to leave, if it has to.
+    pub due: Option<Timestamp>,
+    /// Take our instigator off its Evacuation.
+    pub release: bool,
+    /// Tell people.
+    pub news: Option<News>,
+    /// Look again at this time, even if nothing has changed.
+    pub again: Option<Timestamp>,
+    /// Why, in a word.
+    pub reason: &'static str,
+    /// Why, in a sentence.
+    pub message: String,
+}
+
+impl Manager {
+    /// Knows nothing yet. `settle` is how long nodes have to report after a gap, `rate` how many pods may be
+    /// made to leave in a second.
+    pub fn new(policy: Policy, settle: SignedDuration, rate: Option<f64>) -> Self {
+        Self {
+            index: Index::new(policy),
+            gaps: Gaps::at_start(settle),
+            limit: Limit::per_second(rate),
+            told: Told::default(),
+        }
+    }
+
+    /// Something happened to a pod; whether it has to be decided about.
+    pub fn apply_pod(&mut self, change: &Change) -> Option<Key> {
+        if change.new.is_none()
+            && let Some(gone) = &change.old
+        {
+            self.told.forget(gone.uid);
+            self.limit.forget(gone.uid);
+        }
+        self.index.apply_pod(change)
+    }
+
+    /// The next step for a pod.
+    pub fn next(&mut self, pod: &Pod, now: Timestamp) -> Step {
+        let decision = self.index.decide(pod, self.gaps.sight(), now);
+        let mut step = Step {
+            act: None,
+            due: None,
+            release: decision.release,
+            news: None,
+            again: decision.verdict.again(),
+            reason: decision.reason.word(),
+            message: decision.reason.to_string(),
+        };
+        if let Verdict::Act { how, due, .. } = decision.verdict {
+            step.due = Some(due);
+            // Asking for an evacuation disrupts nobody.
+            let turn = if how == How::Evacuate { Ok(()) } else { self.limit.ask(pod.uid, now) };
+            if let Err(later) = turn {
+                self.told.waits(pod.uid);
+                step.again = Some(step.again.map_or(later, |again| again.min(later)));
+                return step;
+            }
+            step.act = Some(how);
+        } else {
+            self.limit.forget(pod.uid);
+        }
+        step.news = self.told.tell(pod, &decision);
+        step
+    }
+
+    /// How many pods wait for a deadline or are being made to leave.
+    pub fn concerned(&self) -> usize {
+        self.told.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use haulout_service_runtime::pods::PodIndex;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::{Json, at, pod};
+
+    /// A manager that has seen one node, and its pods.
+    fn manager(rules: &str, rate: Option<f64>) -> Manager {
+        let policy = Policy::from_yaml(&format!("rules: [{rules}]")).unwrap();
+        let mut manager = Manager::new(policy, SignedDuration::from_secs(60), rate);
+        manager.gaps.end(at(-1000));
+        manager
+    }
+
+    fn taint(manager: &mut Manager, taints: Value, now: i64) {
+        let meta = ObjectMeta { name: Some("node".into()), ..ObjectMeta::default() };
+        let taints: Vec<_> = serde_json::from_value(taints).unwrap();
+        manager.index.apply_node(&meta, &taints, true, &PodIndex::default(), at(now));
+    }
+
+    fn tainted() -> Value {
+        json!([{"key": "k", "effect": "NoExecute"}])
+    }
+
+    fn step(manager: &mut Manager, pod: &Json, now: i64) -> (Option<How>, Option<Timestamp>, Option<String>) {
+        let step = manager.next(&pod.read(), at(now));
+        (step.act, step.again, step.news.map(|news| news.note))
+    }
+
+    #[test]
+    fn a_pod_waits_is_cancelled_waits_again_and_leaves() {
+        let mut manager = manager("", None);
+        let pod = pod(1).tolerating("k", 10);
+        taint(&mut manager, tainted(), 100);
+        assert_eq!(step(&mut manager, &pod, 101), (None, Some(at(110)), None));
+        taint(&mut manager, json!([]), 105);
+        let cancelled = Some("Cancelling deletion of Pod default/pod-1".to_owned());
+        assert_eq!(step(&mut manager, &pod, 105), (None, None, cancelled));
+        taint(&mut manager, tainted(), 107);
+        assert_eq!(step(&mut manager, &pod, 110), (None, Some(at(117)), None), "it begins anew");
+        let marked = Some("Marking for deletion Pod default/pod-1".to_owned());
+        assert_eq!(step(&mut manager, &pod, 117), (Some(How::Delete), None, marked));
+        assert_eq!(step(&mut manager, &pod, 118), (Some(How::Delete), None, None), "a retry is no news");
+        let leaving = pod.terminating(148, 30);
+        assert_eq!(step(&mut manager, &leaving, 119), (None, None, None));
+        assert_eq!(manager.concerned(), 0);
+    }
+
+    #[test]
+    fn the_limit_gives_turns_and_who_may_stay_gives_its_turn_away() {
+        let mut manager = manager("{key: soft, action: Evacuate}", Some(1.0));
+        taint(&mut manager, tainted(), 100);
+        let marked = |n: u32| Some(format!("Marking for deletion Pod default/pod-{n}"));
+        assert_eq!(step(&mut manager, &pod(1), 100), (Some(How::Delete), None, marked(1)));
+        assert_eq!(step(&mut manager, &pod(2), 100), (None, Some(at(101)), None));
+        assert_eq!(step(&mut manager, &pod(3), 100), (None, Some(at(102)), None));
+        let spared = pod(2).tolerating("k", None);
+        let cancelled = Some("Cancelling deletion of Pod default/pod-2".to_owned());
+        assert_eq!(step(&mut manager, &spared, 100), (None, None, cancelled));
+        assert_eq!(step(&mut manager, &pod(3), 102), (Some(How::Delete), None, marked(3)));
+        assert_eq!(step(&mut manager, &pod(2), 102), (None, Some(at(103)), None), "it has to queue again");
+        taint(&mut manager, json!([{"key": "soft", "effect": "NoExecute"}]), 102);
+        assert_eq!(step(&mut manager, &pod(4), 102).0, Some(How::Evacuate), "evacuations need no turn");
+    }
+
+    #[test]
+    fn a_pod_that_goes_is_forgotten() {
+        let mut manager = manager("", Some(1.0));
+        taint(&mut manager, tainted(), 100);
+        step(&mut manager, &pod(1), 100);
+        step(&mut manager, &pod(2), 100);
+        assert_eq!(manager.concerned(), 2);
+        for n in [1, 2] {
+            manager.apply_pod(&Change { old: Some(Arc::new(pod(n).read())), new: None });
+        }
+        assert_eq!(manager.concerned(), 0);
+    }
+
+    #[test]
+    fn a_new_leader_waits_until_nodes_have_reported() {
+        let mut manager = Manager::new(Policy::default(), SignedDuration::from_secs(60), None);
+        taint(&mut manager, tainted(), 100);
+        assert_eq!(step(&mut manager, &pod(1), 100), (None, None, None), "it has not seen everything yet");
+        manager.gaps.end(at(101));
+        assert_eq!(step(&mut manager, &pod(1), 101), (None, Some(at(161)), None));
+        assert_eq!(step(&mut manager, &pod(1), 161).0, Some(How::Delete));
+    }
+}

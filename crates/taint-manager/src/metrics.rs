@@ -1,0 +1,142 @@
+//! What `/metrics` tells of tainted nodes: upstream's two metrics under their own names, with the unit right,
+//! and what upstream does not tell.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use haulout_service_runtime::metrics::Metrics as Runtime;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Unit;
+
+use crate::decide::How;
+use crate::manager::Manager;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct HowLabel {
+    how: &'static str,
+}
+
+/// The metrics of this service. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    deletions: Counter,
+    latency: Histogram,
+    departures: Family<HowLabel, Counter>,
+    failures: Family<HowLabel, Counter>,
+    rivals: Counter,
+    policy_refused: Gauge,
+    shown: Shown,
+}
+
+impl Metrics {
+    /// Adds them to those that every service has.
+    pub fn new(all: &Runtime) -> Self {
+        // Upstream's buckets: from 5 ms to 4 min.
+        let buckets = [0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0, 120.0, 180.0, 240.0];
+        let metrics = Self {
+            deletions: Counter::default(),
+            latency: Histogram::new(buckets),
+            departures: Family::default(),
+            failures: Family::default(),
+            rivals: Counter::default(),
+            policy_refused: Gauge::default(),
+            shown: Shown::default(),
+        };
+        all.register(|registry| {
+            registry.register(
+                "taint_eviction_controller_pod_deletions",
+                "Pods deleted because of NoExecute taints",
+                metrics.deletions.clone(),
+            );
+            registry.register_with_unit(
+                "taint_eviction_controller_pod_deletion_duration",
+                "From when a pod had to leave to its deletion",
+                Unit::Seconds,
+                metrics.latency.clone(),
+            );
+            registry.register(
+                "taint_manager_departures",
+                "Pods that were made to leave, by how",
+                metrics.departures.clone(),
+            );
+            registry.register(
+                "taint_manager_failures",
+                "Attempts to make a pod leave that failed and are repeated, by how",
+                metrics.failures.clone(),
+            );
+            registry.register(
+                "taint_manager_rival_evictions",
+                "Evictions by somebody else who acts on NoExecute taints",
+                metrics.rivals.clone(),
+            );
+            registry.register(
+                "taint_manager_policy_refused",
+                "1 while the policy file cannot be used and an earlier one is in force",
+                metrics.policy_refused.clone(),
+            );
+            registry.register_collector(Box::new(metrics.shown.clone()));
+        });
+        metrics
+    }
+
+    /// Shows what this manager knows, for as long as somebody else keeps it.
+    pub fn show(&self, manager: &Arc<Mutex<Manager>>) {
+        *self.shown.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(manager);
+    }
+
+    /// Counts a pod that was made to leave so long after it had to.
+    pub fn left(&self, how: How, late: Duration) {
+        self.departures.get_or_create(&HowLabel { how: how.as_str() }).inc();
+        if matches!(how, How::Delete | How::ForceDelete) {
+            self.deletions.inc();
+            self.latency.observe(late.as_secs_f64());
+        }
+    }
+
+    /// Counts a failure.
+    pub fn failed(&self, how: How) {
+        self.failures.get_or_create(&HowLabel { how: how.as_str() }).inc();
+    }
+
+    /// Counts what a rival did.
+    pub fn rival(&self) {
+        self.rivals.inc();
+    }
+
+    /// Says whether the policy file was refused.
+    pub fn policy_refused(&self, refused: bool) {
+        self.policy_refused.set(i64::from(refused));
+    }
+}
+
+/// Looks at the manager when somebody asks.
+#[derive(Clone, Debug, Default)]
+struct Shown(Arc<Mutex<Weak<Mutex<Manager>>>>);
+
+impl Collector for Shown {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        // Those who stand by have nothing to show.
+        let Some(manager) = self.0.lock().unwrap_or_else(PoisonError::into_inner).upgrade() else {
+            return Ok(());
+        };
+        let (nodes, pods) = {
+            let manager = manager.lock().unwrap_or_else(PoisonError::into_inner);
+            (manager.index.tainted_nodes(), manager.concerned())
+        };
+        for (name, help, count) in [
+            ("taint_manager_tainted_nodes", "Nodes with NoExecute taints", nodes),
+            ("taint_manager_concerned_pods", "Pods that wait for a deadline or are made to leave", pods),
+        ] {
+            let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX)).encode(metric)?;
+        }
+        Ok(())
+    }
+}

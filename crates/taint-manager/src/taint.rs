@@ -1,0 +1,206 @@
+//! A node's `NoExecute` taints and since when each is there. Where the taint itself does not say since when,
+//! the time at which it was first seen is kept in an annotation of the Node, once for each taint, so that
+//! neither a restart nor another leader begins to count anew.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+/// The effect that makes pods leave.
+pub const NO_EXECUTE: &str = "NoExecute";
+/// Set by an admin on a node that is shut down for sure: pods may be taken from it by force.
+pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+/// Set by the node lifecycle controller on a node that it has not heard of for a while.
+pub const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
+/// Set by the node lifecycle controller on a node whose kubelet says that it is not ready.
+pub const NOT_READY: &str = "node.kubernetes.io/not-ready";
+
+/// A taint on a node, with the effect `NoExecute` unless said otherwise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Taint {
+    /// Its key.
+    pub key: Box<str>,
+    /// Its value; empty if it has none.
+    pub value: Box<str>,
+    /// Since when it is there, as far as anybody knows.
+    pub since: Timestamp,
+}
+
+impl Taint {
+    /// Whether it says that a node does not send heartbeats, which may be the API server's fault.
+    pub fn is_about_heartbeats(&self) -> bool {
+        matches!(&*self.key, UNREACHABLE | NOT_READY)
+    }
+}
+
+impl fmt::Display for Taint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&identity(&self.key, &self.value))
+    }
+}
+
+/// What tells a taint from others of its effect on the same node: a taint with a new value is a new one.
+/// Neither keys nor values can have an equals sign.
+fn identity(key: &str, value: &str) -> String {
+    if value.is_empty() { key.to_owned() } else { format!("{key}={value}") }
+}
+
+/// When taints that do not say so themselves were first seen, by `key=value` or `key`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FirstSeen(BTreeMap<String, Timestamp>);
+
+impl FirstSeen {
+    /// Reads the Node's annotation. What cannot be read is as good as absent: it will be written anew.
+    pub fn read(annotation: Option<&str>) -> Self {
+        let entries: BTreeMap<String, serde_json::Value> =
+            annotation.and_then(|json| serde_json::from_str(json).ok()).unwrap_or_default();
+        let time = |value: serde_json::Value| value.as_str().and_then(|text| text.parse().ok());
+        Self(entries.into_iter().filter_map(|(taint, value)| Some((taint, time(value)?))).collect())
+    }
+
+    /// The text of the annotation; `None` if there is nothing to keep.
+    pub fn annotation(&self) -> Option<String> {
+        let times: BTreeMap<_, _> = self.0.iter().map(|(taint, time)| (taint, time.to_string())).collect();
+        (!times.is_empty()).then(|| serde_json::json!(times).to_string())
+    }
+
+    /// Since when each of the node's taints that matter is there, and what is to be kept of that. Nothing happened in the future: a time that lies there is as good as absent. A taint that is gone is
+    /// forgotten, so that it begins anew when it comes back.
+    pub fn observe(&self, taints: &[core::Taint], now: Timestamp) -> Observed {
+        let now = Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now);
+        let mut observed = Observed::default();
+        for taint in taints {
+            let (evicts, marks) = (taint.effect == NO_EXECUTE, taint.key == OUT_OF_SERVICE);
+            if !evicts && !marks {
+                continue;
+            }
+            let value = taint.value.as_deref().unwrap_or_default();
+            let added = taint.time_added.as_ref().map(|Time(added)| *added).filter(|added| *added <= now);
+            let since = added.unwrap_or_else(|| {
+                let identity = identity(&taint.key, value);
+                let seen = self.0.get(&identity).copied().filter(|seen| *seen <= now).unwrap_or(now);
+                observed.kept.0.insert(identity, seen);
+                seen
+            });
+            let taint = Taint { key: taint.key.as_str().into(), value: value.into(), since };
+            if marks {
+                observed.out_of_service = Some(taint.clone());
+            }
+            if evicts {
+                observed.no_execute.push(taint);
+            }
+        }
+        observed
+    }
+}
+
+/// What was seen on a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Observed {
+    /// Its taints with the effect `NoExecute`.
+    pub no_execute: Vec<Taint>,
+    /// Its taint `node.kubernetes.io/out-of-service`, which counts whatever its effect.
+    pub out_of_service: Option<Taint>,
+    /// When those that do not say so themselves were first seen.
+    pub kept: FirstSeen,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{at, taint};
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    fn taints(of_node: serde_json::Value) -> Vec<core::Taint> {
+        serde_json::from_value(of_node).unwrap()
+    }
+
+    fn first_seen(entries: &[(&str, i64)]) -> FirstSeen {
+        FirstSeen(entries.iter().map(|(taint, time)| ((*taint).to_owned(), at(*time))).collect())
+    }
+
+    #[test]
+    fn a_taint_counts_from_when_it_says_or_else_from_when_it_was_first_seen() {
+        let one = json!([{"key": "k", "value": "v", "effect": "NoExecute"}]);
+        let added =
+            |second: i64| json!([{"key": "k", "effect": "NoExecute", "timeAdded": at(second).to_string()}]);
+        let cases = [
+            ("new", one.clone(), first_seen(&[]), 100, first_seen(&[("k=v", 100)])),
+            ("seen before", one.clone(), first_seen(&[("k=v", 40)]), 40, first_seen(&[("k=v", 40)])),
+            ("another value", one.clone(), first_seen(&[("k=w", 40)]), 100, first_seen(&[("k=v", 100)])),
+            ("no value", one.clone(), first_seen(&[("k", 40)]), 100, first_seen(&[("k=v", 100)])),
+            ("seen in the future", one, first_seen(&[("k=v", 101)]), 100, first_seen(&[("k=v", 100)])),
+            ("says when", added(30), first_seen(&[]), 30, first_seen(&[])),
+            ("says the future", added(900), first_seen(&[]), 100, first_seen(&[("k", 100)])),
+            ("says when, seen before", added(90), first_seen(&[("k", 60)]), 90, first_seen(&[])),
+        ];
+        for (name, on_node, stored, expected, kept) in cases {
+            let observed = stored.observe(&taints(on_node), at(100));
+            let times: Vec<_> = observed.no_execute.iter().map(|taint| taint.since).collect();
+            assert_eq!(times, [at(expected)], "{name}");
+            assert_eq!(observed.kept, kept, "{name}");
+        }
+    }
+
+    #[test]
+    fn other_effects_are_no_concern_and_what_is_gone_is_forgotten() {
+        let stored = first_seen(&[("gone", 1), ("soft", 2), ("kept", 3)]);
+        let on_node = taints(json!([
+            {"key": "soft", "effect": "NoSchedule"},
+            {"key": "kept", "effect": "NoExecute"},
+            {"key": "new", "effect": "NoExecute"},
+        ]));
+        let observed = stored.observe(&on_node, at(9));
+        assert_eq!(observed.no_execute, [taint("kept", 3), taint("new", 9)]);
+        assert_eq!(observed.out_of_service, None);
+        assert_eq!(observed.kept, first_seen(&[("kept", 3), ("new", 9)]));
+        assert_eq!(observed.kept.observe(&[], at(10)).kept.annotation(), None);
+    }
+
+    #[test]
+    fn the_mark_out_of_service_counts_with_any_effect() {
+        let (none, key) = (FirstSeen::default(), OUT_OF_SERVICE);
+        for (effect, evicts) in [("NoExecute", true), ("NoSchedule", false)] {
+            let on_node = taints(json!([{"key": key, "value": "nodeshutdown", "effect": effect}]));
+            let observed = none.observe(&on_node, at(9));
+            let expected = taint("node.kubernetes.io/out-of-service=nodeshutdown", 9);
+            assert_eq!(observed.out_of_service, Some(expected), "{effect}");
+            assert_eq!(!observed.no_execute.is_empty(), evicts, "{effect}");
+        }
+    }
+
+    #[test]
+    fn an_annotation_that_somebody_broke_is_as_good_as_none() {
+        for broken in ["", "x", "[]", "{\"k\": 7}", "{\"k\": \"yesterday\"}", "null", "{"] {
+            assert_eq!(FirstSeen::read(Some(broken)), FirstSeen::default(), "{broken}");
+        }
+        let half = r#"{"bad": "x", "good": "1970-01-01T00:00:07Z"}"#;
+        assert_eq!(FirstSeen::read(Some(half)), first_seen(&[("good", 7)]));
+        assert_eq!(FirstSeen::read(None), FirstSeen::default());
+    }
+
+    proptest! {
+        /// What is kept, written, read and observed again at any later time says the same.
+        #[test]
+        fn a_restart_at_any_instant_finds_the_same_times(
+            on_node in proptest::collection::vec(("[ab]", "[xy]?", proptest::option::of(0i64..200)), 0..4),
+            first in 0i64..2_000_000,
+            later in 0i64..2_000_000,
+        ) {
+            let on_node: Vec<_> = on_node.into_iter().map(|(key, value, added)| core::Taint {
+                key, value: Some(value), effect: NO_EXECUTE.into(), time_added: added.map(|added| Time(at(added))),
+            }).collect();
+            let first = Timestamp::from_microsecond(200_000_000 + first).unwrap();
+            let later = Timestamp::from_microsecond(first.as_microsecond() + later).unwrap();
+            let none = FirstSeen::default();
+            let observed = none.observe(&on_node, first);
+            let read = FirstSeen::read(observed.kept.annotation().as_deref());
+            prop_assert_eq!(&read, &observed.kept);
+            prop_assert_eq!(read.observe(&on_node, later), observed);
+        }
+    }
+}
