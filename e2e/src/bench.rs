@@ -1,12 +1,25 @@
 //! Benchmarks. Each boots what it needs and measures ours and its peer side by side in one run; figures
 //! of different runs or machines do not compare.
 
+mod admission;
 mod baseline;
 mod cache;
+mod evacuation;
+mod evacuation_scale;
+mod stored;
+mod taint;
 
-use anyhow::Result;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
 use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::Eviction;
+use kube::Api;
+use kube::api::{ObjectMeta, PostParams};
+
+use crate::service::Service;
 
 /// Named figures, in the order in which they are shown.
 pub type Results = Vec<(&'static str, f64)>;
@@ -27,6 +40,11 @@ pub struct Benchmark {
 /// All benchmarks.
 pub const BENCHMARKS: &[Benchmark] = &[
     Benchmark {
+        name: "admission",
+        about: "what the admission webhook costs whoever creates Evacuations, and what it costs itself",
+        run: |progress| admission::run(progress).boxed_local(),
+    },
+    Benchmark {
         name: "baseline",
         about: "what this machine's control plane can do at all: boot, evictions, kubectl drain",
         run: |progress| baseline::run(progress).boxed_local(),
@@ -36,12 +54,51 @@ pub const BENCHMARKS: &[Benchmark] = &[
         about: "what the slim pod cache costs with 50,000 pods: memory, first list, rest",
         run: |progress| cache::run(progress).boxed_local(),
     },
+    Benchmark {
+        name: "evacuation",
+        about: "how fast 2,000 pods are evacuated and at what cost, beside plain loops and kubectl drain",
+        run: |progress| evacuation::run(progress).boxed_local(),
+    },
+    Benchmark {
+        name: "evacuation-scale",
+        about: "what 20,000 blocked Evacuations cost: memory, start, rest",
+        run: |progress| evacuation_scale::run(progress).boxed_local(),
+    },
+    Benchmark {
+        name: "taint",
+        about: "how fast 2,000 pods leave tainted nodes and at what cost, beside kube-controller-manager",
+        run: |progress| taint::run(progress).boxed_local(),
+    },
 ];
 
 /// The median; of an even number, the upper of the middle two.
 fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "there are fewer than 2^52 of anything here")]
+fn count(number: usize) -> f64 {
+    number as f64
+}
+
+/// Evicts a pod with nothing but the request itself.
+async fn evict(pods: &Api<Pod>, name: &str) -> Result<()> {
+    let eviction = Eviction {
+        metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
+        ..Eviction::default()
+    };
+    let answer = pods.create_subresource("eviction", name, &PostParams::default(), &eviction).await;
+    let _: kube::core::Status = answer.with_context(|| format!("evicting pod {name}"))?;
+    Ok(())
+}
+
+/// Ends a service in good order.
+async fn stop(service: Service) -> Result<()> {
+    const LIMIT: Duration = Duration::from_secs(10);
+    let stopped = tokio::task::spawn_blocking(move || service.stop(LIMIT)).await;
+    stopped.context("stopping a service")??;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -185,6 +185,23 @@ impl Cluster {
         Ok(())
     }
 
+    /// A further controller manager that does nothing but look after nodes and make pods leave tainted ones, with
+    /// this many requests a second or, for `None`, with Kubernetes' own default of 20. Dropping it kills it.
+    pub fn taint_eviction(&self, qps: Option<u32>) -> Result<Process> {
+        // It finds the pods of a node by an index that the other one makes.
+        let controllers = "--controllers=node-lifecycle-controller,taint-eviction-controller".to_owned();
+        let settings = Settings {
+            taint_eviction: true,
+            controller_manager_qps: qps,
+            extra_args: vec![(Component::ControllerManager, controllers)],
+            ..self.settings.clone()
+        };
+        let log = self.handle.logs.join("taint-eviction.log");
+        command::command(Component::ControllerManager, &self.handle, &settings)
+            .log(log)
+            .spawn("taint eviction")
+    }
+
     /// Stops and starts a component.
     pub async fn restart(&self, component: Component) -> Result<()> {
         self.stop(component).await?;

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::kubeconfig::{self, Identity};
 use crate::pki::Pki;
 use crate::process::{Command, Output};
+use crate::service;
 use crate::tools::Tools;
 use crate::wait;
 
@@ -147,14 +148,18 @@ impl Handle {
         self.run(&self.tools.helm(), args, None).await
     }
 
-    /// Installs or upgrades our chart with these `--set` values, as the README tells people to, and waits
-    /// until the API server serves our kinds: it answers 404 for some moments after it took them.
+    /// Installs or upgrades our chart with these `--set` values, as the README tells people to, but with no
+    /// pods of ours, which nodes of KWOK would only pretend to run: see [`crate::Service`]. Waits until the API server serves our kinds: it answers 404 for some moments after it took them.
     pub async fn install_chart(&self, values: &[(&str, &str)]) -> Result<()> {
         let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("finding the repository")?;
         let chart = repository.join("charts/haulout").display().to_string();
-        let values: Vec<_> = values.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let outside = service::VALUES.iter().map(|service| format!("{service}.replicas=0"));
+        // Nobody could write to our kinds while it is registered and does not run: see [`crate::Webhook`].
+        let outside = outside.chain(["admissionWebhook.enabled=false".to_owned()]);
+        let given = values.iter().map(|(key, value)| format!("{key}={value}"));
+        let values: Vec<_> = outside.chain(given).collect();
         let mut args = vec!["upgrade", "--install", "haulout", &chart];
-        args.extend(["--namespace", "haulout-system", "--create-namespace"]);
+        args.extend(["--namespace", service::NAMESPACE, "--create-namespace"]);
         args.extend(values.iter().flat_map(|value| ["--set", value]));
         self.helm(&args).await?.success().context("installing the chart with helm")?;
         let client = self.client().await?;

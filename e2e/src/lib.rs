@@ -1,12 +1,13 @@
 //! A real Kubernetes control plane on loopback, for tests, benchmarks and the demo.
 //!
 //! [`Cluster`] boots and owns one; [`Handle`] is what a test needs to talk to it and also works from
-//! another process. [`objects`] makes things to put in, [`wait`] waits for what comes of it and
+//! another process. [`Service`] runs a service of ours beside it. [`objects`] makes things to put in, [`wait`] waits for what comes of it and
 //! [`requests`] counts what it cost.
 
 pub mod bench;
 pub mod cluster;
 pub mod etcd;
+pub mod forwarder;
 pub mod handle;
 pub mod kubeconfig;
 pub mod nodes;
@@ -14,12 +15,17 @@ pub mod objects;
 pub mod pki;
 pub mod process;
 pub mod requests;
+pub mod service;
 pub mod soak;
 pub mod tools;
 pub mod wait;
+pub mod webhook;
 
 pub use cluster::{Builder, Cluster, Component, Exit};
+pub use forwarder::Forwarder;
 pub use handle::Handle;
 pub use process::{Command, Output, Process};
 pub use requests::{Mark, Requests};
+pub use service::Service;
 pub use tools::Tools;
+pub use webhook::Webhook;

@@ -4,6 +4,7 @@
 //! `xtask` runs are all started here.
 
 mod command;
+mod usage;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{BufReader, Seek as _, SeekFrom};
 
 use anyhow::{Context as _, Result};
+use jiff::Timestamp;
 use serde::Deserialize;
 
 use crate::handle::Handle;
@@ -37,6 +38,10 @@ pub struct Request {
     pub name: String,
     /// The status code of the answer.
     pub code: u16,
+    /// When the API server got it.
+    pub received: Timestamp,
+    /// When its answer was complete, and of a watch, when it began.
+    pub answered: Timestamp,
 }
 
 /// Requests that can be narrowed down and counted.
@@ -142,6 +147,10 @@ struct Event {
     object_ref: ObjectRef,
     #[serde(default)]
     response_status: ResponseStatus,
+    #[serde(default)]
+    request_received_timestamp: Timestamp,
+    #[serde(default)]
+    stage_timestamp: Timestamp,
 }
 
 #[derive(Default, Deserialize)]
@@ -186,6 +195,8 @@ impl From<Event> for Request {
             namespace: event.object_ref.namespace,
             name: event.object_ref.name,
             code: event.response_status.code,
+            received: event.request_received_timestamp,
+            answered: event.stage_timestamp,
         }
     }
 }
@@ -213,7 +224,7 @@ mod tests {
     use super::*;
 
     const LOG: &str = concat!(
-        r#"{"kind":"Event","stage":"ResponseComplete","verb":"create","user":{"username":"admin"},"userAgent":"haulout-evacuation/1","objectRef":{"resource":"pods","namespace":"web","name":"web-1","subresource":"eviction","apiVersion":"v1"},"responseStatus":{"code":201}}"#,
+        r#"{"kind":"Event","stage":"ResponseComplete","verb":"create","user":{"username":"admin"},"userAgent":"haulout-evacuation/1","objectRef":{"resource":"pods","namespace":"web","name":"web-1","subresource":"eviction","apiVersion":"v1"},"responseStatus":{"code":201},"requestReceivedTimestamp":"2026-11-16T06:00:00.250000Z","stageTimestamp":"2026-11-16T06:00:00.375000Z"}"#,
         "\n",
         r#"{"kind":"Event","stage":"ResponseStarted","verb":"watch","user":{"username":"kwok"},"userAgent":"kwok/v0","objectRef":{"resource":"pods","apiVersion":"v1"},"responseStatus":{"code":200}}"#,
         "\n",
@@ -243,6 +254,8 @@ mod tests {
         assert_eq!(ours.resource("pods", "eviction").code(201).count(), 1);
         assert_eq!(ours.resource("pods", "").count(), 0);
         assert_eq!(ours.iter().map(|request| request.name.as_str()).collect::<Vec<_>>(), ["web-1", ""]);
+        let took = ours.iter().next().map(|request| request.answered.duration_since(request.received));
+        assert_eq!(took, Some(jiff::SignedDuration::from_millis(125)));
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Fault campaigns: things that must hold whatever is killed when. `cargo xtask soak` runs them, and
 //! every test run does a few rounds.
 
+mod evacuation;
+
 use std::fmt;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::ExitStatusExt as _;
@@ -30,21 +32,29 @@ pub struct Campaign {
 }
 
 /// All campaigns.
-pub const CAMPAIGNS: &[Campaign] = &[Campaign {
-    name: "cluster",
-    about: "whatever is killed, no process is left behind",
-    rounds: 20,
-    round: |xtask, mut random| {
-        async move {
-            let victims: Vec<_> =
-                Component::ALL.into_iter().map(Victim::Component).chain([Victim::Xtask]).collect();
-            let victim = *random.choice(&victims).context("there are victims")?;
-            kill_in_demo(&xtask, victim).await?;
-            Ok(format!("killed {victim}"))
-        }
-        .boxed_local()
+pub const CAMPAIGNS: &[Campaign] = &[
+    Campaign {
+        name: "cluster",
+        about: "whatever is killed, no process is left behind",
+        rounds: 20,
+        round: |xtask, mut random| {
+            async move {
+                let victims: Vec<_> =
+                    Component::ALL.into_iter().map(Victim::Component).chain([Victim::Xtask]).collect();
+                let victim = *random.choice(&victims).context("there are victims")?;
+                kill_in_demo(&xtask, victim).await?;
+                Ok(format!("killed {victim}"))
+            }
+            .boxed_local()
+        },
     },
-}];
+    Campaign {
+        name: "evacuation",
+        about: "whenever the evacuation controller is killed, each pod leaves once and no budget is violated",
+        rounds: 20,
+        round: |_, random| evacuation::round(random).boxed_local(),
+    },
+];
 
 /// What is killed in a running demo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,5 @@
 //! `cargo xtask bench`: measurements, ours and its peer's side by side, for people or machines.
 
-use std::process::Command;
-
 use anyhow::{Context, Result, bail};
 use haulout_e2e::bench::BENCHMARKS;
 use haulout_e2e::tools;
@@ -32,6 +30,7 @@ pub fn run(args: &Args) -> Result<()> {
         return in_release(args.json, name);
     }
     tools::ensure(ui::note)?;
+    repo::build_services()?;
     let runtime = tokio::runtime::Runtime::new().context("starting the async runtime")?;
     let results = runtime.block_on((benchmark.run)(ui::note))?;
     if args.json {
@@ -50,7 +49,7 @@ pub fn run(args: &Args) -> Result<()> {
 /// What is not optimised is not worth measuring.
 fn in_release(json: bool, name: &str) -> Result<()> {
     ui::note("building with optimisations");
-    let status = Command::new(env!("CARGO"))
+    let status = repo::cargo()
         .args(["run", "--quiet", "--release", "--package", "xtask", "--", "bench", name])
         .args(json.then_some("--json"))
         .current_dir(repo::root())

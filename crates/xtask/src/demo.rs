@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use haulout_e2e::{Cluster, Exit, objects, tools, wait};
+use haulout_e2e::{Cluster, Exit, Service, objects, tools, wait};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
@@ -11,6 +11,9 @@ use kube::api::PostParams;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{repo, ui};
+
+/// What empties a node. The webhook is not among them: without a Service it can only be reached by URL.
+const SERVICES: [&str; 2] = ["evacuation-controller", "maintenance-controller"];
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -22,6 +25,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let begun = Instant::now();
     let tools = tools::ensure(ui::note)?;
+    repo::build_services()?;
     let runtime = tokio::runtime::Runtime::new().context("starting the async runtime")?;
     runtime.block_on(async {
         let mut interrupt = signal(SignalKind::interrupt()).context("listening for Ctrl-C")?;
@@ -29,11 +33,13 @@ pub fn run(args: &Args) -> Result<()> {
         let builder = Cluster::builder().name("demo").tools(tools).progress(ui::note);
         let stay = async {
             let cluster = builder.boot().await?;
-            let prepared = prepare(&cluster, args.nodes).await;
-            if let Err(error) = prepared {
-                cluster.keep_logs();
-                return Err(error);
-            }
+            let _services = match prepare(&cluster, args.nodes).await {
+                Ok(services) => services,
+                Err(error) => {
+                    cluster.keep_logs();
+                    return Err(error);
+                }
+            };
             ui::result(&manual(&cluster, begun.elapsed()));
             anyhow::Ok((cluster.wait_for_exit().await, cluster))
         };
@@ -52,8 +58,8 @@ pub fn run(args: &Args) -> Result<()> {
     })
 }
 
-/// Fills the cluster: nodes, the chart, the sample workload.
-async fn prepare(cluster: &Cluster, nodes: u32) -> Result<()> {
+/// Fills the cluster: nodes, the chart, our services, the sample workload.
+async fn prepare(cluster: &Cluster, nodes: u32) -> Result<Vec<Service>> {
     let client = cluster.client().await?;
     let api: Api<Node> = Api::all(client.clone());
     for number in 1..=nodes {
@@ -62,6 +68,13 @@ async fn prepare(cluster: &Cluster, nodes: u32) -> Result<()> {
     }
     ui::note("installing the chart");
     cluster.install_chart(&[]).await?;
+    ui::note("starting the services");
+    let mut services = Vec::new();
+    for name in SERVICES {
+        let service = Service::start(cluster, name, &[]).await?;
+        service.leads().await?;
+        services.push(service);
+    }
     ui::note("starting the sample workload");
     let workload = repo::root().join("examples/sample-workload.yaml").display().to_string();
     cluster
@@ -78,20 +91,20 @@ async fn prepare(cluster: &Cluster, nodes: u32) -> Result<()> {
         })
         .await?;
     }
-    Ok(())
+    Ok(services)
 }
 
 fn manual(cluster: &Cluster, took: Duration) -> String {
     format!(
         "
-A Kubernetes {version} control plane with Haulout's API is ready after {took}. In another terminal:
+A Kubernetes {version} control plane with Haulout is ready after {took}. In another terminal:
 
   export KUBECONFIG={kubeconfig}
   export PATH={tools}:$PATH
 
   kubectl get nodes,pods --all-namespaces
   kubectl apply --filename examples/maintenance.yaml
-  kubectl get nodemaintenances
+  kubectl get nodemaintenances,evacuations --all-namespaces --watch
   kubectl explain nodemaintenance.spec
 
 Nodes and pods are pretended by KWOK; everything else is real. Logs are in {logs}.

@@ -4,6 +4,7 @@ use anyhow::{Context, Result, bail};
 use haulout_e2e::soak::{CAMPAIGNS, Campaign};
 use haulout_e2e::tools;
 
+use crate::repo;
 use crate::ui::{self, Step};
 
 #[derive(clap::Args)]
@@ -26,6 +27,7 @@ pub fn run(args: &Args) -> Result<()> {
         bail!("there is no such campaign; there are: {}", names.join(", "));
     }
     tools::ensure(ui::note)?;
+    repo::build_services()?;
     for campaign in campaigns {
         run_one(campaign, args.rounds.unwrap_or(campaign.rounds), args.seed)?;
     }

@@ -2,10 +2,10 @@
 
 mod runner;
 
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use haulout_e2e::service::XTASK_ENV;
 use haulout_e2e::{Cluster, Handle, tools};
 use tokio::runtime::Runtime;
 
@@ -15,10 +15,8 @@ use crate::{generate, needs, repo, soak};
 
 /// The package whose tests need a cluster.
 const E2E_PACKAGE: &str = "haulout-e2e";
-/// Where tests of the commands themselves find the program they are about.
-const XTASK_ENV: &str = "HAULOUT_XTASK";
 /// How many rounds of each fault campaign an ordinary test run makes.
-const SOAK_ROUNDS: u32 = 2;
+const SOAK_ROUNDS: u32 = 1;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -57,9 +55,10 @@ pub fn run(args: &Args) -> Result<()> {
         cargo(&["doc", "--workspace", "--no-deps", "--quiet"], &[("RUSTDOCFLAGS", "-D warnings")])
     });
     report.step("dependencies", deny);
+    let services = report.step("build the services", repo::build_services);
     let built = report.step("build the tests", || runner::build(&["--workspace"]));
     let control_plane = report.step("build the control plane", || tools::ensure(ui::note));
-    if let (Some(binaries), Some(_)) = (built, control_plane) {
+    if let (Some(binaries), Some(()), Some(_)) = (built, services, control_plane) {
         let (e2e, unit): (Vec<_>, Vec<_>) = binaries.into_iter().partition(|b| b.is_end_to_end(E2E_PACKAGE));
         report.tests("unit tests", &unit, None, args.full, |_| Ok(None));
         report.step("documentation tests", || cargo(&["test", "--workspace", "--doc", "--quiet"], &[]));
@@ -72,6 +71,7 @@ pub fn run(args: &Args) -> Result<()> {
 pub fn run_e2e(args: &E2eArgs) -> Result<()> {
     let mut report = Report::default();
     tools::ensure(ui::note)?;
+    repo::build_services()?;
     let binaries = runner::build(&["--package", E2E_PACKAGE])?;
     let e2e: Vec<_> = binaries.into_iter().filter(|b| b.is_end_to_end(E2E_PACKAGE)).collect();
     report.tests("end-to-end tests", &e2e, args.filter.as_deref(), args.full, shared_cluster);
@@ -182,7 +182,7 @@ fn run_tests(
 }
 
 fn cargo(args: &[&str], env: &[(&str, &str)]) -> Result<()> {
-    let mut command = Command::new(env!("CARGO"));
+    let mut command = repo::cargo();
     let status = command.args(args).envs(env.iter().copied()).current_dir(repo::root()).status();
     let status = status.with_context(|| format!("running cargo {}", args.join(" ")))?;
     if !status.success() {

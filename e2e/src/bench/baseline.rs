@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::policy::v1::Eviction;
-use kube::api::{ObjectMeta, PostParams};
+use kube::api::PostParams;
 use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt as _};
 
@@ -91,22 +90,9 @@ async fn evict(client: &Client, pods: &[Pod]) -> Result<Duration> {
     let api: Api<Pod> = Api::default_namespaced(client.clone());
     let begun = Instant::now();
     stream::iter(pods)
-        .map(|pod| {
-            let name = pod.name_any();
-            let eviction = Eviction {
-                metadata: ObjectMeta { name: Some(name.clone()), ..ObjectMeta::default() },
-                ..Eviction::default()
-            };
-            let api = api.clone();
-            async move {
-                let _: kube::core::Status =
-                    api.create_subresource("eviction", &name, &PostParams::default(), &eviction).await?;
-                anyhow::Ok(())
-            }
-        })
+        .map(async |pod| super::evict(&api, &pod.name_any()).await)
         .buffer_unordered(IN_FLIGHT)
         .try_collect::<()>()
-        .await
-        .context("evicting pods")?;
+        .await?;
     Ok(begun.elapsed())
 }

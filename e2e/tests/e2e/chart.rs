@@ -45,7 +45,10 @@ async fn definitions_are_installed_upgraded_kept_and_adopted_again() {
     };
     let folder = tempfile::tempdir().unwrap();
     let earlier = earlier_chart(folder.path()).display().to_string();
-    helm(&cluster, &["install", "haulout", &earlier, "-n", "haulout-system", "--create-namespace"]).await;
+    // Nobody runs it here, and without it nobody could write to our kinds.
+    let no_webhook = ["--set", "admissionWebhook.enabled=false"];
+    let install = ["install", "haulout", &earlier, "-n", "haulout-system", "--create-namespace"];
+    helm(&cluster, &[install.as_slice(), &no_webhook].concat()).await;
     assert_eq!(columns().await, ["Behavior", "Age"]);
 
     let rule = json!({"apiVersion": "nodemaintenance.k8s.io/v1alpha1", "kind": "DrainRule",
@@ -64,7 +67,8 @@ async fn definitions_are_installed_upgraded_kept_and_adopted_again() {
     ];
     for (release, namespace, role) in others {
         let set = ["--create-namespace", "--set", "crds.install=false"];
-        helm(&cluster, &[&["install", release, &ours, "-n", namespace], set.as_slice()].concat()).await;
+        let install = ["install", release, &ours, "-n", namespace];
+        helm(&cluster, &[install.as_slice(), &set, &no_webhook].concat()).await;
         roles.get(role).await.unwrap();
     }
     for (release, namespace, role) in others {
@@ -106,6 +110,40 @@ async fn the_chart_is_lint_free_and_renders_the_same_each_time() {
 }
 
 #[tokio::test]
+async fn the_webhook_is_rendered_for_this_release_and_with_what_others_bring() {
+    let cluster = shared().await;
+    let chart = chart().display().to_string();
+    let render = async |values: &str| {
+        let args = ["template", "mine", &chart, "--namespace", "x", "--show-only"];
+        let what = ["templates/admission-webhook.yaml", "--set", values];
+        helm(&cluster, &[args.as_slice(), &what].concat()).await
+    };
+    let own = render("admissionWebhook.url=https://192.0.2.1:8443/").await;
+    for part in [
+        "url: https://192.0.2.1:8443/validate/pods",
+        "--serving-name=192.0.2.1",
+        "--serving-name=mine-haulout-admission-webhook.x.svc",
+        "resourceNames: [mine-haulout-admission-webhook-certificate]",
+        "'system:serviceaccount:x:mine-haulout-evacuation-controller'",
+    ] {
+        assert!(own.contains(part), "{part} is not in\n{own}");
+    }
+    assert!(
+        !own.contains("haulout-system"),
+        "a name of the release that the files were generated for\n{own}"
+    );
+    let theirs = render(
+        "admissionWebhook.certificate.existingSecret=theirs,admissionWebhook.clients.configMap=api,\
+         admissionWebhook.clients.names={kube-apiserver}",
+    )
+    .await;
+    for part in ["--cert-dir=/certificate", "secretName: theirs", "--client-name=kube-apiserver"] {
+        assert!(theirs.contains(part), "{part} is not in\n{theirs}");
+    }
+    assert!(!theirs.contains("resources: [secrets]"), "it needs no Secret of its own\n{theirs}");
+}
+
+#[tokio::test]
 async fn typos_in_values_are_refused_by_name() {
     let cluster = shared().await;
     let chart = chart().display().to_string();
@@ -115,6 +153,8 @@ async fn typos_in_values_are_refused_by_name() {
         ("crds.keep=perhaps", "crds/keep"),
         ("crds.keep=null", "missing property 'keep'"),
         ("fullnameOverride=Foo_Bar", "fullnameOverride"),
+        ("admissionWebhook.url=http://example.com", "url"),
+        ("admissionWebhook.certificate.secret=x", "'secret' not allowed"),
     ] {
         let output = cluster.helm(&["template", "haulout", &chart, "--set", set]).await.unwrap();
         assert!(!output.status.success(), "{set} was taken");

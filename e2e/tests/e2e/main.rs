@@ -2,13 +2,18 @@
 //! control plane that they share; a test that disturbs others boots its own.
 #![allow(clippy::expect_used, clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, missing_docs)]
 
+mod admission_rules;
 mod api;
 mod chart;
 mod documentation;
+mod evacuation;
 mod harness;
 mod leadership;
+mod maintenance;
 mod pod_cache;
 mod probe;
 mod service;
 mod support;
+mod taint_manager;
 mod validation;
+mod webhook;

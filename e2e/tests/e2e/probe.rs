@@ -15,8 +15,10 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// The name of the probes' Lease and ConfigMap.
-pub const NAME: &str = "probe";
+/// The name of the ConfigMap in which probes count.
+const COUNT: &str = "probe";
+/// The name of the probes' Lease.
+pub const LEASE: &str = "haulout-probe";
 
 /// Long enough for a busy machine.
 pub const SOON: Duration = Duration::from_secs(30);
@@ -50,7 +52,7 @@ impl Probes {
         Self { handle: handle.clone(), namespace: namespace.to_owned(), history, watching }
     }
 
-    /// Starts a probe; its identity, which is also its user agent, is unique to this namespace.
+    /// Starts a probe; its identity, which is also in its user agent, is unique to this namespace.
     pub fn start(&self, name: &str, lease_seconds: u64) -> Probe {
         self.start_with(&self.handle.kubeconfig, name, lease_seconds)
     }
@@ -61,9 +63,9 @@ impl Probes {
         let log = self.handle.logs.join(format!("{identity}.log"));
         let process = self
             .handle
-            .command(Path::new(env!("CARGO_BIN_EXE_probe-service")))
-            .args(["--namespace", &self.namespace, "--identity", &identity])
-            .args(["--lease-seconds", &lease_seconds.to_string()])
+            .command(Path::new(env!("CARGO_BIN_EXE_probe")))
+            .args(["--count", "--listen", "127.0.0.1:0", "--lease-seconds", &lease_seconds.to_string()])
+            .args(["--namespace", &self.namespace, "--instance", &identity])
             .env("KUBECONFIG", kubeconfig)
             .log(&log)
             .spawn(&identity)
@@ -124,7 +126,7 @@ impl Drop for Probes {
 }
 
 async fn record(maps: Api<ConfigMap>, history: watch::Sender<Vec<Write>>) {
-    let only = watcher::Config::default().fields(&format!("metadata.name={NAME}"));
+    let only = watcher::Config::default().fields(&format!("metadata.name={COUNT}"));
     let mut events = pin!(watcher(maps, only).default_backoff());
     loop {
         let (map, after_gap) = match events.try_next().await {
@@ -160,6 +162,11 @@ impl Probe {
     /// How often it has printed a line that contains this.
     pub fn said(&self, text: &str) -> usize {
         self.lines().iter().filter(|line| line.contains(text)).count()
+    }
+
+    /// What its user agent begins with.
+    pub fn agent(&self) -> String {
+        format!("haulout-probe/{}", self.identity)
     }
 
     /// How often it has begun to lead.

@@ -27,7 +27,7 @@ impl Probe {
     fn start(cluster: &Handle, namespace: &str, kubeconfig: &Path, args: &[&str]) -> Self {
         let log = cluster.logs.join(format!("service-{namespace}.log"));
         let process = cluster
-            .command(Path::new(env!("CARGO_BIN_EXE_probe-runtime")))
+            .command(Path::new(env!("CARGO_BIN_EXE_probe")))
             .args(["--listen", "127.0.0.1:0", "--namespace", namespace, "--instance", "probe-1"])
             .args(args)
             .env("KUBECONFIG", kubeconfig)
@@ -144,6 +144,23 @@ async fn a_service_that_cannot_reach_the_cluster_says_so_in_one_line() {
         said.starts_with(&format!("haulout-probe: cannot reach the API server at {nobody}/: ")),
         "{said}"
     );
+}
+
+/// The first process of a container is not even killed by a signal that it does not handle.
+#[tokio::test]
+async fn a_service_that_is_stopped_while_the_api_server_is_silent_ends_in_good_order() {
+    let cluster = shared().await;
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("https://{}", silent.local_addr().unwrap());
+    let config = std::fs::read_to_string(&cluster.kubeconfig).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config");
+    std::fs::write(&file, config.replace(&cluster.server, &address)).unwrap();
+    let probe = Probe::start(&cluster, "service-silent", &file, &[]);
+    let _connection = tokio::time::timeout(SOON, silent.accept()).await.expect("it connects").unwrap();
+    probe.process.signal(Signal::TERM).unwrap();
+    let status = tokio::time::timeout(SOON, probe.process.exited()).await.unwrap();
+    assert_eq!(status.code(), Some(0), "{}", probe.text());
 }
 
 #[tokio::test]

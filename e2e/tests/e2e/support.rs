@@ -35,6 +35,7 @@ pub async fn shared() -> Shared {
 
 /// The program under test where a test is about the commands themselves.
 pub fn xtask() -> std::path::PathBuf {
-    let path = std::env::var_os("HAULOUT_XTASK").expect("run this test with `cargo xtask e2e`");
+    let path =
+        std::env::var_os(haulout_e2e::service::XTASK_ENV).expect("run this test with `cargo xtask e2e`");
     path.into()
 }

@@ -70,7 +70,7 @@ impl Outcome {
 
 /// Compiles the tests of the packages that `selection` names for cargo.
 pub fn build(selection: &[&str]) -> Result<Vec<Binary>> {
-    let output = Command::new(env!("CARGO"))
+    let output = repo::cargo()
         .args(["test", "--no-run", "--quiet", "--message-format", "json-render-diagnostics"])
         .args(selection)
         .current_dir(repo::root())

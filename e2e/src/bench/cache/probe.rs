@@ -21,7 +21,7 @@ use kube::core::Request;
 use rustix::time::{ClockId, clock_gettime};
 use tokio_util::sync::CancellationToken;
 
-use super::super::{Results, median};
+use super::super::{Results, count, median};
 use crate::handle::Handle;
 
 /// Set in the probe's environment: the path of the cluster's description.
@@ -151,11 +151,6 @@ fn replay(pages: Vec<Bytes>) -> Client {
 fn processor_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
-}
-
-#[expect(clippy::cast_precision_loss, reason = "there are fewer than 2^52 of anything here")]
-fn count(number: usize) -> f64 {
-    number as f64
 }
 
 /// A line of this process's status, in bytes.

@@ -1,0 +1,106 @@
+//! Objects in numbers that no client could create in the time that there is: copies of one that has come through
+//! the API server, written straight into etcd.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use haulout_api_types::Evacuation;
+use haulout_api_types::evacuators::evacuation_for;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, Client, Resource, ResourceExt as _};
+use serde::Serialize;
+
+use crate::etcd::Etcd;
+use crate::wait;
+
+/// Where API servers keep these kinds.
+pub(super) const PODS: &str = "pods";
+pub(super) const BUDGETS: &str = "poddisruptionbudgets";
+pub(super) const EVACUATIONS: &str = "evacuation.coordination.k8s.io/evacuations";
+
+const INSTIGATOR: &str = "bench.example.com";
+const LIMIT: Duration = Duration::from_secs(60);
+const OBJECTS_AT_ONCE: usize = 100;
+const IN_FLIGHT: usize = 4;
+const IN_FLIGHT_IN_SIGHT: usize = 16;
+
+/// Has a pod made and run, and takes it away again: what is left is the pod that others are copies of.
+pub(super) async fn pod(client: &Client, pod: &Pod) -> Result<Pod> {
+    let pods: Api<Pod> = Api::default_namespaced(client.clone());
+    let name = pods.create(&PostParams::default(), pod).await.context("creating a pod to copy")?.name_any();
+    let is_ready = |pod: &Pod| {
+        let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
+        conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+    };
+    let mut made = wait::present(pods.clone(), &name, "is ready", LIMIT, is_ready).await?;
+    pods.delete(&name, &DeleteParams::default()).await.context("deleting the pod that was copied")?;
+    wait::gone(pods, &name, LIMIT).await?;
+    made.metadata.resource_version = None;
+    Ok(made)
+}
+
+/// Another pod like this, on this node.
+pub(super) fn copy(template: &Pod, name: String, node: String) -> Pod {
+    let mut pod = template.clone();
+    pod.metadata.name = Some(name);
+    pod.metadata.uid = Some(uid());
+    if let Some(spec) = &mut pod.spec {
+        spec.node_name = Some(node);
+    }
+    pod
+}
+
+/// The Evacuation that asks for this pod to leave.
+pub(super) fn evacuation(pod: &Pod) -> Result<Evacuation> {
+    let (evacuation, _) = evacuation_for(&pod.metadata, INSTIGATOR, &BTreeSet::new())?;
+    Ok(evacuation)
+}
+
+/// A UID that nobody else has.
+pub(super) fn uid() -> String {
+    let random = fastrand::u128(..);
+    format!(
+        "{:08x}-{:04x}-4{:03x}-8{:03x}-{:012x}",
+        random >> 96,
+        random >> 80 & 0xffff,
+        random >> 68 & 0xfff,
+        random >> 56 & 0xfff,
+        random & 0xffff_ffff_ffff
+    )
+}
+
+/// Writes objects to where API servers keep this kind, many in one revision. Whoever watches them meanwhile may lose
+/// some: the API server closes a watch that is slow, and the next one begins after the revision that was seen last.
+pub(super) async fn store<K: Resource + Serialize>(etcd: &Etcd, kind: &str, objects: &[K]) -> Result<()> {
+    write(etcd, kind, objects, OBJECTS_AT_ONCE, IN_FLIGHT).await
+}
+
+/// Writes objects, each in a revision of its own as an API server does it, while others watch.
+pub(super) async fn store_in_sight<K: Resource + Serialize>(
+    etcd: &Etcd,
+    kind: &str,
+    objects: &[K],
+) -> Result<()> {
+    write(etcd, kind, objects, 1, IN_FLIGHT_IN_SIGHT).await
+}
+
+async fn write<K: Resource + Serialize>(
+    etcd: &Etcd,
+    kind: &str,
+    objects: &[K],
+    at_once: usize,
+    in_flight: usize,
+) -> Result<()> {
+    let batches = objects.chunks(at_once).map(async |objects| {
+        let values = objects.iter().map(|object| {
+            let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+            let value = serde_json::to_vec(object).context("writing an object")?;
+            Ok((format!("/registry/{kind}/{namespace}/{name}"), value))
+        });
+        etcd.put(values.collect::<Result<_>>()?).await
+    });
+    stream::iter(batches).buffer_unordered(in_flight).try_collect().await
+}

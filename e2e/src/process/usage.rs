@@ -1,0 +1,44 @@
+//! What a process uses, as the kernel tells.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+
+use super::Process;
+
+impl Process {
+    /// Seconds of processor time that it has used so far, its own and the kernel's for it, to a hundredth or so.
+    pub fn processor_seconds(&self) -> Result<f64> {
+        let text = self.proc("stat")?;
+        // The name before the last parenthesis may contain anything.
+        let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
+        let ticks: Vec<_> = fields.skip(11).take(2).map(str::parse::<u32>).collect::<Result<_, _>>()?;
+        let per_second = u32::try_from(rustix::param::clock_ticks_per_second())?;
+        Ok(ticks.into_iter().map(f64::from).sum::<f64>() / f64::from(per_second))
+    }
+
+    /// How many bytes of memory it holds.
+    pub fn resident_bytes(&self) -> Result<f64> {
+        let text = self.proc("status")?;
+        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
+        Ok(1024.0 * kilobytes.with_context(|| format!("the kernel does not say how big {} is", self.name))?)
+    }
+
+    fn proc(&self, file: &str) -> Result<String> {
+        let path = format!("/proc/{}/{file}", self.pid());
+        fs::read_to_string(&path).with_context(|| format!("reading {path} of {}", self.name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::process::Command;
+
+    #[test]
+    fn a_process_that_sleeps_is_small_and_takes_no_time() {
+        let sleep = Command::new("sleep").arg("60").spawn("sleep").unwrap();
+        assert!(sleep.processor_seconds().unwrap() < 0.5);
+        assert!((1e3..1e9).contains(&sleep.resident_bytes().unwrap()));
+    }
+}

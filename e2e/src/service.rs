@@ -1,0 +1,164 @@
+//! A service of ours as a local process, with a token of the ServiceAccount that the chart gave it: so what it
+//! may do is what it may do in a cluster.
+
+use std::ffi::OsString;
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::handle::Handle;
+use crate::process::Process;
+use crate::wait;
+
+/// The namespace that [`Handle::install_chart`] installs into.
+pub const NAMESPACE: &str = "haulout-system";
+/// Where tests find the program that runs them, and beside it our services.
+pub const XTASK_ENV: &str = "HAULOUT_XTASK";
+/// The names of the chart's values for the services, each of which stands for a Deployment.
+pub(crate) const VALUES: &[&str] =
+    &["admissionWebhook", "evacuationController", "maintenanceController", "taintManager"];
+/// How long a service may take to start or to answer.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A running service. Dropping it kills it.
+#[derive(Debug)]
+pub struct Service {
+    process: Process,
+    log: PathBuf,
+}
+
+impl Deref for Service {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+impl Service {
+    /// Starts one replica of a service, such as `evacuation-controller`, with further arguments, and returns
+    /// at once: see [`Service::ready`].
+    pub async fn start(cluster: &Handle, name: &str, args: &[&str]) -> Result<Self> {
+        static REPLICAS: AtomicU32 = AtomicU32::new(0);
+        let number = REPLICAS.fetch_add(1, Ordering::Relaxed);
+        let account = format!("haulout-{name}");
+        let kubeconfig = cluster.service_account_kubeconfig(NAMESPACE, &account).await?;
+        // Tests that share a cluster are different processes.
+        let instance = format!("{name}-{}-{number}", std::process::id());
+        let log = cluster.logs.join(format!("{instance}.log"));
+        let process = cluster
+            .command(&program(name)?)
+            .args(["--listen", "127.0.0.1:0", "--namespace", NAMESPACE, "--instance", &instance])
+            .args(args)
+            .env("KUBECONFIG", &kubeconfig)
+            .log(&log)
+            .spawn(name)?;
+        Ok(Self { process, log })
+    }
+
+    /// What it has logged so far.
+    pub fn text(&self) -> String {
+        // Nothing has been logged yet where there is no file.
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Waits until it says in `/readyz` that it is ready.
+    pub async fn ready(&self) -> Result<()> {
+        let ready = wait::eventually("the service is ready", LIMIT, async || {
+            Ok(self.get("/readyz").await?.starts_with("HTTP/1.1 200 ").then_some(()))
+        });
+        self.explain(ready.await)
+    }
+
+    /// Waits until this replica leads.
+    pub async fn leads(&self) -> Result<()> {
+        let leads = wait::eventually("the service leads", LIMIT, async || {
+            Ok((self.metric("leader_election_master_status").await? > 0.0).then_some(()))
+        });
+        self.explain(leads.await)
+    }
+
+    /// The sum of the samples of this metric, over all its labels.
+    pub async fn metric(&self, name: &str) -> Result<f64> {
+        self.metric_where(name, "").await
+    }
+
+    /// The sum of the samples of this metric whose labels contain this text, such as `reason="Gone"`.
+    pub async fn metric_where(&self, name: &str, label: &str) -> Result<f64> {
+        let text = self.get("/metrics").await?;
+        let samples = text.lines().filter_map(|line| {
+            let (series, value) = line.rsplit_once(' ')?;
+            let labels = series.strip_prefix(name)?;
+            let whole = labels.is_empty() || labels.starts_with('{');
+            (whole && labels.contains(label)).then(|| value.parse::<f64>().ok())?
+        });
+        Ok(samples.sum())
+    }
+
+    /// Lets its clock run ahead by this much in all.
+    pub async fn shift_clock(&self, by: Duration) -> Result<()> {
+        let answer = self.ask("POST", "/shift-clock", &by.as_secs().to_string()).await?;
+        if !answer.starts_with("HTTP/1.1 200 ") {
+            bail!("the clock was not shifted: {answer}");
+        }
+        Ok(())
+    }
+
+    /// Asks it over HTTP; the whole answer, head and body.
+    pub async fn get(&self, path: &str) -> Result<String> {
+        self.ask("GET", path, "").await
+    }
+
+    async fn ask(&self, method: &str, path: &str, body: &str) -> Result<String> {
+        let address = self.address().await?;
+        let mut stream = TcpStream::connect(&address).await.with_context(|| format!("reaching {address}"))?;
+        let length = body.len();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: {address}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+        );
+        stream.write_all(request.as_bytes()).await.context("asking the service")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.context("reading the service's answer")?;
+        Ok(answer)
+    }
+
+    /// Where it listens, which only it knows: from its log.
+    async fn address(&self) -> Result<String> {
+        let address = wait::eventually("the service says where it listens", LIMIT, async || {
+            if let Some(status) = self.try_wait() {
+                bail!("it ended with {status}");
+            }
+            let text = self.text();
+            let mut lines =
+                text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+            Ok(lines.find_map(|line| line.get("listening")?.as_str().map(String::from)))
+        });
+        self.explain(address.await)
+    }
+
+    /// The last lines of its log tell more than the error.
+    fn explain<T>(&self, result: Result<T>) -> Result<T> {
+        result.with_context(|| {
+            let text = self.text();
+            let lines: Vec<_> = text.lines().collect();
+            let last = lines.get(lines.len().saturating_sub(10)..).unwrap_or_default().join("\n");
+            format!("{}, which logged last:\n{last}", self.name())
+        })
+    }
+}
+
+/// The program of a service: beside xtask, which has them built.
+fn program(name: &str) -> Result<PathBuf> {
+    let xtask =
+        std::env::var_os(XTASK_ENV).map_or_else(std::env::current_exe, |path: OsString| Ok(path.into()));
+    let program = xtask.context("finding our own program")?.with_file_name(name);
+    if !program.is_file() {
+        bail!("{} is not there: run this with `cargo xtask`, which builds it", program.display());
+    }
+    Ok(program)
+}

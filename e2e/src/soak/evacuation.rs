@@ -1,0 +1,240 @@
+//! The campaign `evacuation`: the controller is killed again and again while 300 pods leave. Watchers of our own
+//! see every state in between, and the audit log tells what the API server was asked to do.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use futures::TryStreamExt as _;
+use haulout_api_types::evacuation::Evacuator;
+use haulout_api_types::evacuators::evacuation_for;
+use haulout_api_types::{Evacuation, reports};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt as _, watcher as watch};
+use kube::{Client, ResourceExt as _};
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::requests::Mark;
+use crate::service::Service;
+use crate::{Cluster, objects, wait};
+
+const NAMESPACE: &str = "soak";
+const APPS: usize = 10;
+const REPLICAS: i32 = 30;
+/// How many pods of each app have to be healthy at every instant.
+const LEAST: usize = 27;
+const CLASS: &str = "soak.example.com";
+const SOON: Duration = Duration::from_secs(300);
+
+/// One round; what happened in it.
+pub(super) async fn round(mut random: fastrand::Rng) -> Result<String> {
+    let cluster = Cluster::builder().name("soak-evacuation").audit(true).scheduler(false).boot().await?;
+    cluster.install_chart(&[]).await?;
+    let client = cluster.client().await?;
+    let pods = set_up(&client).await?;
+    let mark = cluster.requests_mark()?;
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let _watching = [
+        tokio::spawn(watch_pods(client.clone(), Arc::clone(&seen))),
+        tokio::spawn(watch_evacuations(client.clone(), Arc::clone(&seen))),
+        tokio::spawn(evacuator(client.clone())),
+    ]
+    .map(AbortOnDropHandle::new);
+
+    let args = ["--lease-seconds", "2"];
+    let start = || Service::start(&cluster, "evacuation-controller", &args);
+    let mut replicas = [start().await?, start().await?];
+    for replica in &replicas {
+        replica.ready().await?;
+    }
+    let evacuations: Api<Evacuation> = Api::namespaced(client.clone(), NAMESPACE);
+    let wishes = pods.iter().map(|pod| {
+        let evacuations = &evacuations;
+        async move {
+            let (evacuation, _) =
+                evacuation_for(&pod.metadata, "soak.test", &std::collections::BTreeSet::new())?;
+            anyhow::Ok(evacuations.create(&PostParams::default(), &evacuation).await?)
+        }
+    });
+    let wishing = futures::future::try_join_all(wishes);
+    let mut kills = 0;
+    let killing = async {
+        for _ in 0..random.u32(5..15) {
+            let leader = leader(&replicas).await?;
+            tokio::time::sleep(Duration::from_millis(random.u64(0..4000))).await;
+            let Some(leader) = replicas.get_mut(leader) else { continue };
+            leader.kill()?;
+            kills += 1;
+            *leader = start().await?;
+        }
+        // From here on it is left alone.
+        std::future::pending::<Result<()>>().await
+    };
+    let done = async {
+        wishing.await.context("asking for evacuations")?;
+        let none =
+            wait::all(evacuations.clone(), watcher::Config::default(), "are gone", SOON, <[_]>::is_empty);
+        none.await
+    };
+    tokio::select! {
+        done = done => { done?; }
+        failed = killing => { failed?; }
+    }
+    check(&cluster, mark, &pods, &seen).await?;
+    Ok(format!("{} pods left during {kills} kills", pods.len()))
+}
+
+/// Waits until one of them leads; which one.
+async fn leader(replicas: &[Service]) -> Result<usize> {
+    wait::eventually("somebody leads", SOON, async || {
+        for (place, replica) in replicas.iter().enumerate() {
+            if replica.metric("leader_election_master_status").await? > 0.0 {
+                return Ok(Some(place));
+            }
+        }
+        Ok(None)
+    })
+    .await
+}
+
+/// Apps with budgets, some pods with an evacuator; the pods when all are healthy.
+async fn set_up(client: &Client) -> Result<Vec<Pod>> {
+    let params = PostParams::default();
+    Api::<Node>::all(client.clone()).create(&params, &objects::node("n1").build()).await?;
+    Api::<Namespace>::all(client.clone()).create(&params, &objects::namespace(NAMESPACE)).await?;
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), NAMESPACE);
+    wait::present(accounts, "default", "exists", SOON, |_| true).await?;
+    let deployments: Api<Deployment> = Api::namespaced(client.clone(), NAMESPACE);
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(client.clone(), NAMESPACE);
+    let evacuator = Evacuator { evacuator_class: CLASS.into(), priority: 1, role: None };
+    let (key, value) = evacuator.annotation();
+    for n in 0..APPS {
+        let name = format!("app-{n}");
+        let app = objects::deployment(&name).namespace(NAMESPACE).replicas(REPLICAS).pods(|pod| {
+            let pod = pod.node("n1");
+            if n % 3 == 0 { pod.annotation(&key, &value) } else { pod }
+        });
+        let budget = objects::pdb(&name).namespace(NAMESPACE).min_available(&LEAST.to_string());
+        budgets.create(&params, &budget.build()).await?;
+        deployments.create(&params, &app.build()).await?;
+    }
+    let room = i32::try_from(LEAST).map(|least| REPLICAS - least)?;
+    let allow = |budgets: &[PodDisruptionBudget]| {
+        budgets.iter().all(|b| b.status.as_ref().is_some_and(|s| s.disruptions_allowed == room))
+    };
+    wait::all(budgets, watcher::Config::default(), "have room", SOON, allow).await?;
+    let pods = Api::<Pod>::namespaced(client.clone(), NAMESPACE).list(&ListParams::default()).await?;
+    Ok(pods.items)
+}
+
+/// What the watchers have seen.
+#[derive(Default)]
+struct Seen {
+    /// Healthy pods by app.
+    healthy: HashMap<String, HashSet<String>>,
+    failed: HashMap<String, i32>,
+    gone: BTreeMap<String, u32>,
+    violations: Vec<String>,
+}
+
+fn is_healthy(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let ready = conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True");
+    ready && pod.metadata.deletion_timestamp.is_none()
+}
+
+impl Seen {
+    fn pod(&mut self, pod: &Pod, exists: bool) {
+        let (Some(uid), Some(app)) = (pod.uid(), pod.labels().get("app")) else { return };
+        let healthy = self.healthy.entry(app.clone()).or_default();
+        if exists && is_healthy(pod) {
+            healthy.insert(uid);
+        } else if healthy.remove(&uid) && healthy.len() < LEAST {
+            self.violations.push(format!("{app} has only {} healthy pods", healthy.len()));
+        }
+        if !exists {
+            *self.gone.entry(pod.uid().unwrap_or_default()).or_default() += 1;
+        }
+    }
+
+    fn evacuation(&mut self, evacuation: &Evacuation) {
+        let failed = evacuation.status.as_ref().map_or(0, |status| status.failed_eviction_counter);
+        let before = self.failed.insert(evacuation.name_any(), failed).unwrap_or_default();
+        if failed < before {
+            self.violations
+                .push(format!("the counter of {} went from {before} to {failed}", evacuation.name_any()));
+        }
+    }
+}
+
+async fn watch_pods(client: Client, seen: Arc<Mutex<Seen>>) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(client, NAMESPACE);
+    let mut events = pin!(watch(pods, watcher::Config::default()).default_backoff());
+    while let Some(event) = events.try_next().await? {
+        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            Event::InitApply(pod) | Event::Apply(pod) => seen.pod(&pod, true),
+            Event::Delete(pod) => seen.pod(&pod, false),
+            Event::Init | Event::InitDone => {}
+        }
+    }
+    Ok(())
+}
+
+async fn watch_evacuations(client: Client, seen: Arc<Mutex<Seen>>) -> Result<()> {
+    let evacuations: Api<Evacuation> = Api::namespaced(client, NAMESPACE);
+    let mut events = pin!(watch(evacuations, watcher::Config::default()).default_backoff());
+    while let Some(event) = events.try_next().await? {
+        if let Event::InitApply(evacuation) | Event::Apply(evacuation) = event {
+            seen.lock().unwrap_or_else(PoisonError::into_inner).evacuation(&evacuation);
+        }
+    }
+    Ok(())
+}
+
+/// Does its part at once.
+async fn evacuator(client: Client) -> Result<()> {
+    let evacuations: Api<Evacuation> = Api::namespaced(client, NAMESPACE);
+    let mine = watcher::Config::default().fields(&format!("status.activeEvacuatorClass={CLASS}"));
+    let mut events = pin!(watch(evacuations.clone(), mine).default_backoff().applied_objects());
+    while let Some(evacuation) = events.try_next().await? {
+        if evacuation.is_active(CLASS) {
+            let patch = Patch::Merge(reports::completed(&evacuation, "nothing to do"));
+            // Whoever wrote before us makes the watch tell again.
+            let _ = evacuations.patch_status(&evacuation.name_any(), &PatchParams::default(), &patch).await;
+        }
+    }
+    Ok(())
+}
+
+/// What must hold at the end.
+async fn check(cluster: &Cluster, mark: Mark, pods: &[Pod], seen: &Mutex<Seen>) -> Result<()> {
+    // The watchers may be a moment behind.
+    let all_gone = wait::eventually("all pods are seen to be gone", SOON, async || {
+        let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone = |pod: &Pod| seen.gone.contains_key(pod.uid().as_deref().unwrap_or_default());
+        Ok(pods.iter().all(gone).then_some(()))
+    });
+    all_gone.await?;
+    let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(violation) = seen.violations.first() {
+        bail!("{violation}, and {} more like it", seen.violations.len() - 1);
+    }
+    ensure!(seen.gone.values().all(|times| *times == 1), "a pod went twice");
+    let mut evictions: HashMap<String, u32> = HashMap::new();
+    for eviction in &cluster.requests_since(mark)?.resource("pods", "eviction").code(201) {
+        *evictions.entry(eviction.name.clone()).or_default() += 1;
+    }
+    let wanted: HashSet<_> = pods.iter().map(kube::ResourceExt::name_any).collect();
+    for (pod, times) in evictions {
+        ensure!(wanted.contains(&pod), "{pod} was evicted and nobody had asked for it");
+        ensure!(times == 1, "{pod} was evicted {times} times");
+    }
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! The admission webhook as a cluster has it: replicas with the arguments of the chart's Deployment, behind one
+//! address.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use haulout_api_types::NodeMaintenance;
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::json;
+
+use crate::forwarder::Forwarder;
+use crate::handle::Handle;
+use crate::service::{NAMESPACE, Service};
+use crate::wait;
+
+/// The webhook's name in the chart.
+const NAME: &str = "admission-webhook";
+/// How long the first replica may take until the API server trusts it.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The webhook of one cluster. Dropping it ends the way to its replicas, which are the caller's.
+#[derive(Debug)]
+pub struct Webhook {
+    /// What the API server connects to.
+    pub forwarder: Forwarder,
+}
+
+impl Webhook {
+    /// Installs the chart with the webhook, which has no replicas yet, and with these values.
+    pub async fn install(cluster: &Handle, values: &[(&str, &str)]) -> Result<Self> {
+        let forwarder = Forwarder::start().await?;
+        let url = format!("https://{}", forwarder.address());
+        let own = [("admissionWebhook.enabled", "true"), ("admissionWebhook.url", &url)];
+        cluster.install_chart(&[&own, values].concat()).await?;
+        Ok(Self { forwarder })
+    }
+
+    /// Installs the chart and starts one replica, which the API server trusts when this returns.
+    pub async fn with_replica(cluster: &Handle) -> Result<(Self, Service)> {
+        let webhook = Self::install(cluster, &[]).await?;
+        let replica = webhook.start(cluster, &[]).await?;
+        Self::reachable(cluster).await?;
+        Ok((webhook, replica))
+    }
+
+    /// Starts a replica with the arguments that the chart's has, and these; it gets its share of the connections
+    /// when it is ready.
+    pub async fn start(&self, cluster: &Handle, args: &[&str]) -> Result<Service> {
+        let deployments: Api<Deployment> = Api::namespaced(cluster.client().await?, NAMESPACE);
+        let deployment = deployments.get(&format!("haulout-{NAME}")).await.context("the chart's webhook")?;
+        let pod = deployment.spec.and_then(|spec| spec.template.spec).unwrap_or_default();
+        let chart: Vec<_> = pod.containers.into_iter().filter_map(|one| one.args).flatten().collect();
+        let mut all: Vec<_> = chart.iter().map(String::as_str).collect();
+        all.extend(["--webhook-listen", "127.0.0.1:0"]);
+        all.extend(args);
+        let replica = Service::start(cluster, NAME, &all).await?;
+        replica.ready().await?;
+        self.forwarder.add(address(&replica)?);
+        Ok(replica)
+    }
+
+    /// Waits until the API server gets answers from it.
+    pub async fn reachable(cluster: &Handle) -> Result<()> {
+        let api: Api<NodeMaintenance> = Api::all(cluster.client().await?);
+        let probe = serde_json::from_value(json!({
+            "metadata": {"name": "is-the-webhook-there"},
+            "spec": {"stage": "Idle", "nodeSelector": {"nodeSelectorTerms": [
+                {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["none"]}]}
+            ]}}
+        }))
+        .context("making a probe")?;
+        let dry = PostParams { dry_run: true, ..PostParams::default() };
+        let mut last = None;
+        let answered = wait::eventually("the API server gets answers from the webhook", LIMIT, async || {
+            match api.create(&dry, &probe).await {
+                Ok(_) => Ok(Some(())),
+                Err(error) => {
+                    last = Some(error);
+                    Ok(None)
+                }
+            }
+        });
+        let answered = answered.await;
+        answered.with_context(|| last.map(|error| error.to_string()).unwrap_or_default())
+    }
+}
+
+/// Where a replica takes the API server's connections: from its log.
+pub fn address(replica: &Service) -> Result<SocketAddr> {
+    let text = replica.text();
+    let mut lines = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    match lines.find_map(|line| line.get("webhook")?.as_str()?.parse().ok()) {
+        Some(address) => Ok(address),
+        None => bail!("the webhook does not say where it listens"),
+    }
+}

@@ -1,0 +1,270 @@
+//! What the admission webhook refuses, warns of and fills in, through `kubectl` and the real API server: every rule
+//! with its message and its good twin. The tables of the kinds are in the files below.
+
+mod drain_rules;
+mod evacuations;
+mod node_maintenances;
+mod nodes;
+mod pods;
+
+use std::path::Path;
+use std::time::Duration;
+
+use haulout_e2e::{Cluster, Handle, Output, Webhook, objects, wait};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
+};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use kube::api::PostParams;
+use kube::{Api, Client, ResourceExt as _};
+use serde::Deserialize as _;
+use serde_json::{Value, json};
+
+const NAMESPACE: &str = "shop";
+const GRACE: &str = "grace";
+const REMOVERS: &str = "pod-removers";
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// What kubectl must come back with.
+enum Expected<'a> {
+    /// It succeeds and warns of nothing.
+    Fine,
+    /// It succeeds with a warning that has this in it.
+    Warned(&'a str),
+    /// It fails with a message that has all of these in it.
+    Refused(&'a [&'a str]),
+}
+
+/// Runs the cases of the tables and remembers all that came out otherwise.
+struct Bench<'a> {
+    cluster: &'a Handle,
+    client: Client,
+    wrong: Vec<String>,
+    count: usize,
+}
+
+impl Bench<'_> {
+    /// One case: kubectl as this user (empty: the administrator) with these arguments and this on its stdin.
+    async fn check(
+        &mut self,
+        what: &str,
+        user: &str,
+        args: &[&str],
+        object: Option<&Value>,
+        expected: Expected<'_>,
+    ) {
+        self.count += 1;
+        let output = self.kubectl(user, args, object).await;
+        let warned = output.stderr.lines().any(|line| line.starts_with("Warning: "));
+        let (fits, wanted) = match expected {
+            Expected::Fine => {
+                (output.status.success() && !warned, "to be accepted without a warning".to_owned())
+            }
+            Expected::Warned(part) => {
+                let told =
+                    output.stderr.lines().any(|line| line.starts_with("Warning: ") && line.contains(part));
+                (output.status.success() && told, format!("the warning {part:?}"))
+            }
+            Expected::Refused(parts) => {
+                let told = parts.iter().all(|part| output.stderr.contains(part));
+                (!output.status.success() && told, format!("the refusal {parts:?}"))
+            }
+        };
+        if !fits {
+            let got = output.stderr.chars().take(1500).collect::<String>();
+            self.wrong.push(format!("{what}\n  expected {wanted}\n  got {}: {got}", output.status));
+        }
+    }
+
+    /// `kubectl create` of this object.
+    async fn create(&mut self, what: &str, user: &str, object: &Value, expected: Expected<'_>) {
+        self.check(what, user, &["create", "-f", "-"], Some(object), expected).await;
+    }
+
+    async fn kubectl(&self, user: &str, args: &[&str], object: Option<&Value>) -> Output {
+        let config = match user {
+            "" => self.cluster.kubeconfig.clone(),
+            GRACE => self.cluster.user_kubeconfig(user, &[REMOVERS]).unwrap(),
+            user => self.cluster.user_kubeconfig(user, &[]).unwrap(),
+        };
+        let config = config.display().to_string();
+        let args = [&["--kubeconfig", &config], args].concat();
+        let stdin = object.map(Value::to_string);
+        self.cluster.run(&self.cluster.tools.kubectl(), &args, stdin.as_deref()).await.unwrap()
+    }
+
+    /// Waits until the webhook has seen what this warning is about: its caches follow by watches.
+    async fn until_warned(&self, args: &[&str], object: Option<&Value>, part: &str) {
+        wait::eventually(&format!("the webhook warns of {part:?}"), LIMIT, async || {
+            let output = self.kubectl("", &[args, &["--dry-run=server"]].concat(), object).await;
+            Ok(output.stderr.contains(part).then_some(()))
+        })
+        .await
+        .unwrap();
+    }
+
+    async fn json(&self, args: &[&str]) -> Value {
+        let text = self.kubectl("", &[&["get", "-o", "json"], args].concat(), None).await.success().unwrap();
+        serde_json::from_str(&text).unwrap()
+    }
+
+    async fn pod(&self, name: &str) -> Pod {
+        Api::<Pod>::namespaced(self.client.clone(), NAMESPACE).get(name).await.unwrap()
+    }
+}
+
+/// Who there is. Everybody may write to our kinds, as far as RBAC goes; the webhook asks for more.
+///
+/// | user | may besides |
+/// |---|---|
+/// | nils | nothing |
+/// | dora | delete pods in the namespace `shop` |
+/// | grace | evict every pod, as one of the group `pod-removers` |
+/// | evi | evict pod `web-1` in the namespace `shop` |
+/// | nora | delete the nodes n1 and n2 |
+/// | amy | delete every node |
+fn users() -> Vec<Value> {
+    let rbac = "rbac.authorization.k8s.io";
+    let user = |name: &str| json!([{"apiGroup": rbac, "kind": "User", "name": name}]);
+    let cluster_role = |name: &str, rules: Value| json!({"apiVersion": format!("{rbac}/v1"), "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules});
+    let binding = |kind: &str, role: &str, subjects: Value| {
+        json!({"apiVersion": format!("{rbac}/v1"), "kind": kind,
+            "metadata": {"name": role, "namespace": (kind == "RoleBinding").then_some(NAMESPACE)},
+            "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": role}, "subjects": subjects})
+    };
+    let ours = json!([{"apiGroups": ["evacuation.coordination.k8s.io", "nodemaintenance.k8s.io"],
+        "resources": ["*"], "verbs": ["*"]}]);
+    let everybody = json!([{"apiGroup": rbac, "kind": "Group", "name": "system:authenticated"}]);
+    vec![
+        cluster_role("test-writers", ours),
+        binding("ClusterRoleBinding", "test-writers", everybody),
+        cluster_role("test-dora", json!([{"apiGroups": [""], "resources": ["pods"], "verbs": ["delete"]}])),
+        binding("RoleBinding", "test-dora", user("dora")),
+        cluster_role(
+            "test-grace",
+            json!([{"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]}]),
+        ),
+        binding(
+            "ClusterRoleBinding",
+            "test-grace",
+            json!([{"apiGroup": rbac, "kind": "Group", "name": REMOVERS}]),
+        ),
+        cluster_role(
+            "test-evi",
+            json!([{"apiGroups": [""], "resources": ["pods/eviction"], "resourceNames": ["web-1"], "verbs": ["create"]}]),
+        ),
+        binding("RoleBinding", "test-evi", user("evi")),
+        cluster_role(
+            "test-nora",
+            json!([{"apiGroups": [""], "resources": ["nodes"], "resourceNames": ["n1", "n2"], "verbs": ["delete"]}]),
+        ),
+        binding("ClusterRoleBinding", "test-nora", user("nora")),
+        cluster_role("test-amy", json!([{"apiGroups": [""], "resources": ["nodes"], "verbs": ["delete"]}])),
+        binding("ClusterRoleBinding", "test-amy", user("amy")),
+    ]
+}
+
+#[tokio::test]
+async fn admission_tells_every_rule_through_kubectl() {
+    let cluster = Cluster::builder().name("admission").scheduler(false).kwok(false).boot().await.unwrap();
+    let client = cluster.client().await.unwrap();
+    let params = PostParams::default();
+    Api::<Namespace>::all(client.clone()).create(&params, &objects::namespace(NAMESPACE)).await.unwrap();
+    // Without the scheduler pods stay where nothing touches them, and the annotations of these are as bad as if
+    // they had come while the webhook was down.
+    let all_pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+    for pod in pods::early() {
+        all_pods
+            .create(&params, &pod)
+            .await
+            .unwrap_or_else(|error| panic!("pod {}: {error}", pod.name_any()));
+    }
+    let nodes: Api<Node> = Api::all(client.clone());
+    for node in nodes::all() {
+        nodes.create(&params, &node).await.unwrap();
+    }
+    let (_webhook, service) = Webhook::with_replica(&cluster).await.unwrap();
+    for object in users() {
+        cluster.kubectl_with(&["create", "-f", "-"], &object.to_string()).await.unwrap().success().unwrap();
+    }
+
+    let mut bench = Bench { cluster: &cluster, client, wrong: Vec::new(), count: 0 };
+    pods::table(&mut bench).await;
+    evacuations::table(&mut bench).await;
+    node_maintenances::table(&mut bench).await;
+    drain_rules::table(&mut bench).await;
+    nodes::table(&mut bench).await;
+
+    let reached = async |resource: &str| {
+        let label = format!("resource=\"{resource}\"");
+        service.metric_where("haulout_admission_requests_total", &label).await.unwrap()
+    };
+    let before = (reached("pods").await, reached("nodes").await);
+    assert!(before.0 > 0.0 && before.1 > 0.0);
+    pods::harmless(&mut bench).await;
+    nodes::harmless(&mut bench).await;
+    assert_eq!(
+        before,
+        (reached("pods").await, reached("nodes").await),
+        "nothing harmless reaches the webhook"
+    );
+
+    let Bench { wrong, count, .. } = bench;
+    assert!(wrong.is_empty(), "{} of {count} cases:\n{}", wrong.len(), wrong.join("\n"));
+    let cached =
+        service.metric_where("haulout_admission_access_reviews_total", "result=\"cached\"").await.unwrap();
+    assert!(cached > 0.0, "no answer about rights was used twice");
+
+    drop(service);
+    an_upgrade_leaves_the_bundle_alone(&cluster).await;
+    cluster.shutdown().await;
+}
+
+/// The chart does not have the certificate authority that the service put into the configurations. There is no
+/// replica that could put it back.
+async fn an_upgrade_leaves_the_bundle_alone(cluster: &Handle) {
+    let client = cluster.client().await.unwrap();
+    let name = "haulout-system.haulout-admission-webhook";
+    let ways = async || {
+        let mutating = Api::<MutatingWebhookConfiguration>::all(client.clone()).get(name).await.unwrap();
+        let validating = Api::<ValidatingWebhookConfiguration>::all(client.clone()).get(name).await.unwrap();
+        let mutating = mutating.webhooks.into_iter().flatten().map(|webhook| webhook.client_config);
+        let validating = validating.webhooks.into_iter().flatten().map(|webhook| webhook.client_config);
+        mutating.chain(validating).collect::<Vec<_>>()
+    };
+    let before = ways().await;
+    assert!(before.iter().all(|way| way.ca_bundle.as_ref().is_some_and(|bundle| !bundle.0.is_empty())));
+    let url = "https://127.0.0.1:1";
+    cluster
+        .install_chart(&[("admissionWebhook.enabled", "true"), ("admissionWebhook.url", url)])
+        .await
+        .unwrap();
+    let after = ways().await;
+    assert!(
+        after.iter().all(|way| way.url.as_ref().is_some_and(|there| there.starts_with(url))),
+        "{after:?}"
+    );
+    let bundles =
+        |ways: &[WebhookClientConfig]| ways.iter().map(|way| way.ca_bundle.clone()).collect::<Vec<_>>();
+    assert_eq!(bundles(&before), bundles(&after));
+}
+
+#[tokio::test]
+async fn admission_of_another_release_spares_that_releases_services() {
+    let cluster = crate::support::shared().await;
+    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("charts/haulout");
+    let chart = chart.display().to_string();
+    let template = ["template", "x", &chart, "-n", "elsewhere", "-s", "templates/admission-webhook.yaml"];
+    let text = cluster.helm(&template).await.unwrap().success().unwrap();
+    assert!(!text.contains("haulout-system"), "the generated files are for another namespace");
+    let objects: Vec<Value> =
+        serde_yaml::Deserializer::from_str(&text).map(|one| Value::deserialize(one).unwrap()).collect();
+    let webhooks = objects.iter().filter_map(|object| object["webhooks"].as_array()).flatten();
+    let conditions: Vec<_> =
+        webhooks.map(|webhook| webhook["matchConditions"][0]["expression"].as_str().unwrap()).collect();
+    assert_eq!(conditions.len(), 7);
+    for service in ["admission-webhook", "evacuation-controller", "maintenance-controller", "taint-manager"] {
+        let user = format!("'system:serviceaccount:elsewhere:x-haulout-{service}'");
+        assert!(conditions.iter().all(|condition| condition.contains(&user)), "{user}: {conditions:?}");
+    }
+}

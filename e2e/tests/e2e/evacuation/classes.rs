@@ -1,0 +1,152 @@
+//! Whose turn it is.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt as _;
+use kube::api::DeleteParams;
+use serde_json::json;
+
+use super::{DEADLINE, World, active, blocked};
+
+const A: &str = "a.example.com";
+const B: &str = "b.example.com";
+const C: &str = "c.example.com";
+
+#[tokio::test]
+async fn several_evacuators_have_their_turns_by_priority_and_then_the_pod_is_evicted() {
+    let world = World::new("evacuation-order").await;
+    // The names are in another order than the priorities.
+    let pod = world.pod("web-1", &[C, A, B]).await;
+    let evacuation = world.evacuate(&pod).await;
+    for class in [C, A, B] {
+        world.until_active(&evacuation, class).await;
+        assert!(world.is_left_alone(&pod).await);
+        world.complete(&evacuation).await;
+    }
+    world.until_gone(&pod, &evacuation).await;
+    for reason in ["EvacuatorActivated", "EvacuatorSwitched", "Evicting", "Evacuated"] {
+        world.until_event(&evacuation, reason).await;
+    }
+}
+
+#[tokio::test]
+async fn an_evacuator_that_never_answers_loses_its_turn_at_the_deadline_from_the_creation() {
+    let world = World::new("evacuation-silent").await;
+    let pod = world.pod("web-1", &[A, B]).await;
+    let evacuation = world.evacuate(&pod).await;
+    let first = world.until_active(&evacuation, A).await;
+    assert_eq!(first.status.unwrap().evacuation_progress_timestamp, None, "the creation time counts");
+    world.controller.shift_clock(DEADLINE.saturating_sub(Duration::from_secs(60))).await.unwrap();
+    world.let_it_act("early").await;
+    let still = world.evacuations().get(&evacuation).await.unwrap();
+    assert_eq!(active(&still), Some(A), "a minute is left");
+    world.controller.shift_clock(DEADLINE + Duration::from_secs(1)).await.unwrap();
+    let second = world.until_active(&evacuation, B).await;
+    assert!(second.status.unwrap().message.contains("a.example.com has reported no progress for 600 s"));
+    // The next one has its own deadline, from the switch.
+    world.controller.shift_clock(2 * DEADLINE + Duration::from_secs(2)).await.unwrap();
+    world.until_gone(&pod, &evacuation).await;
+}
+
+#[tokio::test]
+async fn an_evacuator_that_stops_reporting_loses_its_turn_at_the_deadline_from_its_last_report() {
+    let world = World::new("evacuation-stops").await;
+    let pod = world.pod("web-1", &[A, B]).await;
+    let evacuation = world.evacuate(&pod).await;
+    world.until_active(&evacuation, A).await;
+    let shift = DEADLINE.saturating_sub(Duration::from_secs(60));
+    world.controller.shift_clock(shift).await.unwrap();
+    let reported = Timestamp::now().saturating_add(shift).unwrap();
+    world.report(&evacuation, json!({"evacuationProgressTimestamp": Time(reported)})).await;
+    world.controller.shift_clock(DEADLINE + Duration::from_secs(60)).await.unwrap();
+    world.let_it_act("other").await;
+    let still = world.evacuations().get(&evacuation).await.unwrap();
+    assert_eq!(active(&still), Some(A), "it has reported two minutes ago");
+    world.controller.shift_clock(2 * DEADLINE).await.unwrap();
+    world.until_active(&evacuation, B).await;
+}
+
+#[tokio::test]
+async fn partial_evacuators_do_their_part_and_the_last_one_removes_the_pod_itself() {
+    let world = World::new("evacuation-partial").await;
+    let pod = world.pod("web-1", &[A, B]).await;
+    let evacuation = world.evacuate(&pod).await;
+    world.until_active(&evacuation, A).await;
+    world.complete(&evacuation).await;
+    world.until_active(&evacuation, B).await;
+    world.pods().delete(&pod.name_any(), &DeleteParams::default()).await.unwrap();
+    world.until_gone(&pod, &evacuation).await;
+    assert_eq!(world.evictions().await, "0");
+}
+
+#[tokio::test]
+async fn an_evacuator_that_completes_at_once_passes_the_pod_on_to_eviction() {
+    let world = World::new("evacuation-at-once").await;
+    let pod = world.pod("web-1", &[A]).await;
+    let evacuation = world.evacuate(&pod).await;
+    world.until_active(&evacuation, A).await;
+    world.complete(&evacuation).await;
+    world.until_gone(&pod, &evacuation).await;
+    assert_eq!(world.evictions().await, "1");
+}
+
+#[tokio::test]
+async fn late_progress_cancels_an_eviction_that_has_not_taken_place() {
+    let world = World::new("evacuation-late").await;
+    let pod = world.pod("web-1", &[A]).await;
+    world.budget(haulout_e2e::objects::pdb("web").namespace("web").min_available("1").build()).await;
+    let evacuation = world.evacuate(&pod).await;
+    world.until_active(&evacuation, A).await;
+    let shift = DEADLINE + Duration::from_secs(1);
+    world.controller.shift_clock(shift).await.unwrap();
+    let refused = world.until_blocked(&evacuation, "DisruptionBudgetExhausted").await;
+    assert_eq!(active(&refused), Some(A));
+    let reported = Timestamp::now().saturating_add(shift).unwrap();
+    world.report(&evacuation, json!({"evacuationProgressTimestamp": Time(reported)})).await;
+    world.until(&evacuation, "is not blocked", |e| blocked(e).is_none()).await;
+    // Now the budget would let it go, but an evacuator is at work.
+    world.delete_budget("web").await;
+    world.let_it_act("other").await;
+    assert!(world.is_left_alone(&pod).await);
+    let silent = 2 * DEADLINE + Duration::from_secs(2);
+    world.controller.shift_clock(silent).await.unwrap();
+    world.until_gone(&pod, &evacuation).await;
+}
+
+#[tokio::test]
+async fn switching_resets_what_the_last_evacuator_had_reported() {
+    let world = World::new("evacuation-reset").await;
+    let pod = world.pod("web-1", &[A, B]).await;
+    let evacuation = world.evacuate(&pod).await;
+    world.until_active(&evacuation, A).await;
+    let begun = Timestamp::now();
+    let condition = json!([{"type": "Surged", "status": "True", "reason": "Done", "message": "", "lastTransitionTime": Time(begun)}]);
+    world
+        .report(
+            &evacuation,
+            json!({
+                "activeEvacuatorCompleted": true,
+                "evacuationProgressTimestamp": "2020-01-01T00:00:00Z",
+                "expectedEvacuationFinishTime": Time(begun),
+                "evacuationCancellationPolicy": "Forbid",
+                "message": "half done",
+                "conditions": condition,
+            }),
+        )
+        .await;
+    let status = world.until_active(&evacuation, B).await.status.unwrap();
+    assert!(!status.active_evacuator_completed);
+    assert!(
+        status.evacuation_progress_timestamp.unwrap().0
+            >= begun.round(jiff::Unit::Minute).unwrap() - jiff::SignedDuration::from_mins(2)
+    );
+    assert_eq!(status.expected_evacuation_finish_time, None);
+    assert_eq!(
+        status.message,
+        "Evacuator a.example.com has done its part and the pod is still there: evacuator b.example.com takes over."
+    );
+    assert_eq!(format!("{:?}", status.evacuation_cancellation_policy), "Forbid", "that stays");
+    assert!(status.conditions.iter().any(|c| c.type_ == "Surged"), "that stays");
+}

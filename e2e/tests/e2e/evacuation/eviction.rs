@@ -1,0 +1,204 @@
+//! Eviction as the last resort.
+
+use haulout_e2e::{objects, wait};
+use k8s_openapi::api::apps::v1::{DaemonSet, StatefulSet};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::runtime::watcher;
+use serde_json::json;
+
+use super::{NAMESPACE, SOON, World, blocked, failed};
+
+#[tokio::test]
+async fn a_pod_without_evacuators_is_evicted_with_few_requests() {
+    let world = World::new("evacuation-plain").await;
+    let pods = futures::future::join_all((0..20).map(|n| {
+        let world = &world;
+        async move { world.pod(&format!("web-{n}"), &[]).await }
+    }))
+    .await;
+    let mark = world.cluster.requests_mark().unwrap();
+    for pod in &pods {
+        world.evacuate(pod).await;
+    }
+    for pod in &pods {
+        let name = format!("{}-{}", pod.uid().unwrap(), pod.name_any());
+        world.until_gone(pod, &name).await;
+    }
+    // It ends only when all its requests are answered, and by then they are on record.
+    world.controller.stop(SOON).unwrap();
+    let requests =
+        world.cluster.requests_since(mark).unwrap().by_user_agent("haulout-evacuation-controller/");
+    let about = |resource: &str| requests.only(|r| r.resource == resource && r.namespace == NAMESPACE);
+    let writes = about("evacuations").writes().count() + about("pods").writes().count();
+    // With the create there are four for each pod: eviction, finalizers, delete.
+    assert_eq!(writes, 3 * pods.len(), "{:?}", about("evacuations").writes());
+    assert_eq!(about("pods").verb("get").count(), 0, "the cache knows these pods");
+}
+
+#[tokio::test]
+async fn an_eviction_that_a_budget_blocks_takes_place_when_the_budget_frees_up() {
+    let world = World::new("evacuation-budget").await;
+    world.budget(objects::pdb("web").namespace(NAMESPACE).min_available("1").build()).await;
+    let pod = world.pod("web-1", &[]).await;
+    let evacuation = world.evacuate(&pod).await;
+    let refused = world.until_blocked(&evacuation, "DisruptionBudgetExhausted").await;
+    let status = refused.status.unwrap();
+    assert_eq!(status.failed_eviction_counter, 1);
+    assert!(status.last_failed_eviction_time.is_some());
+    assert!(status.message.starts_with("PodDisruptionBudget web allows 0 disruptions"), "{}", status.message);
+    assert!(world.is_left_alone(&pod).await);
+    world.until_event(&evacuation, "Blocked").await;
+    let patch = Patch::Merge(json!({"spec": {"minAvailable": 0}}));
+    world.budgets().patch("web", &PatchParams::default(), &patch).await.unwrap();
+    world.until_gone(&pod, &evacuation).await;
+}
+
+#[tokio::test]
+async fn pods_that_wait_for_a_budget_leave_oldest_first_and_never_more_at_once_than_it_allows() {
+    let world = World::new("evacuation-fair").await;
+    // Replacements never come, so that the budget frees up only by our own doing.
+    let mut pods = Vec::new();
+    for n in 0..6 {
+        pods.push(world.pod(&format!("web-{n}"), &[]).await);
+    }
+    world.budget(objects::pdb("web").namespace(NAMESPACE).min_available("6").build()).await;
+    let mut names = Vec::new();
+    for pod in &pods {
+        let evacuation = world.evacuate(pod).await;
+        world.until_blocked(&evacuation, "DisruptionBudgetExhausted").await;
+        names.push(evacuation);
+    }
+    for left in (0..6).rev() {
+        let patch = Patch::Merge(json!({"spec": {"minAvailable": left}}));
+        world.budgets().patch("web", &PatchParams::default(), &patch).await.unwrap();
+        let oldest = 5 - left;
+        world.until_gone(&pods[oldest], &names[oldest]).await;
+        for pod in &pods[oldest + 1..] {
+            assert!(world.is_left_alone(pod).await, "{} is not the oldest", pod.name_any());
+        }
+    }
+}
+
+#[tokio::test]
+async fn several_budgets_on_one_pod_are_reported_as_such_until_they_are_gone() {
+    let world = World::new("evacuation-several").await;
+    world
+        .budget(objects::pdb("one").namespace(NAMESPACE).selects("app", "web").min_available("0").build())
+        .await;
+    world
+        .budget(objects::pdb("two").namespace(NAMESPACE).selects("app", "web").min_available("0").build())
+        .await;
+    let pod = world.pod("web-1", &[]).await;
+    let evacuation = world.evacuate(&pod).await;
+    let refused = world.until_blocked(&evacuation, "SeveralDisruptionBudgets").await;
+    let message = refused.status.unwrap().message;
+    assert!(message.ends_with("The pod is covered by one, two."), "{message}");
+    // The disruption controller does not look at the other one when the first one goes.
+    world.delete_budget("one").await;
+    world.delete_budget("two").await;
+    world.until_gone(&pod, &evacuation).await;
+}
+
+#[tokio::test]
+async fn daemon_set_and_mirror_pods_are_never_evicted() {
+    let world = World::new("evacuation-daemon").await;
+    let sets: Api<DaemonSet> = Api::namespaced(world.client.clone(), NAMESPACE);
+    let set: DaemonSet = serde_json::from_value(json!({
+        "metadata": {"name": "agent"},
+        "spec": {
+            "selector": {"matchLabels": {"app": "agent"}},
+            "template": {
+                "metadata": {"labels": {"app": "agent"}},
+                "spec": {"nodeName": "n1", "containers": [{"name": "main", "image": "x"}]},
+            },
+        },
+    }))
+    .unwrap();
+    sets.create(&PostParams::default(), &set).await.unwrap();
+    let its = watcher::Config::default().labels("app=agent");
+    let daemon = wait::all(world.pods(), its, "of the DaemonSet exist", SOON, |pods| !pods.is_empty()).await;
+    let daemon = daemon.unwrap().remove(0);
+    let mirror = objects::pod("static-1").annotation("kubernetes.io/config.mirror", "hash");
+    let mirror = mirror.namespace(NAMESPACE).node("n1").build();
+    let mirror = world.pods().create(&PostParams::default(), &mirror).await.unwrap();
+    for pod in [&daemon, &mirror] {
+        let evacuation = world.evacuate(pod).await;
+        let status = world.until_blocked(&evacuation, "Unsupported").await.status.unwrap();
+        assert!(status.message.contains("never evicted"), "{}", status.message);
+    }
+    world.let_it_act("other").await;
+    assert!(world.is_left_alone(&daemon).await && world.is_left_alone(&mirror).await);
+    assert_eq!(world.evictions().await, "1", "that of the other pod");
+}
+
+#[tokio::test]
+async fn a_terminating_pod_is_left_to_finish() {
+    let world = World::new("evacuation-ending").await;
+    let pod = world.pod_from(objects::pod("web-1").finalizer("example.com/hold"), &[]).await;
+    world.pods().delete(&pod.name_any(), &DeleteParams::default()).await.unwrap();
+    let evacuation = world.evacuate(&pod).await;
+    world.let_it_act("other").await;
+    assert_eq!(world.evictions().await, "1", "that of the other pod");
+    // Long after its grace period somebody should know.
+    world.controller.shift_clock(std::time::Duration::from_secs(200)).await.unwrap();
+    let status = world.until_blocked(&evacuation, "Terminating").await.status.unwrap();
+    assert!(status.message.contains("a finalizer holds it"), "{}", status.message);
+    let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    world.pods().patch(&pod.name_any(), &PatchParams::default(), &patch).await.unwrap();
+    world.until_gone(&pod, &evacuation).await;
+}
+
+#[tokio::test]
+async fn a_pod_that_a_stateful_set_makes_anew_under_the_same_name_is_another_pod() {
+    let world = World::new("evacuation-stateful").await;
+    let sets: Api<StatefulSet> = Api::namespaced(world.client.clone(), NAMESPACE);
+    let set: StatefulSet = serde_json::from_value(json!({
+        "metadata": {"name": "db"},
+        "spec": {
+            "serviceName": "db",
+            "selector": {"matchLabels": {"app": "db"}},
+            "template": {
+                "metadata": {"labels": {"app": "db"}},
+                "spec": {"nodeName": "n1", "containers": [{"name": "main", "image": "x"}]},
+            },
+        },
+    }))
+    .unwrap();
+    sets.create(&PostParams::default(), &set).await.unwrap();
+    world.budget(objects::pdb("db").namespace(NAMESPACE).max_unavailable("1").build()).await;
+    let is_ready = |pod: &Pod| {
+        let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref());
+        conditions.unwrap_or_default().iter().any(|c| c.type_ == "Ready" && c.status == "True")
+    };
+    let ready = |api| async move { wait::present(api, "db-0", "is ready", SOON, is_ready).await.unwrap() };
+    let first = ready(world.pods()).await;
+    let evacuation = world.evacuate(&first).await;
+    world.until_gone(&first, &evacuation).await;
+    let second = ready(world.pods()).await;
+    assert_ne!(first.uid(), second.uid());
+    // An Evacuation of the first one, made again, does nothing to the second.
+    let again = world.evacuate(&first).await;
+    world.until_evacuation_gone(&again).await;
+    assert!(world.is_left_alone(&second).await);
+    assert_eq!(world.evictions().await, "1");
+}
+
+#[tokio::test]
+async fn an_eviction_that_was_refused_is_tried_again_after_the_backoff() {
+    let world = World::new("evacuation-backoff").await;
+    world.budget(objects::pdb("web").namespace(NAMESPACE).min_available("1").build()).await;
+    let pod = world.pod("web-1", &[]).await;
+    let evacuation = world.evacuate(&pod).await;
+    world.until_blocked(&evacuation, "DisruptionBudgetExhausted").await;
+    let mut shift = std::time::Duration::ZERO;
+    for count in 2..6 {
+        world.let_it_act(&format!("other-{count}")).await;
+        shift += std::time::Duration::from_secs(5 << (count - 2));
+        world.controller.shift_clock(shift).await.unwrap();
+        world.until(&evacuation, "was refused again", |e| failed(e) == count).await;
+    }
+    assert!(blocked(&world.evacuations().get(&evacuation).await.unwrap()).is_some());
+    assert!(world.is_left_alone(&pod).await);
+}

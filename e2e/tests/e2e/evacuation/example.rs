@@ -1,0 +1,52 @@
+//! The example of an evacuator does what its documentation says.
+
+use haulout_e2e::wait;
+use kube::ResourceExt as _;
+
+use super::{NAMESPACE, SOON, World};
+use crate::support::xtask;
+
+const CLASS: &str = "copier.example.com";
+
+#[tokio::test]
+async fn the_example_evacuator_registers_reports_completes_and_aborts_when_it_is_no_longer_active() {
+    let world = World::new("evacuation-example").await;
+    let log = world.cluster.logs.join("example-evacuator.log");
+    let _example = world
+        .cluster
+        .command(&xtask().with_file_name("example-evacuator"))
+        .args(["--namespace", NAMESPACE, "--selector", "app=web", "--steps", "3", "--step-seconds", "2"])
+        .log(&log)
+        .spawn("example-evacuator")
+        .unwrap();
+    let registered = async |name: &str| {
+        world.pod(name, &[]).await;
+        let key = format!("evacuation.coordination.k8s.io/priority_{CLASS}");
+        let is_marked = |pod: &k8s_openapi::api::core::v1::Pod| pod.annotations().contains_key(&key);
+        wait::present(world.pods(), name, "carries the evacuator's mark", SOON, is_marked).await.unwrap()
+    };
+    let pod = registered("web-1").await;
+    let evacuation = world.evacuate(&pod).await;
+    let says = |text: &'static str| {
+        move |e: &haulout_api_types::Evacuation| e.status.as_ref().is_some_and(|s| s.message == text)
+    };
+    let working = world.until(&evacuation, "tells of progress", says("copied 1 of 3 parts")).await;
+    let status = working.status.unwrap();
+    assert_eq!(status.active_evacuator_class.as_deref(), Some(CLASS));
+    assert!(
+        status.evacuation_progress_timestamp.is_some() && status.expected_evacuation_finish_time.is_some()
+    );
+    assert!(world.is_left_alone(&pod).await);
+    world.until_gone(&pod, &evacuation).await;
+
+    let pod = registered("web-2").await;
+    let evacuation = world.evacuate(&pod).await;
+    world.until(&evacuation, "tells of progress", says("copied 0 of 3 parts")).await;
+    world.set_finalizers(&evacuation, &[]).await;
+    let told = format!("{evacuation}: not ours any more, aborted");
+    let aborted = wait::eventually("the evacuator aborts", SOON, async || {
+        Ok(std::fs::read_to_string(&log)?.lines().any(|line| line == told).then_some(()))
+    });
+    aborted.await.unwrap();
+    assert!(world.is_left_alone(&pod).await);
+}

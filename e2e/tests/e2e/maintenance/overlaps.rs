@@ -1,0 +1,165 @@
+//! Several maintenances over the same nodes.
+
+use futures::future::join_all;
+
+use super::*;
+
+#[tokio::test]
+async fn maintenances_that_share_a_node_finish_in_either_order() {
+    let world = World::new("maintenance-overlap").await;
+    let (blue, shared, green) =
+        (world.node("n1", "blue").await, world.node("n2", "shared").await, world.node("n3", "green").await);
+    let pod = world.slow_pod("web-1", "n2").await;
+    for (round, [first, second]) in [["a", "b"], ["b", "a"]].into_iter().enumerate() {
+        let name = |which: &str| format!("{which}-{round}");
+        world.maintain(&name("a"), "blue,shared", Stage::Drain).await;
+        world.maintain(&name("b"), "green,shared", Stage::Drain).await;
+        for node in ["n1", "n2", "n3"] {
+            world.until_cordoned(node).await;
+        }
+        world.in_charge(&pod).await;
+        world.set_stage(&name(first), Stage::Complete).await;
+        world.until_completed(&name(first)).await;
+        let (released, held) = if first == "a" { (&blue, &green) } else { (&green, &blue) };
+        world.until_as_before(released).await;
+        for node in [&shared, held] {
+            let node = world.nodes().get(&node.name_any()).await.unwrap();
+            assert!(is_cordoned(&node) && is_marked(&node), "{} is still wanted", node.name_any());
+        }
+        let evacuation = world.evacuations().get(&world.in_charge(&pod).await).await.unwrap();
+        assert!(evacuation.is_wanted_by(names::instigator::NODE_MAINTENANCE), "the other one wants it");
+        world.set_stage(&name(second), Stage::Complete).await;
+        world.until_completed(&name(second)).await;
+        for node in [&blue, &shared, &green] {
+            world.until_as_before(node).await;
+        }
+        world.until_evacuating(&[]).await;
+    }
+    assert_eq!(world.pods().get("web-1").await.unwrap().uid(), pod.uid());
+}
+
+/// Pods pending and evacuating, message, and the priorities of the drain targets.
+type Says<'a> = (i32, i32, &'a str, i32);
+
+impl World {
+    async fn until_says(&self, name: &str, says: Says<'_>) {
+        let what = format!("says {says:?}");
+        let found = wait::present(self.maintenances(), name, &what, SOON, |m| {
+            let status = drain(m);
+            let reached: Vec<_> =
+                status.reached_drain_targets.iter().map(|entry| entry.pod_priority).collect();
+            (status.pods_pending_evacuation, status.pods_evacuating, status.drain_message.as_str())
+                == (says.0, says.1, says.2)
+                && reached == [says.3]
+        });
+        if let Err(error) = found.await {
+            panic!("{error:#}, but {:?}", drain(&self.maintenances().get(name).await.unwrap()));
+        }
+    }
+
+    async fn until_node_says(&self, name: &str, message: &str, priority: i32) {
+        let expected = json!({
+            "drainTargets": [{"podPriority": priority, "podType": "Default"}],
+            "drainMessage": message,
+        });
+        let says = |node: &Node| -> Option<Value> {
+            serde_json::from_str(node.annotations().get(names::MAINTENANCE_STATUS_ANNOTATION)?).ok()
+        };
+        let what = format!("says {message:?} at {priority}");
+        let found =
+            wait::present(self.nodes(), name, &what, SOON, |node| says(node).as_ref() == Some(&expected));
+        if let Err(error) = found.await {
+            panic!("{error:#}, but {:?}", says(&self.nodes().get(name).await.unwrap()));
+        }
+    }
+
+    /// So many pods of this priority on this node, each in the hands of an evacuator that takes its time.
+    async fn crowd(&self, node: &str, number: usize, priority: i32) {
+        let pods = (0..number).map(async |n| {
+            let pod = objects::pod(&format!("{node}-{priority}-{n}")).priority_class(&format!("p{priority}"));
+            self.pod_from(pod.annotation(&slow(), "100"), node).await;
+        });
+        join_all(pods).await;
+    }
+
+    /// Pods of this priority leave this node.
+    async fn leave(&self, node: &str, priority: i32, numbers: std::ops::Range<usize>) {
+        let leaving = numbers.map(async |n| {
+            let name = format!("{node}-{priority}-{n}");
+            self.pods().delete(&name, &DeleteParams::default().grace_period(0)).await.unwrap();
+            self.until_pod_gone(&name).await;
+        });
+        join_all(leaving).await;
+    }
+}
+
+/// "Pod Selection and DrainTargets Example" of KEP-4212, state by state.
+#[tokio::test]
+async fn the_worked_example_of_the_kep_comes_out_step_by_step() {
+    let world = World::new("maintenance-kep").await;
+    let classes: Api<k8s_openapi::api::scheduling::v1::PriorityClass> = Api::all(world.client.clone());
+    for value in [2000, 5000, 10_000, 15_000, 20_000] {
+        let class = json!({"metadata": {"name": format!("p{value}")}, "value": value});
+        classes.create(&PostParams::default(), &serde_json::from_value(class).unwrap()).await.unwrap();
+    }
+    for node in ["one", "two", "three", "four"] {
+        world.node(node, node).await;
+    }
+    let pods = [
+        ("one", 10, 5000),
+        ("one", 30, 10_000),
+        ("one", 70, 15_000),
+        ("two", 7, 5000),
+        ("two", 9, 15_000),
+        ("two", 21, 20_000),
+        ("three", 25, 10_000),
+        ("three", 45, 15_000),
+        ("four", 5, 2000),
+        ("four", 20, 15_000),
+    ];
+    for (node, number, priority) in pods {
+        world.crowd(node, number, priority).await;
+    }
+    let plan = |priorities: &[i32]| -> Value {
+        priorities.iter().map(|priority| json!({"podPriority": priority, "podType": "Default"})).collect()
+    };
+    // Both begin at the same moment for the planner: what it says in between is nobody's business.
+    world.maintain_with("maintenance-a", "one,two", Stage::Idle, plan(&[5000, 15_000])).await;
+    world.maintain_with("maintenance-b", "one,three", Stage::Idle, plan(&[10_000, 15_000])).await;
+    world.set_stage("maintenance-a", Stage::Drain).await;
+    world.until_says("maintenance-a", (130, 17, "Evacuating", 5000)).await;
+    world.set_stage("maintenance-b", Stage::Drain).await;
+
+    world.until_says("maintenance-b", (145, 35, "Evacuating (limited by maintenance-a)", 5000)).await;
+    world.until_says("maintenance-a", (130, 17, "Evacuating", 5000)).await;
+    world.until_node_says("one", "Evacuating", 5000).await;
+    world.until_node_says("two", "Evacuating", 5000).await;
+    world.until_node_says("three", "Evacuating", 10_000).await;
+
+    world.leave("three", 10_000, 0..25).await;
+    world.leave("one", 5000, 0..5).await;
+    world.until_says("maintenance-b", (145, 5, "Evacuating (limited by maintenance-a)", 5000)).await;
+    world.until_node_says("three", "Waiting for maintenance-a.", 10_000).await;
+
+    world.leave("one", 5000, 5..10).await;
+    world.leave("two", 5000, 0..5).await;
+    world.until_says("maintenance-a", (130, 2, "Evacuating", 5000)).await;
+    world.until_says("maintenance-b", (145, 0, "Waiting for maintenance-a.", 5000)).await;
+    world.until_node_says("one", "Waiting for maintenance-a.", 5000).await;
+    world.until_node_says("two", "Evacuating", 5000).await;
+    world.until_node_says("three", "Waiting for maintenance-a.", 10_000).await;
+
+    world.leave("two", 5000, 5..7).await;
+    world.until_says("maintenance-a", (91, 39, "Evacuating", 10_000)).await;
+    world.until_says("maintenance-b", (115, 30, "Evacuating", 10_000)).await;
+    world.until_node_says("one", "Evacuating (limited by maintenance-b)", 10_000).await;
+    world.until_node_says("two", "Evacuating", 15_000).await;
+    world.until_node_says("three", "Waiting for maintenance-b.", 10_000).await;
+
+    world.maintain_with("maintenance-c", "one,four", Stage::Drain, plan(&[2000, 15_000])).await;
+    world.until_says("maintenance-c", (90, 35, "Evacuating", 2000)).await;
+    world.until_node_says("one", "Evacuating (limited by maintenance-b, maintenance-c)", 10_000).await;
+    world.until_node_says("four", "Evacuating", 2000).await;
+    let note = world.until_event("maintenance-c", names::event::FAST_FORWARDED).await;
+    assert!(note.contains("maintenance-a, maintenance-b"), "{note}");
+}

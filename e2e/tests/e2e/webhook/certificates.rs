@@ -1,0 +1,232 @@
+//! Renewals under load, and certificates that others made.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures::future::join_all;
+use haulout_api_types::NodeMaintenance;
+use haulout_e2e::service::NAMESPACE;
+use haulout_e2e::{Handle, Webhook, wait, webhook};
+use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::DeleteParams;
+use kube::{Api, Client};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::{SOON, ask, cluster};
+
+const CONFIGURATION: &str = "haulout-system.haulout-admission-webhook";
+const SECRET: &str = "haulout-admission-webhook-certificate";
+const REQUESTS: usize = 2_000;
+const RENEWALS: usize = 2;
+const IN_FLIGHT: usize = 4;
+
+/// What the API server is told to trust.
+async fn bundle(client: &Client) -> Vec<u8> {
+    let api: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
+    let configuration = api.get(CONFIGURATION).await.unwrap();
+    let webhook = configuration.webhooks.unwrap().remove(0);
+    webhook.client_config.ca_bundle.unwrap_or_default().0
+}
+
+/// A handshake as an API server with no open connection would make it; gives the certificate that it was shown.
+async fn handshake(client: &Client, replica: std::net::SocketAddr) -> anyhow::Result<Vec<u8>> {
+    let mut roots = RootCertStore::empty();
+    for root in CertificateDer::pem_slice_iter(&bundle(client).await) {
+        roots.add(root?)?;
+    }
+    let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+    let stream = TcpStream::connect(replica).await?;
+    let name = ServerName::try_from("127.0.0.1")?;
+    let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
+    Ok(stream.get_ref().1.peer_certificates().unwrap()[0].to_vec())
+}
+
+#[tokio::test]
+async fn no_request_fails_while_the_certificate_is_renewed_twice() {
+    let cluster = cluster("webhook-rotation").await;
+    let client = cluster.client().await.unwrap();
+    let webhook = Webhook::install(&cluster, &[]).await.unwrap();
+    let short = ["--certificate-lifetime", "30s"];
+    let replicas =
+        [webhook.start(&cluster, &short).await.unwrap(), webhook.start(&cluster, &short).await.unwrap()];
+    Webhook::reachable(&cluster).await.unwrap();
+
+    // The API server keeps its connections; somebody who opens new ones all the time sees every moment.
+    let renewals = Arc::new(AtomicUsize::new(0));
+    let over = Arc::new(AtomicBool::new(false));
+    let addresses = replicas.each_ref().map(|replica| webhook::address(replica).unwrap());
+    let connecting = tokio::spawn({
+        let (client, renewals, over) = (client.clone(), Arc::clone(&renewals), Arc::clone(&over));
+        async move {
+            let mut seen = vec![Vec::new(); addresses.len()];
+            let mut handshakes = 0_usize;
+            while !over.load(Ordering::Relaxed) {
+                for (number, address) in addresses.into_iter().enumerate() {
+                    let shown = handshake(&client, address).await.expect("a handshake");
+                    handshakes += 1;
+                    if seen[number] != shown {
+                        let first = seen[number].is_empty();
+                        seen[number] = shown;
+                        // Counted by one replica: the other has to follow, or the handshake fails in the end.
+                        renewals.fetch_add(usize::from(number == 0 && !first), Ordering::Relaxed);
+                    }
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            (seen, handshakes)
+        }
+    });
+
+    let api: Api<NodeMaintenance> = Api::all(client.clone());
+    let mut requests = 0;
+    let deadline = tokio::time::Instant::now() + 5 * SOON;
+    while requests < REQUESTS || renewals.load(Ordering::Relaxed) < RENEWALS {
+        let some = join_all((0..IN_FLIGHT).map(|_| ask(&api))).await;
+        for answer in some {
+            answer.unwrap_or_else(|error| panic!("after {requests} requests: {error}"));
+        }
+        requests += IN_FLIGHT;
+        assert!(tokio::time::Instant::now() < deadline, "{requests} requests, {renewals:?} renewals");
+        assert!(!connecting.is_finished(), "a handshake failed: see above");
+        // Spread over the renewals.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    over.store(true, Ordering::Relaxed);
+    let (seen, handshakes) = connecting.await.unwrap();
+    assert!(handshakes > 100, "only {handshakes} handshakes");
+    assert!(seen.iter().all(|shown| !shown.is_empty()));
+    for replica in &replicas {
+        assert!(replica.metric("haulout_certificate_expiry_timestamp_seconds").await.unwrap() > 0.0);
+    }
+    drop(replicas);
+    cluster.shutdown().await;
+}
+
+#[tokio::test]
+async fn whatever_happens_to_the_secret_and_the_configurations_is_mended() {
+    let cluster = cluster("webhook-mended").await;
+    let client = cluster.client().await.unwrap();
+    let (_webhook, replica) = Webhook::with_replica(&cluster).await.unwrap();
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
+    let certificate = |secret: &Secret| secret.data.as_ref().unwrap()["tls.crt"].0.clone();
+    let before = secrets.get(SECRET).await.unwrap();
+
+    // Deleted or spoiled, it comes back as it was: a new one would not be trusted yet.
+    secrets.delete(SECRET, &DeleteParams::default()).await.unwrap();
+    let uid = before.metadata.uid.clone();
+    let is_back = |secret: &Secret| secret.metadata.uid != uid;
+    let back = wait::present(secrets.clone(), SECRET, "is back", SOON, is_back).await.unwrap();
+    assert_eq!(certificate(&back), certificate(&before));
+    let spoil = r#"{"data": {"tls.key": "bm9uc2Vuc2U="}}"#;
+    cluster
+        .kubectl(&["-n", NAMESPACE, "patch", "secret", SECRET, "-p", spoil])
+        .await
+        .unwrap()
+        .success()
+        .unwrap();
+    wait::present(secrets, SECRET, "is mended", SOON, |secret: &Secret| secret.data == before.data)
+        .await
+        .unwrap();
+
+    // A configuration that is new, or whose bundle somebody has overwritten, is told whom to trust.
+    let trusted = bundle(&client).await;
+    let wait_for_trust = async || {
+        wait::eventually("the configuration trusts the webhook", SOON, async || {
+            Ok((bundle(&client).await == trusted).then_some(()))
+        })
+        .await
+        .unwrap();
+    };
+    cluster
+        .kubectl(&["delete", "mutatingwebhookconfiguration,validatingwebhookconfiguration", CONFIGURATION])
+        .await
+        .unwrap()
+        .success()
+        .unwrap();
+    reinstall(&cluster).await;
+    wait_for_trust().await;
+    let overwrite = r#"[{"op": "replace", "path": "/webhooks/0/clientConfig/caBundle", "value": ""}]"#;
+    cluster
+        .kubectl(&["patch", "validatingwebhookconfiguration", CONFIGURATION, "--type=json", "-p", overwrite])
+        .await
+        .unwrap()
+        .success()
+        .unwrap();
+    wait_for_trust().await;
+    Webhook::reachable(&cluster).await.unwrap();
+
+    // At rest nothing is written.
+    let writes = async || replica.metric_where("rest_client_requests_total", "verb=\"patch\"").await.unwrap();
+    let patches = writes().await;
+    assert!(patches <= 6.0, "{patches} patches");
+    drop(replica);
+    cluster.shutdown().await;
+}
+
+/// Puts back what was deleted, with the values that there were.
+async fn reinstall(cluster: &Handle) {
+    let chart = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("charts/haulout");
+    let chart = chart.display().to_string();
+    let args = ["upgrade", "haulout", &chart, "-n", NAMESPACE, "--reuse-values"];
+    cluster.helm(&args).await.unwrap().success().unwrap();
+}
+
+#[tokio::test]
+async fn files_of_others_are_served_and_reloaded_and_bad_ones_are_not() {
+    let cluster = cluster("webhook-files").await;
+    let client = cluster.client().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().display().to_string();
+    let pki = cluster.pki();
+    let ca = pki.ca_certificate().unwrap();
+    std::fs::write(folder.path().join("ca.crt"), &ca).unwrap();
+    let put = |certificate: &str, key: &str| {
+        std::fs::write(folder.path().join("tls.crt"), certificate).unwrap();
+        std::fs::write(folder.path().join("tls.key"), key).unwrap();
+    };
+    let (first, second) = (pki.serving(&["127.0.0.1"]).unwrap(), pki.serving(&["127.0.0.1"]).unwrap());
+    let webhook = Webhook::install(
+        &cluster,
+        &[
+            ("admissionWebhook.certificate.existingSecret", "theirs"),
+            ("admissionWebhook.certificate.manageCaBundle", "true"),
+        ],
+    )
+    .await
+    .unwrap();
+
+    put(&first.certificate, &second.key);
+    let error = webhook.start(&cluster, &["--cert-dir", &dir]).await.unwrap_err();
+    let told = format!("{error:#}");
+    assert!(told.contains("tls.key is not the key of the certificate in tls.crt"), "{told}");
+
+    put(&first.certificate, &first.key);
+    let replica = webhook.start(&cluster, &["--cert-dir", &dir]).await.unwrap();
+    Webhook::reachable(&cluster).await.unwrap();
+    assert_eq!(bundle(&client).await, ca.as_bytes());
+    let address = webhook::address(&replica).unwrap();
+    let der = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).unwrap().to_vec();
+    assert_eq!(handshake(&client, address).await.unwrap(), der(&first.certificate));
+
+    put("nonsense", &first.key);
+    wait::eventually("the bad file is told of", SOON, async || {
+        Ok(replica.text().contains("the old certificate is served on").then_some(()))
+    })
+    .await
+    .unwrap();
+    assert_eq!(handshake(&client, address).await.unwrap(), der(&first.certificate));
+    put(&second.certificate, &second.key);
+    wait::eventually("the new certificate is served", SOON, async || {
+        Ok((handshake(&client, address).await? == der(&second.certificate)).then_some(()))
+    })
+    .await
+    .unwrap();
+    drop(replica);
+    cluster.shutdown().await;
+}
