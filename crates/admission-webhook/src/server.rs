@@ -11,12 +11,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use haulout_service_runtime::server::Door;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -119,24 +120,10 @@ struct Shared {
 
 /// Accepts for ever.
 async fn accept(listener: TcpListener, shared: &Arc<Shared>, connections: &TaskTracker) {
-    let room = Arc::new(Semaphore::new(shared.limits.connections));
+    let door = Door::new(listener, shared.limits.connections);
     loop {
-        if room.available_permits() == 0 {
-            // Whoever opens too many must not fill the log as well; the metric tells, too.
-            debug!(limit = shared.limits.connections, "too many connections: new ones wait until one goes");
-        }
-        let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                connections.spawn(connection(stream, Arc::clone(shared), place));
-            }
-            Err(error) => {
-                // A connection that went before we took it costs nothing; without file descriptors, trying
-                // again at once would only burn time.
-                warn!(%error, "accepting a connection");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
+        let (stream, place) = door.next().await;
+        connections.spawn(connection(stream, Arc::clone(shared), place));
     }
 }
 

@@ -14,8 +14,8 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
@@ -59,6 +59,37 @@ pub struct Shown {
     pub clock: Clock,
 }
 
+/// A listener that lets in only so many at once. More wait before they are accepted.
+#[derive(Debug)]
+pub struct Door {
+    listener: TcpListener,
+    places: Arc<Semaphore>,
+}
+
+impl Door {
+    /// Lets in as many at once.
+    pub fn new(listener: TcpListener, most: usize) -> Self {
+        Self { listener, places: Arc::new(Semaphore::new(most)) }
+    }
+
+    /// The next connection, and its place, which is free for another one when dropped.
+    pub async fn next(&self) -> (TcpStream, OwnedSemaphorePermit) {
+        loop {
+            // A semaphore that is never closed.
+            let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { continue };
+            match self.listener.accept().await {
+                Ok((stream, _)) => return (stream, place),
+                // A peer that has gone again costs nothing; where no more files may be open, trying again at once
+                // would only burn time.
+                Err(error) => {
+                    debug!(%error, "a connection was not accepted");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+}
+
 /// Listens on this address.
 pub async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     TcpListener::bind(address).await
@@ -77,23 +108,12 @@ async fn serve_patiently(listener: TcpListener, shown: Shown, stop: Cancellation
     #[cfg(feature = "test-clock")]
     let router = router.route("/shift-clock", axum::routing::post(shift_clock));
     let router = router.with_state(shown);
-    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let door = Door::new(listener, MOST_CONNECTIONS);
     let connections = GracefulShutdown::new();
     loop {
-        // A semaphore that is never closed.
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
-        let accepted = tokio::select! {
+        let (stream, place) = tokio::select! {
             () = stop.cancelled() => break,
-            accepted = listener.accept() => accepted,
-        };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
-            // No more files may be open, or the peer has gone again.
-            Err(error) => {
-                debug!(%error, "a connection was not accepted");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
+            entered = door.next() => entered,
         };
         let service = TowerToHyperService::new(router.clone());
         let connection = http1::Builder::new()
@@ -142,7 +162,6 @@ async fn shift_clock(State(shown): State<Shown>, body: String) -> Response {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    use tokio::net::TcpStream;
 
     use super::*;
 
