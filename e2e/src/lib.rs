@@ -7,6 +7,7 @@
 pub mod bench;
 pub mod cluster;
 pub mod etcd;
+mod fleet;
 pub mod forwarder;
 pub mod handle;
 pub mod kubeconfig;

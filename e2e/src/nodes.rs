@@ -1,4 +1,7 @@
-//! Makes pretended nodes fall silent and come back, as when a machine loses its network.
+//! Makes pretended nodes fall silent and come back, as when a machine loses its network; and what of a node must be
+//! as before when nobody maintains it any longer.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
@@ -15,6 +18,28 @@ pub(crate) const MANAGED_LABEL: &str = "kwok.x-k8s.io/node";
 /// Its value on nodes that live.
 pub(crate) const MANAGED: &str = "fake";
 const SILENT: &str = "silent";
+
+/// What of a node a maintenance that is over must not have changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Look {
+    unschedulable: bool,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+    conditions: BTreeSet<String>,
+}
+
+impl Look {
+    /// How this node looks.
+    pub fn of(node: &Node) -> Self {
+        let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        Self {
+            unschedulable: node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or_default(),
+            labels: node.labels().clone(),
+            annotations: node.annotations().clone(),
+            conditions: conditions.map(|condition| condition.type_.clone()).collect(),
+        }
+    }
+}
 
 impl Handle {
     /// Stops the heartbeat of a node and everything its kubelet would do: new pods there do not

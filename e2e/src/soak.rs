@@ -1,8 +1,11 @@
 //! Fault campaigns: things that must hold whatever is killed when. `cargo xtask soak` runs them, and
 //! every test run does a few rounds.
 
+mod drain;
 mod evacuation;
+mod replicas;
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::ExitStatusExt as _;
@@ -13,9 +16,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::cluster::Component;
+use crate::requests::Requests;
 use crate::wait;
 
 /// One campaign. A round gets the path of the `xtask` program and its own randomness, and says in a few
@@ -27,6 +33,8 @@ pub struct Campaign {
     pub about: &'static str,
     /// How many rounds it has unless told otherwise.
     pub rounds: u32,
+    /// How many rounds an ordinary test run makes.
+    pub rounds_in_test: u32,
     /// Runs one round.
     pub round: fn(PathBuf, fastrand::Rng) -> LocalBoxFuture<'static, Result<String>>,
 }
@@ -37,6 +45,7 @@ pub const CAMPAIGNS: &[Campaign] = &[
         name: "cluster",
         about: "whatever is killed, no process is left behind",
         rounds: 20,
+        rounds_in_test: 1,
         round: |xtask, mut random| {
             async move {
                 let victims: Vec<_> =
@@ -49,12 +58,36 @@ pub const CAMPAIGNS: &[Campaign] = &[
         },
     },
     Campaign {
+        name: "drain",
+        about: "whenever the controllers are killed, a drain completes, evicts each pod once and leaves nothing behind",
+        rounds: 10,
+        // It takes too long for an ordinary test run.
+        rounds_in_test: 0,
+        round: |_, random| drain::round(random).boxed_local(),
+    },
+    Campaign {
         name: "evacuation",
         about: "whenever the evacuation controller is killed, each pod leaves once and no budget is violated",
         rounds: 20,
+        rounds_in_test: 1,
         round: |_, random| evacuation::round(random).boxed_local(),
     },
 ];
+
+/// Whether the API server let each of these pods be evicted at most once, and nobody else.
+fn each_evicted_once(requests: &Requests, pods: &[Pod]) -> Result<()> {
+    let mut evictions: HashMap<&str, u32> = HashMap::new();
+    let evicted = requests.resource("pods", "eviction").code(201);
+    for eviction in &evicted {
+        *evictions.entry(&eviction.name).or_default() += 1;
+    }
+    let wanted: HashSet<_> = pods.iter().map(ResourceExt::name_any).collect();
+    for (pod, times) in evictions {
+        ensure!(wanted.contains(pod), "{pod} was evicted and nobody had asked for it");
+        ensure!(times == 1, "{pod} was evicted {times} times");
+    }
+    Ok(())
+}
 
 /// What is killed in a running demo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

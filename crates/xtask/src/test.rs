@@ -15,8 +15,6 @@ use crate::{generate, needs, repo, soak};
 
 /// The package whose tests need a cluster.
 const E2E_PACKAGE: &str = "haulout-e2e";
-/// How many rounds of each fault campaign an ordinary test run makes.
-const SOAK_ROUNDS: u32 = 1;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -63,7 +61,7 @@ pub fn run(args: &Args) -> Result<()> {
         report.tests("unit tests", &unit, None, args.full, |_| Ok(None));
         report.step("documentation tests", || cargo(&["test", "--workspace", "--doc", "--quiet"], &[]));
         report.tests("end-to-end tests", &e2e, None, args.full, shared_cluster);
-        report.step("soak", || soak::all(if args.full { 10 } else { SOAK_ROUNDS }));
+        report.step("soak", || soak::all(args.full));
     }
     report.finish()
 }

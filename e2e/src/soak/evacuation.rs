@@ -20,8 +20,9 @@ use kube::runtime::{WatchStreamExt as _, watcher as watch};
 use kube::{Client, ResourceExt as _};
 use tokio_util::task::AbortOnDropHandle;
 
+use super::each_evicted_once;
+use super::replicas::Replicas;
 use crate::requests::Mark;
-use crate::service::Service;
 use crate::{Cluster, objects, wait};
 
 const NAMESPACE: &str = "soak";
@@ -47,12 +48,7 @@ pub(super) async fn round(mut random: fastrand::Rng) -> Result<String> {
     ]
     .map(AbortOnDropHandle::new);
 
-    let args = ["--lease-seconds", "2"];
-    let start = || Service::start(&cluster, "evacuation-controller", &args);
-    let mut replicas = [start().await?, start().await?];
-    for replica in &replicas {
-        replica.ready().await?;
-    }
+    let mut controller = Replicas::start(&cluster, "evacuation-controller").await?;
     let evacuations: Api<Evacuation> = Api::namespaced(client.clone(), NAMESPACE);
     let wishes = pods.iter().map(|pod| {
         let evacuations = &evacuations;
@@ -63,15 +59,9 @@ pub(super) async fn round(mut random: fastrand::Rng) -> Result<String> {
         }
     });
     let wishing = futures::future::try_join_all(wishes);
-    let mut kills = 0;
     let killing = async {
         for _ in 0..random.u32(5..15) {
-            let leader = leader(&replicas).await?;
-            tokio::time::sleep(Duration::from_millis(random.u64(0..4000))).await;
-            let Some(leader) = replicas.get_mut(leader) else { continue };
-            leader.kill()?;
-            kills += 1;
-            *leader = start().await?;
+            controller.kill_leader(Duration::from_millis(random.u64(0..4000))).await?;
         }
         // From here on it is left alone.
         std::future::pending::<Result<()>>().await
@@ -87,20 +77,7 @@ pub(super) async fn round(mut random: fastrand::Rng) -> Result<String> {
         failed = killing => { failed?; }
     }
     check(&cluster, mark, &pods, &seen).await?;
-    Ok(format!("{} pods left during {kills} kills", pods.len()))
-}
-
-/// Waits until one of them leads; which one.
-async fn leader(replicas: &[Service]) -> Result<usize> {
-    wait::eventually("somebody leads", SOON, async || {
-        for (place, replica) in replicas.iter().enumerate() {
-            if replica.metric("leader_election_master_status").await? > 0.0 {
-                return Ok(Some(place));
-            }
-        }
-        Ok(None)
-    })
-    .await
+    Ok(format!("{} pods left during {} kills", pods.len(), controller.kills))
 }
 
 /// Apps with budgets, some pods with an evacuator; the pods when all are healthy.
@@ -227,14 +204,5 @@ async fn check(cluster: &Cluster, mark: Mark, pods: &[Pod], seen: &Mutex<Seen>) 
         bail!("{violation}, and {} more like it", seen.violations.len() - 1);
     }
     ensure!(seen.gone.values().all(|times| *times == 1), "a pod went twice");
-    let mut evictions: HashMap<String, u32> = HashMap::new();
-    for eviction in &cluster.requests_since(mark)?.resource("pods", "eviction").code(201) {
-        *evictions.entry(eviction.name.clone()).or_default() += 1;
-    }
-    let wanted: HashSet<_> = pods.iter().map(kube::ResourceExt::name_any).collect();
-    for (pod, times) in evictions {
-        ensure!(wanted.contains(&pod), "{pod} was evicted and nobody had asked for it");
-        ensure!(times == 1, "{pod} was evicted {times} times");
-    }
-    Ok(())
+    each_evicted_once(&cluster.requests_since(mark)?, pods)
 }

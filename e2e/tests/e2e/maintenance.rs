@@ -5,12 +5,13 @@ mod life;
 mod overlaps;
 mod rules;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use haulout_api_types::evacuators::evacuation_name;
 use haulout_api_types::node_maintenance::{DrainStatus, Stage};
 use haulout_api_types::{Evacuation, NodeMaintenance, names};
+use haulout_e2e::nodes::Look;
 use haulout_e2e::objects::PodBuilder;
 use haulout_e2e::{Cluster, Service, objects, wait};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
@@ -194,12 +195,12 @@ impl World {
 
     /// Waits until a node is as it was before its maintenance.
     async fn until_as_before(&self, before: &Node) {
-        let same = |node: &Node| look(node) == look(before);
+        let same = |node: &Node| Look::of(node) == Look::of(before);
         let name = before.name_any();
         let found = wait::present(self.nodes(), &name, "is as it was", SOON, same).await;
         if found.is_err() {
             let node = self.nodes().get(&name).await.unwrap();
-            assert_eq!(look(&node), look(before), "node {name} is not as it was");
+            assert_eq!(Look::of(&node), Look::of(before), "node {name} is not as it was");
         }
         self.explained(found);
     }
@@ -256,13 +257,6 @@ fn condition(node: &Node, type_: &str) -> Option<(String, String)> {
     let conditions = node.status.as_ref()?.conditions.as_ref()?;
     let found = conditions.iter().find(|condition| condition.type_ == type_)?;
     Some((found.status.clone(), found.reason.clone().unwrap_or_default()))
-}
-
-/// What of a node must not be changed by a maintenance that is over.
-fn look(node: &Node) -> (bool, BTreeMap<String, String>, BTreeMap<String, String>, BTreeSet<String>) {
-    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let conditions = conditions.map(|condition| condition.type_.clone()).collect();
-    (is_cordoned(node), node.labels().clone(), node.annotations().clone(), conditions)
 }
 
 /// Whether a condition of a maintenance is true.

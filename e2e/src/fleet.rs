@@ -1,0 +1,149 @@
+//! Nodes that are full of pods which ReplicaSets own, and room for their successors elsewhere: what a drain is for.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use futures::future::try_join_all;
+use haulout_api_types::node_maintenance::Stage;
+use haulout_api_types::{NodeMaintenance, names};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::runtime::watcher;
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::json;
+
+use crate::objects::PodBuilder;
+use crate::{objects, wait};
+
+const NAMESPACE: &str = "fleet";
+const POOL: &str = "pool";
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// So many nodes with so many pods each, one Deployment for each node's worth of pods. It takes a scheduler.
+pub(crate) struct Fleet {
+    nodes: usize,
+    pods_per_node: usize,
+    pod: fn(PodBuilder) -> PodBuilder,
+    client: Client,
+}
+
+impl Fleet {
+    /// Makes the nodes. Nodes take no more pods than they shall have, so that the scheduler fills all of them.
+    pub(crate) async fn create(
+        client: &Client,
+        nodes: usize,
+        pods_per_node: usize,
+        pod: fn(PodBuilder) -> PodBuilder,
+    ) -> Result<Self> {
+        let fleet = Self { nodes, pods_per_node, pod, client: client.clone() };
+        let params = PostParams::default();
+        let namespaces: Api<Namespace> = Api::all(client.clone());
+        namespaces.create(&params, &objects::namespace(NAMESPACE)).await.context("creating a namespace")?;
+        let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), NAMESPACE);
+        wait::present(accounts, "default", "exists", LIMIT, |_| true).await?;
+        let api = fleet.nodes();
+        for name in fleet.names() {
+            let node = objects::node(&name).label(POOL, "old").capacity("cpu", "96");
+            let node = node.capacity("memory", "384Gi").capacity("pods", &pods_per_node.to_string());
+            api.create(&params, &node.build()).await.context("creating a node")?;
+        }
+        for name in fleet.spare() {
+            let node = objects::node(&name).label(POOL, "new").unschedulable();
+            api.create(&params, &node.build()).await.context("creating a node")?;
+        }
+        // The controller manager adds an annotation and labels of its own: what comes later would look like ours.
+        let complete = |nodes: &[Node]| {
+            nodes.iter().all(|node| {
+                node.annotations().contains_key("node.alpha.kubernetes.io/ttl")
+                    && node.labels().contains_key("beta.kubernetes.io/os")
+                    && node.spec.as_ref().is_none_or(|spec| {
+                        let taints = spec.taints.iter().flatten();
+                        !taints.into_iter().any(|taint| taint.key == "node.kubernetes.io/not-ready")
+                    })
+            })
+        };
+        wait::all(api, watcher::Config::default(), "are ready", LIMIT, complete).await?;
+        Ok(fleet)
+    }
+
+    /// The names of the nodes that are full.
+    pub(crate) fn names(&self) -> Vec<String> {
+        (0..self.nodes).map(|number| format!("old-{number}")).collect()
+    }
+
+    fn spare(&self) -> Vec<String> {
+        (0..self.nodes).map(|number| format!("new-{number}")).collect()
+    }
+
+    /// Fills the nodes; the pods on them when all run. Successors go elsewhere from then on.
+    pub(crate) async fn fill(&self) -> Result<Vec<Pod>> {
+        self.open_spare(false).await?;
+        let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), NAMESPACE);
+        for number in 0..self.nodes {
+            let app = objects::deployment(&format!("app-{number}")).namespace(NAMESPACE);
+            let app = app.replicas(i32::try_from(self.pods_per_node)?).pods(self.pod);
+            deployments.create(&PostParams::default(), &app.build()).await.context("creating pods")?;
+        }
+        let wanted = self.nodes * self.pods_per_node;
+        let run = |pods: &[Pod]| pods.len() == wanted && pods.iter().all(runs);
+        let pods = wait::all(self.pods(), watcher::Config::default(), "all run", LIMIT, run).await?;
+        self.open_spare(true).await?;
+        Ok(pods)
+    }
+
+    /// Takes all pods away, wherever they are, and opens the nodes.
+    pub(crate) async fn clear(&self) -> Result<()> {
+        let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let params = ListParams::default();
+        deployments.delete_collection(&DeleteParams::foreground(), &params).await.context("deleting pods")?;
+        wait::all(self.pods(), watcher::Config::default(), "are gone", LIMIT, <[_]>::is_empty).await?;
+        wait::all(deployments, watcher::Config::default(), "are gone", LIMIT, <[_]>::is_empty).await?;
+        self.open(&self.names(), true).await
+    }
+
+    /// Cordons all nodes that are full.
+    pub(crate) async fn cordon(&self) -> Result<()> {
+        self.open(&self.names(), false).await
+    }
+
+    async fn open_spare(&self, open: bool) -> Result<()> {
+        self.open(&self.spare(), open).await
+    }
+
+    async fn open(&self, nodes: &[String], open: bool) -> Result<()> {
+        let (api, patch) = (self.nodes(), Patch::Merge(json!({"spec": {"unschedulable": !open}})));
+        let params = PatchParams::default();
+        try_join_all(nodes.iter().map(|name| api.patch(name, &params, &patch))).await.context("cordoning")?;
+        Ok(())
+    }
+
+    /// A maintenance of all nodes that are full.
+    pub(crate) fn maintenance(name: &str, stage: Stage) -> Result<NodeMaintenance> {
+        let old = json!({"key": POOL, "operator": "In", "values": ["old"]});
+        let maintenance = json!({
+            "metadata": {"name": name},
+            "spec": {"nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [old]}]}, "stage": stage},
+        });
+        serde_json::from_value(maintenance).context("making a NodeMaintenance")
+    }
+
+    /// Whether a maintenance has drained its nodes, and has some.
+    pub(crate) fn is_drained(maintenance: &NodeMaintenance) -> bool {
+        let conditions = maintenance.status.iter().flat_map(|status| &status.conditions);
+        let mut conditions = conditions.filter(|condition| condition.type_ == names::condition::DRAINED);
+        conditions.any(|condition| condition.status == "True" && condition.reason == names::reason::COMPLETE)
+    }
+
+    pub(crate) fn nodes(&self) -> Api<Node> {
+        Api::all(self.client.clone())
+    }
+
+    pub(crate) fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+}
+
+fn runs(pod: &Pod) -> bool {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running")
+}
