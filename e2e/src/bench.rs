@@ -4,8 +4,10 @@
 mod admission;
 mod baseline;
 mod cache;
+mod drain;
 mod evacuation;
 mod evacuation_scale;
+mod maintenance_scale;
 mod stored;
 mod taint;
 
@@ -55,6 +57,11 @@ pub const BENCHMARKS: &[Benchmark] = &[
         run: |progress| cache::run(progress).boxed_local(),
     },
     Benchmark {
+        name: "drain",
+        about: "how fast ten nodes with 500 pods are drained and at what cost, beside kubectl drain and a plain loop",
+        run: |progress| drain::run(progress).boxed_local(),
+    },
+    Benchmark {
         name: "evacuation",
         about: "how fast 2,000 pods are evacuated and at what cost, beside plain loops and kubectl drain",
         run: |progress| evacuation::run(progress).boxed_local(),
@@ -63,6 +70,11 @@ pub const BENCHMARKS: &[Benchmark] = &[
         name: "evacuation-scale",
         about: "what 20,000 blocked Evacuations cost: memory, start, rest",
         run: |progress| evacuation_scale::run(progress).boxed_local(),
+    },
+    Benchmark {
+        name: "maintenance-scale",
+        about: "what one pod or node event costs with 1,000 nodes, 30,000 pods and 50 overlapping maintenances",
+        run: |progress| maintenance_scale::run(progress).boxed_local(),
     },
     Benchmark {
         name: "taint",

@@ -11,8 +11,6 @@
 //! look at what [`Planner::take_changed_nodes`] and [`Planner::take_changed_maintenances`] name. At the start,
 //! apply everything that exists before settling: what has not been told yet counts as gone.
 
-#[cfg(test)]
-mod costs;
 mod node;
 #[cfg(test)]
 mod properties;

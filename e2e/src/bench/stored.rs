@@ -17,6 +17,7 @@ use crate::etcd::Etcd;
 use crate::wait;
 
 /// Where API servers keep these kinds.
+pub(super) const NODES: &str = "minions";
 pub(super) const PODS: &str = "pods";
 pub(super) const BUDGETS: &str = "poddisruptionbudgets";
 pub(super) const EVACUATIONS: &str = "evacuation.coordination.k8s.io/evacuations";
@@ -96,9 +97,9 @@ async fn write<K: Resource + Serialize>(
 ) -> Result<()> {
     let batches = objects.chunks(at_once).map(async |objects| {
         let values = objects.iter().map(|object| {
-            let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+            let namespace = object.namespace().map(|namespace| format!("{namespace}/")).unwrap_or_default();
             let value = serde_json::to_vec(object).context("writing an object")?;
-            Ok((format!("/registry/{kind}/{namespace}/{name}"), value))
+            Ok((format!("/registry/{kind}/{namespace}{}", object.name_any()), value))
         });
         etcd.put(values.collect::<Result<_>>()?).await
     });

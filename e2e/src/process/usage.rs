@@ -1,6 +1,7 @@
 //! What a process uses, as the kernel tells.
 
 use std::fs;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
@@ -15,6 +16,18 @@ impl Process {
         let ticks: Vec<_> = fields.skip(11).take(2).map(str::parse::<u32>).collect::<Result<_, _>>()?;
         let per_second = u32::try_from(rustix::param::clock_ticks_per_second())?;
         Ok(ticks.into_iter().map(f64::from).sum::<f64>() / f64::from(per_second))
+    }
+
+    /// The processor time that its threads have used so far, those alone that are still there, to the nanosecond.
+    pub fn processor_time(&self) -> Result<Duration> {
+        let tasks = format!("/proc/{}/task", self.pid());
+        let tasks = fs::read_dir(&tasks).with_context(|| format!("reading {tasks} of {}", self.name))?;
+        let of_thread = |task: std::io::Result<fs::DirEntry>| -> Option<u64> {
+            // A thread that has just ended cannot be read.
+            let text = fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
+            text.split_whitespace().next()?.parse().ok()
+        };
+        Ok(Duration::from_nanos(tasks.filter_map(of_thread).sum()))
     }
 
     /// How many bytes of memory it holds.
@@ -33,12 +46,16 @@ impl Process {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use crate::process::Command;
 
     #[test]
     fn a_process_that_sleeps_is_small_and_takes_no_time() {
         let sleep = Command::new("sleep").arg("60").spawn("sleep").unwrap();
         assert!(sleep.processor_seconds().unwrap() < 0.5);
+        let used = sleep.processor_time().unwrap();
+        assert!(used > Duration::ZERO && used < Duration::from_millis(500), "{used:?}");
         assert!((1e3..1e9).contains(&sleep.resident_bytes().unwrap()));
     }
 }

@@ -1,0 +1,239 @@
+//! How fast and at what cost one NodeMaintenance drains ten nodes, beside `kubectl drain` and beside the least that
+//! anybody could do for the same end.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use futures::future::try_join_all;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use haulout_api_types::evacuators::evacuation_for;
+use haulout_api_types::names::instigator;
+use haulout_api_types::node_maintenance::Stage;
+use haulout_api_types::{Evacuation, NodeMaintenance};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::runtime::watcher;
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::json;
+
+use super::{Progress, Results, count, evict, median, stop};
+use crate::cluster::Cluster;
+use crate::fleet::Fleet;
+use crate::requests::{Request, Requests};
+use crate::service::{NAMESPACE, Service};
+use crate::wait;
+use crate::webhook::Webhook;
+
+const ROUNDS: usize = 3;
+const NODES: usize = 10;
+const PODS_PER_NODE: usize = 50;
+const IN_FLIGHT: usize = 32;
+const SERVICES: [&str; 2] = ["evacuation-controller", "maintenance-controller"];
+/// As the chart has it.
+const REPLICAS: usize = 2;
+const NAME: &str = "bench";
+const LIMIT: Duration = Duration::from_secs(600);
+/// When the last events have been written.
+const EVENTS_SETTLED: Duration = Duration::from_secs(3);
+
+/// Ten nodes have 50 pods each, which Deployments own, and whose successors find room on other nodes: the controller
+/// manager, the scheduler and the pretended kubelets are at work beside every drain. All pods have a grace period of
+/// 0, so that the Eviction API removes them at once. Figures are medians of three rounds in which all take turns in
+/// one cluster with the chart's webhook; our controllers, two replicas each, run in our own turns alone.
+///
+/// - `drain_s`: from the creation of a NodeMaintenance in stage Drain to the moment when its status says that it is
+///   drained and no Evacuation is left.
+/// - `kubectl_serial_s`: one `kubectl drain` of all ten nodes, which takes one after the other; measured once, because
+///   it takes so long. `speedup_vs_kubectl_serial`: its time ÷ ours.
+/// - `kubectl_parallel_s`: ten processes of `kubectl drain` at once, one for each node.
+///   `speedup_vs_kubectl_parallel`: their time ÷ ours.
+/// - `loop_s`: a loop that cordons the nodes and then, for 32 pods at once, creates an Evacuation, evicts, drops the
+///   finalizer and deletes, with the controllers' own accounts. It watches nothing and asks nothing.
+///   `time_vs_loop`: our time ÷ its.
+/// - `writes_per_pod`: requests of all our services that change something, by the audit log, renewals of their Leases
+///   included; `event_writes_per_pod`: events, which the former leaves out.
+pub(super) async fn run(progress: Progress) -> Result<Results> {
+    let world = World::new(progress).await?;
+    let (mut ours, mut parallel, mut loops) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 1..=ROUNDS {
+        progress(&format!("round {round} of {ROUNDS}: ours"));
+        ours.push(world.ours().await?);
+        progress(&format!("round {round} of {ROUNDS}: ten times kubectl drain at once"));
+        parallel.push(world.kubectl(Kubectl::Parallel).await?);
+        progress(&format!("round {round} of {ROUNDS}: the plain loop"));
+        loops.push(world.plain_loop().await?);
+    }
+    progress("kubectl drain, one node after the other");
+    let serial = world.kubectl(Kubectl::Serial).await?;
+    world.cluster.shutdown().await;
+    let middle = |figure: fn(&Drain) -> f64| median(ours.iter().map(figure).collect());
+    let (drain, parallel, plain) = (middle(|drain| drain.seconds), median(parallel), median(loops));
+    Ok(vec![
+        ("drain_s", drain),
+        ("kubectl_serial_s", serial),
+        ("kubectl_parallel_s", parallel),
+        ("loop_s", plain),
+        ("speedup_vs_kubectl_serial", serial / drain),
+        ("speedup_vs_kubectl_parallel", parallel / drain),
+        ("time_vs_loop", drain / plain),
+        ("writes_per_pod", middle(|drain| drain.writes)),
+        ("event_writes_per_pod", middle(|drain| drain.events)),
+    ])
+}
+
+/// Figures of one drain of ours.
+struct Drain {
+    seconds: f64,
+    writes: f64,
+    events: f64,
+}
+
+#[derive(Clone, Copy)]
+enum Kubectl {
+    Serial,
+    Parallel,
+}
+
+struct World {
+    fleet: Fleet,
+    client: Client,
+    /// Clients with the accounts of [`SERVICES`].
+    acting: [Client; 2],
+    _webhook: (Webhook, Service),
+    cluster: Cluster,
+}
+
+impl World {
+    async fn new(progress: Progress) -> Result<Self> {
+        let cluster = Cluster::builder().name("bench-drain").audit(true).progress(progress).boot().await?;
+        let webhook = Webhook::with_replica(&cluster).await?;
+        let client = cluster.client().await?;
+        let account = async |service: &str| {
+            let account = format!("haulout-{service}");
+            let kubeconfig = cluster.service_account_kubeconfig(NAMESPACE, &account).await?;
+            cluster.client_from(&kubeconfig, "bench-loop").await
+        };
+        let [evacuation, maintenance] = SERVICES;
+        let acting = [account(evacuation).await?, account(maintenance).await?];
+        let fleet = Fleet::create(&client, NODES, PODS_PER_NODE, |pod| pod.grace(0)).await?;
+        Ok(Self { fleet, client, acting, _webhook: webhook, cluster })
+    }
+
+    async fn ours(&self) -> Result<Drain> {
+        self.fleet.fill().await?;
+        let mut services = Vec::new();
+        for name in SERVICES.iter().cycle().take(SERVICES.len() * REPLICAS) {
+            let service = Service::start(&self.cluster, name, &[]).await?;
+            service.ready().await?;
+            services.push(service);
+        }
+        for leader in services.iter().take(SERVICES.len()) {
+            leader.leads().await?;
+        }
+        let maintenances: Api<NodeMaintenance> = Api::all(self.client.clone());
+        let maintenance = Fleet::maintenance(NAME, Stage::Drain)?;
+        let mark = self.cluster.requests_mark()?;
+        let begun = Instant::now();
+        maintenances.create(&PostParams::default(), &maintenance).await.context("creating a maintenance")?;
+        wait::present(maintenances.clone(), NAME, "is drained", LIMIT, Fleet::is_drained).await?;
+        self.until_no_evacuation().await?;
+        let seconds = begun.elapsed().as_secs_f64();
+        self.ensure_empty().await?;
+        tokio::time::sleep(EVENTS_SETTLED).await;
+        let requests = self.cluster.requests_since(mark)?;
+        maintenances.delete(NAME, &DeleteParams::default()).await.context("deleting the maintenance")?;
+        wait::gone(maintenances, NAME, LIMIT).await?;
+        for service in services {
+            stop(service).await?;
+        }
+        self.fleet.clear().await?;
+        let writes = ours(&requests).writes();
+        let is_event = |request: &Request| request.resource == "events";
+        let asks = |request: &Request| request.resource == "subjectaccessreviews";
+        let per_pod = |of: &Requests| count(of.count()) / count(NODES * PODS_PER_NODE);
+        Ok(Drain {
+            seconds,
+            writes: per_pod(&writes.only(|request| !is_event(request) && !asks(request))),
+            events: per_pod(&writes.only(is_event)),
+        })
+    }
+
+    async fn kubectl(&self, how: Kubectl) -> Result<f64> {
+        self.fleet.fill().await?;
+        let nodes = self.fleet.names();
+        let all: Vec<&str> = nodes.iter().map(String::as_str).collect();
+        let drain = async |nodes: &[&str]| {
+            let args = [&["drain", "--ignore-daemonsets"], nodes].concat();
+            self.cluster.kubectl(&args).await?.success().context("kubectl drain")?;
+            anyhow::Ok(())
+        };
+        let begun = Instant::now();
+        match how {
+            Kubectl::Serial => drain(&all).await?,
+            Kubectl::Parallel => {
+                try_join_all(all.chunks(1).map(drain)).await?;
+            }
+        }
+        let seconds = begun.elapsed().as_secs_f64();
+        self.ensure_empty().await?;
+        self.fleet.clear().await?;
+        Ok(seconds)
+    }
+
+    /// The least that leads to the same end.
+    async fn plain_loop(&self) -> Result<f64> {
+        let pods = self.fleet.fill().await?;
+        let begun = Instant::now();
+        self.fleet.cordon().await?;
+        let leaving = stream::iter(&pods).map(|pod| self.take_away(pod)).buffer_unordered(IN_FLIGHT);
+        leaving.try_collect::<()>().await?;
+        self.until_no_evacuation().await?;
+        let seconds = begun.elapsed().as_secs_f64();
+        self.ensure_empty().await?;
+        self.fleet.clear().await?;
+        Ok(seconds)
+    }
+
+    async fn take_away(&self, pod: &Pod) -> Result<()> {
+        let [evacuation, maintenance] = &self.acting;
+        let namespace = pod.namespace().unwrap_or_default();
+        let pods: Api<Pod> = Api::namespaced(evacuation.clone(), &namespace);
+        let creates: Api<Evacuation> = Api::namespaced(maintenance.clone(), &namespace);
+        let ends: Api<Evacuation> = Api::namespaced(evacuation.clone(), &namespace);
+        let (wanted, _) = evacuation_for(&pod.metadata, instigator::NODE_MAINTENANCE, &BTreeSet::new())?;
+        let made = creates.create(&PostParams::default(), &wanted).await.context("creating an Evacuation")?;
+        evict(&pods, &pod.name_any()).await?;
+        let released = Patch::Merge(json!({"metadata": {"finalizers": []}}));
+        let name = made.name_any();
+        ends.patch(&name, &PatchParams::default(), &released).await.context("dropping the finalizer")?;
+        ends.delete(&name, &DeleteParams::default()).await.context("deleting an Evacuation")?;
+        Ok(())
+    }
+
+    async fn until_no_evacuation(&self) -> Result<()> {
+        let evacuations: Api<Evacuation> = Api::all(self.client.clone());
+        wait::all(evacuations, watcher::Config::default(), "are gone", LIMIT, <[_]>::is_empty).await?;
+        Ok(())
+    }
+
+    /// Whether the nodes have been drained.
+    async fn ensure_empty(&self) -> Result<()> {
+        let nodes = self.fleet.names();
+        let pods = self.fleet.pods().list(&ListParams::default()).await?;
+        let on = |pod: &&Pod| {
+            let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
+            node.is_some_and(|node| nodes.contains(node))
+        };
+        let left = pods.items.iter().filter(on).count();
+        ensure!(left == 0, "{left} pods are left on nodes that are said to be drained");
+        Ok(())
+    }
+}
+
+/// The requests of all our services.
+fn ours(requests: &Requests) -> Requests {
+    let account = |name: &str| format!("system:serviceaccount:{NAMESPACE}:haulout-{name}");
+    let accounts: Vec<_> = SERVICES.into_iter().chain(["admission-webhook"]).map(account).collect();
+    requests.only(|r| accounts.contains(&r.user) && r.user_agent.starts_with("haulout-"))
+}
