@@ -289,7 +289,7 @@ impl Controller {
 
     fn refresh(&self, evacuation: Evacuation) {
         let mut index = self.index();
-        if let Ok(record) = Record::read(evacuation, |namespace| index.namespace(namespace)) {
+        if let Ok(record) = Record::read(evacuation, |text| index.share(text)) {
             index.refresh(record);
         }
     }

@@ -88,7 +88,7 @@ fn apply(controller: &Controller, DeserializeGuard(object): DeserializeGuard<Eva
     };
     let (namespace, name) = (evacuation.namespace(), evacuation.name_any());
     let mut index = controller.index();
-    match Record::read(evacuation, |namespace| index.namespace(namespace)) {
+    match Record::read(evacuation, |text| index.share(text)) {
         Ok(record) => {
             let key = record.uid;
             if index.apply(record) {

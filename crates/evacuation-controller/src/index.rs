@@ -13,6 +13,9 @@ use crate::decide::Live;
 use crate::eviction::{Refusal, waits_for_budget};
 use crate::record::Record;
 
+/// How many Evacuations go before texts are looked through for those that nobody uses.
+const REMOVED_BETWEEN_SWEEPS: usize = 1024;
+
 /// The Evacuation that is meant: its UID.
 pub type Key = Uid;
 
@@ -27,7 +30,10 @@ pub struct Index {
     /// How many Evacuations have been seen.
     seen: u64,
     budgets: Budgets,
-    namespaces: HashSet<Arc<str>>,
+    /// What many Evacuations have in common: namespaces, finalizers, classes, reasons.
+    texts: HashSet<Arc<str>>,
+    /// How many have gone since texts that nobody uses were forgotten.
+    removed: usize,
     /// While everything is being listed anew: what has been listed so far.
     relist: Option<HashSet<Key>>,
 }
@@ -62,13 +68,13 @@ pub struct View {
 }
 
 impl Index {
-    /// One copy of this namespace's name.
-    pub fn namespace(&mut self, name: &str) -> Arc<str> {
-        if let Some(known) = self.namespaces.get(name) {
+    /// The shared copy of this text.
+    pub fn share(&mut self, text: &str) -> Arc<str> {
+        if let Some(known) = self.texts.get(text) {
             return Arc::clone(known);
         }
-        let new: Arc<str> = name.into();
-        self.namespaces.insert(Arc::clone(&new));
+        let new: Arc<str> = text.into();
+        self.texts.insert(Arc::clone(&new));
         new
     }
 
@@ -114,6 +120,17 @@ impl Index {
             self.by_pod.remove(&(record.pod_uid, key));
             self.stop_waiting(&record, seen);
             self.budgets.end(&record.namespace, key);
+            drop(record);
+            self.forget_texts();
+        }
+    }
+
+    /// Forgets texts that nobody uses, once in a while.
+    fn forget_texts(&mut self) {
+        self.removed += 1;
+        if self.removed > REMOVED_BETWEEN_SWEEPS {
+            self.removed = 0;
+            self.texts.retain(|text| Arc::strong_count(text) > 1);
         }
     }
 
@@ -155,7 +172,7 @@ impl Index {
 
     /// A budget is there, in this state. Who may try now.
     pub fn budget_applied(&mut self, budget: PodDisruptionBudget, pods: &PodIndex) -> Vec<Key> {
-        let namespace = self.namespace(budget.metadata.namespace.as_deref().unwrap_or_default());
+        let namespace = self.share(budget.metadata.namespace.as_deref().unwrap_or_default());
         self.budgets.apply(&namespace, budget);
         self.admit(&namespace, pods)
     }

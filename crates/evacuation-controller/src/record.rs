@@ -27,7 +27,7 @@ pub struct Record {
     /// Whether somebody has deleted it, so that it goes with its last finalizer.
     pub deleting: bool,
     /// All its finalizers.
-    pub finalizers: Box<[Box<str>]>,
+    pub finalizers: Box<[Arc<str>]>,
     /// The name of its pod.
     pub pod_name: Box<str>,
     /// The UID of its pod.
@@ -37,7 +37,7 @@ pub struct Record {
     /// How long the active evacuator may be silent.
     pub progress_deadline: Duration,
     /// The class that is in charge.
-    pub active: Option<Box<str>>,
+    pub active: Option<Arc<str>>,
     /// Whether that class has done its part.
     pub completed: bool,
     /// When that class last reported progress.
@@ -58,7 +58,7 @@ pub struct Record {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blocked {
     /// One of [`haulout_api_types::names::reason`].
-    pub reason: Box<str>,
+    pub reason: Arc<str>,
     /// Since when anything has kept the pod from leaving.
     pub since: Timestamp,
 }
@@ -75,8 +75,8 @@ pub enum NotARecord {
 }
 
 impl Record {
-    /// Reads an Evacuation; equal namespaces are to be shared by `intern`.
-    pub fn read(evacuation: Evacuation, intern: impl FnOnce(&str) -> Arc<str>) -> Result<Self, NotARecord> {
+    /// Reads an Evacuation; texts that many have are shared by `share`.
+    pub fn read(evacuation: Evacuation, mut share: impl FnMut(&str) -> Arc<str>) -> Result<Self, NotARecord> {
         let Evacuation { metadata, spec, status } = evacuation;
         let missing = NotARecord::Incomplete;
         let uid = metadata.uid.ok_or(missing("uid"))?;
@@ -87,26 +87,26 @@ impl Record {
         let (ours, others): (Vec<_>, Vec<_>) = status.conditions.into_iter().partition(is_ours);
         let blocked = ours.into_iter().find(|c| c.status == "True");
         Ok(Self {
-            namespace: intern(metadata.namespace.as_deref().ok_or(missing("namespace"))?),
+            namespace: share(metadata.namespace.as_deref().ok_or(missing("namespace"))?),
             name: metadata.name.ok_or(missing("name"))?.into(),
             uid: uid.parse().map_err(|error| NotARecord::Uid("metadata.uid", error))?,
             version: metadata.resource_version.ok_or(missing("resourceVersion"))?.into(),
             created: metadata.creation_timestamp.ok_or(missing("creationTimestamp"))?.0,
             deleting: metadata.deletion_timestamp.is_some(),
-            finalizers: metadata.finalizers.into_iter().flatten().map(Into::into).collect(),
+            finalizers: metadata.finalizers.iter().flatten().map(|text| share(text)).collect(),
             pod_name: spec.pod_ref.name.into(),
             pod_uid: spec.pod_ref.uid.parse().map_err(|error| NotARecord::Uid("spec.podRef.uid", error))?,
             evacuators: evacuators.into(),
             progress_deadline: Duration::from_secs(
                 spec.progress_deadline_seconds.try_into().unwrap_or_default(),
             ),
-            active: status.active_evacuator_class.map(Into::into),
+            active: status.active_evacuator_class.as_deref().map(&mut share),
             completed: status.active_evacuator_completed,
             progress: status.evacuation_progress_timestamp.map(|time| time.0),
             policy: status.evacuation_cancellation_policy,
             failed: status.failed_eviction_counter,
             last_failed: status.last_failed_eviction_time.map(|time| time.0),
-            blocked: blocked.map(|c| Blocked { reason: c.reason.into(), since: c.last_transition_time.0 }),
+            blocked: blocked.map(|c| Blocked { reason: share(&c.reason), since: c.last_transition_time.0 }),
             other_conditions: others.into(),
         })
     }

@@ -140,3 +140,17 @@ fn a_pod_that_is_not_ready_any_more_is_tried_again() {
     index.pod_changed(&change, &pods);
     assert!(index.view(key(1), &pods).unwrap().live.admitted);
 }
+
+#[test]
+fn texts_are_shared_and_those_that_nobody_uses_are_forgotten() {
+    let mut index = Index::default();
+    let kept = index.share("kept");
+    assert!(Arc::ptr_eq(&kept, &index.share("kept")));
+    for n in 0..10_000 {
+        let record = Record { namespace: index.share(&format!("namespace-{n}")), ..record(n) };
+        index.apply(record);
+        index.remove(key(n));
+        assert!(index.texts.len() <= 2 + REMOVED_BETWEEN_SWEEPS, "{n}");
+    }
+    assert!(index.texts.contains("kept"));
+}
