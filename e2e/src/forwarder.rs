@@ -58,6 +58,8 @@ async fn accept(listener: TcpListener, backends: Arc<Mutex<Vec<SocketAddr>>>) {
             let first = turn % backends.len();
             backends.rotate_left(first);
         }
+        // Pieces of requests are not to wait for each other; if that fails, they do.
+        let _ = client.set_nodelay(true);
         tokio::spawn(forward(client, backends));
     }
 }
@@ -65,6 +67,7 @@ async fn accept(listener: TcpListener, backends: Arc<Mutex<Vec<SocketAddr>>>) {
 async fn forward(mut client: TcpStream, backends: Vec<SocketAddr>) {
     for backend in backends {
         if let Ok(mut server) = TcpStream::connect(backend).await {
+            let _ = server.set_nodelay(true);
             // However it ends, both sides have seen it.
             let _ = copy_bidirectional(&mut client, &mut server).await;
             return;
