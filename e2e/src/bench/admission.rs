@@ -51,7 +51,7 @@ pub(super) async fn run(progress: Progress) -> Result<Results> {
         .await?;
     let client = cluster.client().await?;
     let (_webhook, replica) = Webhook::with_replica(&cluster).await?;
-    let registration = Registration::take(&client).await?;
+    let registration = Registration::take(&client, &replica).await?;
     let evacuations = evacuations(&client).await?;
     let capacity = capacity(&client, &evacuations).await?;
     let rate = capacity * SHARE;
@@ -94,8 +94,9 @@ struct Registration {
 }
 
 impl Registration {
-    /// Takes them away.
-    async fn take(client: &Client) -> Result<Self> {
+    /// Takes them away. What is put back has the API server ask this replica straight, as a Service would have it: a
+    /// forwarder of ours in between would be measured too.
+    async fn take(client: &Client, replica: &Service) -> Result<Self> {
         let mut mutating: MutatingWebhookConfiguration =
             Api::all(client.clone()).get(CONFIGURATION).await.context("the mutating configuration")?;
         let mut validating: ValidatingWebhookConfiguration =
@@ -103,6 +104,13 @@ impl Registration {
         for metadata in [&mut mutating.metadata, &mut validating.metadata] {
             metadata.resource_version = None;
             metadata.uid = None;
+        }
+        let hooks = mutating.webhooks.iter_mut().flatten().map(|hook| &mut hook.client_config);
+        let more = validating.webhooks.iter_mut().flatten().map(|hook| &mut hook.client_config);
+        let address = webhook::address(replica)?;
+        for url in hooks.chain(more).filter_map(|config| config.url.as_mut()) {
+            let path = url.splitn(4, '/').nth(3).unwrap_or_default();
+            *url = format!("https://{address}/{path}");
         }
         let taken = Self { mutating, validating };
         taken.remove(client).await?;

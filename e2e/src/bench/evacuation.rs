@@ -123,7 +123,12 @@ impl World {
             let node = objects::node(&node(number)).build();
             nodes.create(&PostParams::default(), &node).await.context("creating a node")?;
         }
-        let pod = objects::pod("template").node(&node(0)).label("app", "bench").grace(0).owner(replica_set()).build();
+        let pod = objects::pod("template")
+            .node(&node(0))
+            .label("app", "bench")
+            .grace(0)
+            .owner(replica_set())
+            .build();
         let template = stored::pod(&instigator, &pod).await?;
         Ok(Self { template, copies: AtomicUsize::default(), instigator, acting, _webhook: webhook, cluster })
     }
