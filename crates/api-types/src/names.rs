@@ -113,6 +113,8 @@ pub mod reason {
     pub const CORDONED: &str = "Cordoned";
     /// The maintenance is over, and the nodes are schedulable unless somebody else holds them.
     pub const RELEASED: &str = "Released";
+    /// The controller cannot read what is asked for, and leaves everything as it is.
+    pub const NOT_FOLLOWED: &str = "NotFollowed";
     /// The selector matches no node.
     pub const NO_NODES: &str = "NoNodes";
 }
@@ -131,6 +133,8 @@ pub mod event {
     pub const BLOCKED: &str = "Blocked";
     /// NodeMaintenance and Evacuation: the last blocker is gone.
     pub const UNBLOCKED: &str = "Unblocked";
+    /// NodeMaintenance and DrainRule: the controller cannot read what is asked for, as may be after a downgrade.
+    pub const NOT_FOLLOWED: &str = "NotFollowed";
     /// NodeMaintenance: all selected nodes are drained.
     pub const DRAINED: &str = "Drained";
     /// Evacuation: the first evacuator has been given control.

@@ -261,7 +261,8 @@ pub struct StageStatus {
 #[serde(rename_all = "camelCase")]
 pub struct DrainStatus {
     /// The pods that are being evacuated from every selected node: the lowest drain targets among
-    /// them. A node may be further; its own annotation tells. Targets only ever grow.
+    /// them. A node may be further; its own annotation tells. Those of a node only ever grow; these
+    /// may fall when another node comes to be selected.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 112))]
     #[x_kube(merge_strategy = ListMerge::Atomic)]

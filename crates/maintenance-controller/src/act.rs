@@ -2,7 +2,7 @@
 //! the decision was made on; what a frozen process sends too late changes nothing.
 
 use haulout_api_types::{Evacuation, NodeMaintenance};
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::core::DeserializeGuard;
 use kube::{Client, Resource};
@@ -104,12 +104,12 @@ pub async fn write_maintenance(
 /// Turns the status of a maintenance into this one.
 pub async fn write_status(
     client: &Client,
-    seen: &MaintenanceSeen,
+    object: &NodeMaintenance,
     status: Value,
 ) -> kube::Result<Written<Option<NodeMaintenance>>> {
-    let name = seen.object.metadata.name.as_deref().unwrap_or_default();
-    let patch = difference(&json!(seen.object.status), &status);
-    let patch = Patch::Merge(at(&seen.version, json!({"status": patch})));
+    let name = object.metadata.name.as_deref().unwrap_or_default();
+    let patch = difference(&json!(object.status), &status);
+    let patch = Patch::Merge(at(&Version::of(&object.metadata), json!({"status": patch})));
     guarded(Api::all(client.clone()).patch_status(name, &params(), &patch).await)
 }
 
@@ -155,6 +155,13 @@ pub async fn volume_of(client: &Client, namespace: &str, claim: &str) -> kube::R
     let api: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), namespace);
     let found = api.get_opt(claim).await?;
     Ok(found.and_then(|claim| claim.spec?.volume_name).filter(|name| !name.is_empty()))
+}
+
+/// What a persistent volume is called in the `volumesAttached` of a node; `None` if it is none of CSI, or gone.
+pub async fn handle_of(client: &Client, volume: &str) -> kube::Result<Option<String>> {
+    let found = Api::<PersistentVolume>::all(client.clone()).get_opt(volume).await?;
+    let csi = found.and_then(|volume| volume.spec?.csi);
+    Ok(csi.map(|csi| format!("kubernetes.io/csi/{}^{}", csi.driver, csi.volume_handle)))
 }
 
 #[cfg(test)]

@@ -1,33 +1,27 @@
 //! A leader at work: takes one node, maintenance or pod after the other, asks what to do about it, and does it.
 //! What a write answers is known at once, without waiting for the watch.
 
-use std::collections::BTreeSet;
+mod maintenance;
+mod pod;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use haulout_api_types::NodeMaintenance;
-use haulout_api_types::evacuators::evacuation_for;
-use haulout_api_types::names::instigator;
-use haulout_api_types::node_maintenance::{NodeMaintenanceStatus, Stage};
 use haulout_service_runtime::clients::Clients;
 use haulout_service_runtime::clock::Clock;
 use haulout_service_runtime::events::Events;
-use haulout_service_runtime::pods::{Pod, PodCache, Uid};
+use haulout_service_runtime::pods::PodCache;
 use haulout_service_runtime::queue::Outcome;
 use haulout_service_runtime::workers::WorkQueue;
-use jiff::Timestamp;
-use serde_json::json;
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
 use crate::act::{self, Written};
 use crate::cordon::{self, CordonNotice, NodeChanges};
-use crate::facts::EvacuationOf;
-use crate::index::{Index, Unsettled, Wish, Work};
+use crate::index::{Index, Unsettled, Work};
 use crate::metrics::Metrics;
 use crate::news;
-use crate::planner::{MaintenancePlan, NodePlan};
-use crate::seen::{EvacuationSeen, MaintenanceSeen, NodeSeen};
-use crate::stage::{self, Step};
+use crate::planner::NodePlan;
+use crate::seen::NodeSeen;
 use crate::status;
 
 /// More steps than anything ever needs at one go.
@@ -227,152 +221,17 @@ impl Controller {
                 let volume = volume.map(Into::into);
                 self.tell(|index| index.learn_claim(claim, volume, pods.on_node(name), now));
             }
+            let volumes = {
+                let pods = self.pods.read();
+                self.index().unknown_handles(name, pods.on_node(name))
+            };
+            for volume in volumes {
+                let handle = act::handle_of(&self.clients.retrying, &volume).await?;
+                let (now, pods) = (self.clock.now(), self.pods.read());
+                self.tell(|index| index.learn_handle(volume, handle, name, pods.on_node(name), now));
+            }
         }
         Ok(())
-    }
-
-    async fn pod(&self, uid: Uid) -> kube::Result<Next> {
-        let now = self.clock.now();
-        let Some(pod) = self.pods.read().get(uid).cloned() else { return Ok(Next::Rest(Outcome::Done)) };
-        // Time may have changed something: a pod that should have ended has not.
-        let wake = self.tell(|index| index.put_pod(&pod, now));
-        let rest = wake.map_or(Outcome::Done, Outcome::Until);
-        let (wish, evacuation) = {
-            let mut index = self.index();
-            match index.wish(&pod) {
-                Ok(Some(wish)) => (wish, index.evacuation(uid).cloned()),
-                Ok(None) => return Ok(Next::Rest(rest)),
-                Err(Unsettled) => return Ok(self.later()),
-            }
-        };
-        match (wish, evacuation) {
-            (Wish::Evacuate, None) => self.create(&pod, now).await,
-            (Wish::Evacuate, Some(seen)) if seen.of() == EvacuationOf::Us => Ok(Next::Rest(rest)),
-            // It takes no new finalizers: when it is gone, there will be another.
-            (Wish::Evacuate, Some(seen)) if seen.deleting => Ok(Next::Rest(rest)),
-            (Wish::Evacuate, Some(seen)) => self.write_finalizers(uid, &seen, true).await,
-            (Wish::Withdraw, Some(seen)) if seen.of() == EvacuationOf::Us => {
-                self.write_finalizers(uid, &seen, false).await
-            }
-            (Wish::Withdraw, _) => Ok(Next::Rest(rest)),
-        }
-    }
-
-    async fn create(&self, pod: &Pod, now: Timestamp) -> kube::Result<Next> {
-        if let Err(until) = self.index().making(pod.uid, now) {
-            return Ok(Next::Rest(Outcome::Until(until)));
-        }
-        let made = evacuation_for(&pod.metadata(), instigator::NODE_MAINTENANCE, &BTreeSet::new());
-        let (evacuation, violations) = match made {
-            Ok(made) => made,
-            Err(error) => {
-                warn!(namespace = %pod.namespace, pod = %pod.name, %error, "a pod cannot be evacuated");
-                return Ok(Next::Rest(Outcome::Done));
-            }
-        };
-        for violation in violations {
-            warn!(namespace = %pod.namespace, pod = %pod.name, %violation, "an annotation is ignored");
-        }
-        match act::create_evacuation(&self.clients.retrying, &evacuation).await {
-            Ok(Written::Done(())) => Ok(Next::Rest(Outcome::Done)),
-            // There is one that we have not seen yet; or its namespace is gone, and the pod with it.
-            Ok(Written::Outdated | Written::Gone) => {
-                self.index().not_made(pod.uid);
-                Ok(Next::Rest(Outcome::Failed))
-            }
-            Err(error) => {
-                self.index().not_made(pod.uid);
-                Err(error)
-            }
-        }
-    }
-
-    async fn write_finalizers(&self, pod: Uid, seen: &EvacuationSeen, ours: bool) -> kube::Result<Next> {
-        let finalizers = seen.finalizers_with_ours(ours);
-        match act::write_finalizers(&self.clients.retrying, seen, &finalizers).await? {
-            Written::Done(evacuation) => {
-                let (now, pods) = (self.clock.now(), self.pods.read());
-                let seen = EvacuationSeen::new(evacuation);
-                self.tell(|index| index.refresh_evacuation(pod, seen, &pods, now));
-                Ok(Next::Rest(Outcome::Done))
-            }
-            Written::Outdated => Ok(Next::Rest(Outcome::Failed)),
-            Written::Gone => Ok(Next::Rest(Outcome::Done)),
-        }
-    }
-
-    async fn maintenance(&self, name: &Arc<str>) -> kube::Result<Next> {
-        let view = self.index().maintenance(name);
-        let (seen, plan) = match view {
-            Ok(Some(view)) => view,
-            Ok(None) => return Ok(Next::Rest(Outcome::Done)),
-            Err(Unsettled) => return Ok(self.later()),
-        };
-        let client = &self.clients.retrying;
-        let life = seen.life(plan.nodes_unreleased);
-        let step = stage::next(life);
-        debug!(%name, ?step, "looked at a maintenance");
-        let patch = match step {
-            Some(Step::AddFinalizer) => json!({"metadata": {"finalizers": seen.finalizers_with_ours(true)}}),
-            Some(Step::RemoveFinalizer) => {
-                json!({"metadata": {"finalizers": seen.finalizers_with_ours(false)}})
-            }
-            Some(Step::SetStage(stage)) => json!({"spec": {"stage": stage}}),
-            Some(Step::Begin(stage)) => return self.write_status(name, &seen, &plan, stage, true).await,
-            None => return self.write_status(name, &seen, &plan, stage::planned(life), false).await,
-        };
-        let written = act::write_maintenance(client, &seen, patch).await?;
-        if life.deleting && step == Some(Step::RemoveFinalizer) && matches!(written, Written::Done(_)) {
-            // With the last finalizer it is gone; if somebody else has one, the watch will tell.
-            return Ok(Next::Rest(Outcome::Done));
-        }
-        Ok(self.take(written))
-    }
-
-    async fn write_status(
-        &self,
-        name: &Arc<str>,
-        seen: &MaintenanceSeen,
-        plan: &MaintenancePlan,
-        stage: Stage,
-        begins: bool,
-    ) -> kube::Result<Next> {
-        let (now, none) = (self.clock.now(), NodeMaintenanceStatus::default());
-        let old = seen.object.status.as_ref().unwrap_or(&none);
-        let generation = seen.object.metadata.generation;
-        let new = status::status(status::Context { old, generation, stage, now }, plan);
-        if new == *old {
-            return Ok(Next::Rest(Outcome::Done));
-        }
-        let allowed = self.index().throttle.ask(&Work::Maintenance(name.clone()), now);
-        if let (Err(when), false) = (allowed, begins) {
-            return Ok(Next::Rest(Outcome::Until(when)));
-        }
-        let written = act::write_status(&self.clients.retrying, seen, json!(new)).await?;
-        if matches!(written, Written::Done(_)) {
-            self.metrics.status_written(old, &new, now);
-            let forwarded = {
-                let mut index = self.index();
-                status::fast_forwarded(plan, index.forwarded.entry(name.clone()).or_default())
-            };
-            for notice in status::notices(old, &new).into_iter().chain(forwarded) {
-                self.events.publish(news::of(&seen.object, notice));
-            }
-        }
-        Ok(self.take(written))
-    }
-
-    /// Takes in what the API server answered to a write.
-    fn take(&self, written: Written<Option<NodeMaintenance>>) -> Next {
-        match written {
-            Written::Done(Some(maintenance)) => {
-                self.tell(|index| index.refresh_maintenance(maintenance));
-                Next::Again
-            }
-            // The watch will tell.
-            Written::Done(None) | Written::Gone => Next::Rest(Outcome::Done),
-            Written::Outdated => Next::Rest(Outcome::Failed),
-        }
     }
 
     /// The planner is behind; who asked is called again when it is not.

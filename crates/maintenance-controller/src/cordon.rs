@@ -137,7 +137,11 @@ impl NodeChanges {
 
 /// What is to be changed on a node. `protect` says whether autoscalers are kept away from it.
 pub fn decide(marks: &NodeMarks, plan: &NodePlan, protect: bool, now: Timestamp) -> NodeChanges {
-    if plan.holders.is_empty() { release(marks, plan.uncordon) } else { hold(marks, plan, protect, now) }
+    match () {
+        () if !plan.holders.is_empty() => hold(marks, plan, protect, now),
+        () if plan.held_back => NodeChanges::default(),
+        () => release(marks, plan.uncordon),
+    }
 }
 
 fn hold(marks: &NodeMarks, plan: &NodePlan, protect: bool, now: Timestamp) -> NodeChanges {

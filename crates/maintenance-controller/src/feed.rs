@@ -7,9 +7,11 @@ use std::sync::Arc;
 
 use futures::{Stream, TryStreamExt as _};
 use haulout_api_types::{DrainRule, NodeMaintenance};
+use haulout_service_runtime::events::reference;
 use haulout_service_runtime::metrics::Metrics;
 use haulout_service_runtime::pods::LabelSet;
 use k8s_openapi::api::core::v1::Namespace;
+use kube::core::error_boundary::InvalidObject;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::watcher::{Config, Error, Event};
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -20,6 +22,7 @@ use tracing::warn;
 
 use crate::controller::Controller;
 use crate::index::Work;
+use crate::news;
 use crate::seen::{self, AttachmentSeen, EvacuationSeen, NodeSeen, SlimAttachment, SlimEvacuation, SlimNode};
 
 /// What all feeds need.
@@ -66,20 +69,45 @@ pub(crate) async fn nodes(feed: Feed) {
 /// Follows all maintenances.
 pub(crate) async fn maintenances(feed: Feed) {
     let controller = &*feed.controller;
-    let put = |name: Arc<str>, maintenance: Option<NodeMaintenance>| match maintenance {
-        Some(maintenance) => controller.tell(|index| index.put_maintenance(maintenance)),
-        None => controller.tell(|index| index.remove_maintenance(&name)),
+    let put = |name: Arc<str>, maintenance: Option<Read<NodeMaintenance>>| {
+        let (regarding, why) = match maintenance {
+            None => return controller.tell(|index| index.remove_maintenance(&name)),
+            Some(Ok(maintenance)) => {
+                let regarding = reference(&maintenance);
+                match controller.tell(|index| index.put_maintenance(maintenance)) {
+                    Ok(()) => return,
+                    Err(error) => (regarding, error.to_string()),
+                }
+            }
+            Some(Err(problem)) => {
+                let why = problem.error.clone();
+                controller.tell(|index| index.do_not_follow(name.clone(), None, why.clone()));
+                (news::unreadable::<NodeMaintenance>(&problem.metadata), why)
+            }
+        };
+        warn!(%name, why, "a NodeMaintenance cannot be followed; until it can, nothing is released");
+        controller.events.publish(news::not_followed(regarding, &why));
     };
-    follow(&feed, "nodemaintenances", feed.watch(), readable, named, put).await;
+    follow(&feed, "nodemaintenances", feed.watch(), |guard| Some(guard.0), named, put).await;
 }
 
 /// Follows all drain rules.
 pub(crate) async fn rules(feed: Feed) {
     let controller = &*feed.controller;
-    let put = |name: Arc<str>, rule: Option<DrainRule>| {
-        controller.tell(|index| index.put_rule(name.to_string(), rule));
+    let tell = |regarding, name: &str, why: &str| {
+        warn!(name, why, "a DrainRule cannot be followed");
+        controller.events.publish(news::not_followed(regarding, why));
     };
-    follow(&feed, "drainrules", feed.watch(), readable, named, put).await;
+    let put = |name: Arc<str>, rule: Option<Read<DrainRule>>| match rule.transpose() {
+        Ok(rule) => {
+            for (rule, error) in controller.tell(|index| index.put_rule(name.to_string(), rule)) {
+                tell(reference(&rule), &rule.name_any(), &error.to_string());
+            }
+        }
+        // It stays as it was known, if it was.
+        Err(problem) => tell(news::unreadable::<DrainRule>(&problem.metadata), &name, &problem.error),
+    };
+    follow(&feed, "drainrules", feed.watch(), |guard| Some(guard.0), named, put).await;
 }
 
 /// Follows all Evacuations.
@@ -132,6 +160,9 @@ impl Feed {
         watcher(Api::all(self.client()), Config::default())
     }
 }
+
+/// An object, or what of one that cannot be read.
+type Read<K> = Result<K, InvalidObject>;
 
 fn readable<K: Resource<DynamicType = ()>>(guard: DeserializeGuard<K>) -> Option<K> {
     match guard.0 {

@@ -1,24 +1,22 @@
 //! What is known of the cluster: the objects as they were last seen, and the planner that they are fed to. Plain
 //! synchronous code; `feed` tells it what happens, `controller` asks it what to do.
 
+mod intake;
 mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use haulout_api_types::drain_rules::DrainRules;
 use haulout_api_types::{DrainRule, NodeMaintenance};
-use haulout_service_runtime::pods::{LabelSet, Pod, PodIndex, Uid};
+use haulout_service_runtime::pods::{LabelSet, Pod, Uid};
 use jiff::{SignedDuration, Timestamp};
-use kube::ResourceExt as _;
-use tracing::warn;
 
 use self::volumes::Volumes;
 use crate::cordon::Races;
-use crate::facts::{Blocked, EvacuationOf, NodeFacts, PodFacts, PodKey};
+use crate::facts::{EvacuationOf, PodKey};
 use crate::plan::Served;
-use crate::planner::{Change, MaintenancePlan, NodePlan, Planner, Summary};
-use crate::seen::{AttachmentSeen, EvacuationSeen, MaintenanceSeen, NodeSeen, tolerates_cordon};
+use crate::planner::{MaintenancePlan, NodePlan, Planner, Summary};
+use crate::seen::{EvacuationSeen, MaintenanceSeen, NodeSeen};
 use crate::throttle::Throttle;
 
 /// How many steps of the planner may be made at once by somebody who waits for its answer.
@@ -55,12 +53,23 @@ pub struct Unsettled;
 /// A claim that pods name: its namespace and name.
 pub type Claim = (Arc<str>, Box<str>);
 
+/// A maintenance that exists and cannot be followed, as may be after a downgrade.
+#[derive(Clone, Debug)]
+pub struct Unfollowed {
+    /// The object, if at least that can be read.
+    pub object: Option<Arc<NodeMaintenance>>,
+    /// What is wrong with it.
+    pub why: String,
+}
+
 /// See the [module](self).
 pub struct Index {
     served: Served,
     planner: Planner<LabelSet>,
     nodes: HashMap<Arc<str>, NodeSeen>,
     maintenances: BTreeMap<Arc<str>, MaintenanceSeen>,
+    /// While there is one, nothing is released: it may be this one's.
+    unfollowed: BTreeMap<Arc<str>, Unfollowed>,
     evacuations: HashMap<Uid, EvacuationSeen>,
     /// Evacuations that have been made and not been seen, and until when that is no wonder.
     made: HashMap<Uid, Timestamp>,
@@ -84,6 +93,7 @@ impl Index {
             planner: Planner::new(served),
             nodes: HashMap::new(),
             maintenances: BTreeMap::new(),
+            unfollowed: BTreeMap::new(),
             evacuations: HashMap::new(),
             made: HashMap::new(),
             rules: BTreeMap::new(),
@@ -184,163 +194,16 @@ impl Index {
         self.made.remove(&pod);
     }
 
-    /// Takes in a pod, with its Evacuation if it has one; when to look again, if time alone changes something.
-    pub fn put_pod(&mut self, pod: &Pod, now: Timestamp) -> Option<Timestamp> {
-        let node = pod.node.clone()?;
-        let evacuation = self.evacuations.get(&pod.uid);
-        let (blocked, wake) = match pod.deletion_timestamp() {
-            Some(deadline) if pod.terminating => match Blocked::overdue(deadline, now) {
-                Ok(blocked) => (Some(blocked), None),
-                Err(when) => (None, Some(when)),
-            },
-            _ => (evacuation.and_then(|seen| seen.blocked.clone()), None),
-        };
-        let facts = PodFacts {
-            key: key(pod),
-            node,
-            labels: pod.labels.clone(),
-            pod_type: pod.pod_type,
-            priority: pod.priority,
-            finished: pod.is_finished(),
-            terminating: pod.terminating,
-            evacuation: evacuation.map(EvacuationSeen::of).unwrap_or_default(),
-            volumes: self.volumes.of_pod(pod),
-            created: pod.created_at(),
-            tolerates_cordon: tolerates_cordon(&pod.tolerations),
-            blocked,
-        };
-        self.planner.apply(Change::Pod(facts));
-        wake
-    }
-
-    /// A pod is gone.
-    pub fn remove_pod(&mut self, pod: &Pod) {
-        self.planner.apply(Change::PodGone(key(pod)));
-        self.made.remove(&pod.uid);
-        self.volumes.forget_claims(pod);
-    }
-
     /// The claims of these pods whose volumes are not known.
     pub fn unknown_claims(&self, pods: &[Arc<Pod>]) -> BTreeSet<Claim> {
         self.volumes.unknown_claims(pods)
     }
 
-    /// The volume of a claim of a pod on this node has been looked up.
-    pub fn learn_claim(&mut self, claim: Claim, volume: Option<Arc<str>>, pods: &[Arc<Pod>], now: Timestamp) {
-        let names = |pod: &&Arc<Pod>| pod.namespace == claim.0 && pod.claims.contains(&claim.1);
-        let concerned: Vec<_> = pods.iter().filter(names).collect();
-        // Those who named it may have gone meanwhile, and nobody would forget it.
-        if !concerned.is_empty() {
-            self.volumes.learn_claim(claim.clone(), volume);
-            for pod in concerned {
-                self.put_pod(pod, now);
-            }
-        }
-    }
-
-    /// Takes in an Evacuation of a pod.
-    pub fn put_evacuation(&mut self, pod: Uid, seen: EvacuationSeen, pods: &PodIndex, now: Timestamp) {
-        self.made.remove(&pod);
-        let known = self.evacuations.get(&pod);
-        if known.is_some_and(|known| known.version.makes_old(&seen.version)) {
-            return;
-        }
-        self.evacuations.insert(pod, seen);
-        self.put_again(pod, pods, now);
-    }
-
-    /// Takes in what a write answered, if the object is still there.
-    pub fn refresh_evacuation(&mut self, pod: Uid, seen: EvacuationSeen, pods: &PodIndex, now: Timestamp) {
-        if self.evacuations.get(&pod).is_some_and(|known| known.version.is_followed_by(&seen.version)) {
-            self.put_evacuation(pod, seen, pods, now);
-        }
-    }
-
-    /// An Evacuation is gone.
-    pub fn remove_evacuation(&mut self, pod: Uid, pods: &PodIndex, now: Timestamp) {
-        self.made.remove(&pod);
-        if self.evacuations.remove(&pod).is_some() {
-            self.put_again(pod, pods, now);
-        }
-    }
-
-    fn put_again(&mut self, pod: Uid, pods: &PodIndex, now: Timestamp) {
-        if let Some(pod) = pods.get(pod) {
-            // Whoever told of the pod itself has planned when to look again.
-            let _ = self.put_pod(pod, now);
-        }
-    }
-
-    /// Takes in a node.
-    pub fn put_node(&mut self, name: Arc<str>, seen: NodeSeen) {
-        let known = self.nodes.get(&name);
-        if known.is_some_and(|known| known.version.makes_old(&seen.version)) {
-            return;
-        }
-        self.nodes.insert(name.clone(), seen);
-        self.tell_node(&name);
-    }
-
-    /// Takes in what a write answered, if the node is still there.
-    pub fn refresh_node(&mut self, name: &Arc<str>, seen: NodeSeen) {
-        if self.nodes.get(name).is_some_and(|known| known.version.is_followed_by(&seen.version)) {
-            self.put_node(name.clone(), seen);
-        }
-    }
-
-    fn tell_node(&mut self, name: &Arc<str>) {
-        let Some(seen) = self.nodes.get(name) else { return };
-        self.planner.apply(Change::Node(NodeFacts {
-            name: name.clone(),
-            labels: seen.labels.clone(),
-            cordoned: seen.marks.unschedulable,
-            marked: seen.marks.is_marked(),
-            volumes: Arc::new(self.volumes.attached_to(name)),
-            reached: seen.reached(),
-        }));
-    }
-
-    /// A node is gone.
-    pub fn remove_node(&mut self, name: &Arc<str>) {
-        self.nodes.remove(name);
-        self.holders.remove(name);
-        self.races.forget(name);
-        self.throttle.forget(&Work::Node(name.clone()));
-        self.planner.apply(Change::NodeGone(name.clone()));
-    }
-
-    /// Takes in a maintenance. One that cannot be followed is left as it was.
-    pub fn put_maintenance(&mut self, object: NodeMaintenance) {
-        let name: Arc<str> = object.name_any().into();
-        match MaintenanceSeen::new(object, self.served) {
-            Ok(seen) => {
-                let known = self.maintenances.get(&name);
-                if known.is_some_and(|known| known.version.makes_old(&seen.version)) {
-                    return;
-                }
-                self.planner.apply(Change::Maintenance(seen.facts(&name)));
-                // What is not the planner's concern, such as a finalizer, has to be looked at too.
-                self.waiting.insert(Work::Maintenance(name.clone()));
-                self.maintenances.insert(name, seen);
-            }
-            Err(error) => warn!(%name, %error, "a NodeMaintenance that cannot be followed is left alone"),
-        }
-    }
-
-    /// Takes in what a write answered, if the maintenance is still there.
-    pub fn refresh_maintenance(&mut self, object: NodeMaintenance) {
-        let known = self.maintenances.get(object.name_any().as_str());
-        if known.is_some_and(|known| object.metadata.uid.as_deref() == Some(&*known.version.uid)) {
-            self.put_maintenance(object);
-        }
-    }
-
-    /// A maintenance is gone.
-    pub fn remove_maintenance(&mut self, name: &Arc<str>) {
-        self.maintenances.remove(name);
-        self.forwarded.remove(name);
-        self.throttle.forget(&Work::Maintenance(name.clone()));
-        self.planner.apply(Change::MaintenanceGone(name.clone()));
+    /// The persistent volumes of a node or of these pods on it whose names in `volumesAttached` have to be known to
+    /// tell which are which.
+    pub fn unknown_handles(&self, node: &str, pods: &[Arc<Pod>]) -> BTreeSet<Arc<str>> {
+        let reported = self.nodes.get(node).is_some_and(|seen| !seen.volumes.is_empty());
+        if reported { self.volumes.unknown_handles(node, pods) } else { BTreeSet::new() }
     }
 
     /// A maintenance as it was last seen.
@@ -353,43 +216,20 @@ impl Index {
         self.maintenances.values()
     }
 
+    /// A maintenance that cannot be followed.
+    pub fn unfollowed(&self, name: &str) -> Option<&Unfollowed> {
+        self.unfollowed.get(name)
+    }
+
+    /// How many maintenances cannot be followed.
+    pub fn unfollowed_count(&self) -> usize {
+        self.unfollowed.len()
+    }
+
     /// The numbers over all nodes.
     pub fn summary(&self) -> Summary {
         self.planner.summary()
     }
-
-    /// Takes in the labels of a namespace; `None` if it is gone.
-    pub fn put_namespace(&mut self, name: &str, labels: Option<LabelSet>) {
-        self.planner.apply(Change::Namespace(name.into(), labels));
-    }
-
-    /// Takes in a drain rule; `None` if it is gone.
-    pub fn put_rule(&mut self, name: String, rule: Option<DrainRule>) {
-        let known = self.rules.get(&name).map(|known| &known.spec);
-        if known == rule.as_ref().map(|rule| &rule.spec) {
-            return;
-        }
-        match rule {
-            Some(rule) => self.rules.insert(name, rule),
-            None => self.rules.remove(&name),
-        };
-        let (rules, invalid) = DrainRules::new(self.rules.values());
-        for (name, error) in invalid {
-            warn!(name, %error, "a DrainRule that cannot be followed has no effect");
-        }
-        self.planner.apply(Change::Rules(rules));
-    }
-
-    /// Takes in an attachment of a volume; `None` if it is gone.
-    pub fn put_attachment(&mut self, name: Arc<str>, seen: Option<AttachmentSeen>) {
-        for node in self.volumes.put_attachment(name, seen) {
-            self.tell_node(&node);
-        }
-    }
-}
-
-fn key(pod: &Pod) -> PodKey {
-    PodKey { namespace: pod.namespace.clone(), name: (*pod.name).into(), uid: pod.uid.to_string().into() }
 }
 
 #[cfg(test)]

@@ -104,6 +104,7 @@ const PERMISSIONS: &[Permission] = &[
     Permission::cluster("list", "", "pods"),
     Permission::cluster("watch", "", "pods"),
     Permission::cluster("get", "", "persistentvolumeclaims"),
+    Permission::cluster("get", "", "persistentvolumes"),
     Permission::cluster("list", "storage.k8s.io", "volumeattachments"),
     Permission::cluster("watch", "storage.k8s.io", "volumeattachments"),
 ];

@@ -77,7 +77,7 @@ impl Collector for Shown {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         // Those who stand by have nothing to show.
         let Some(index) = lock(&self.0).upgrade() else { return Ok(()) };
-        let (stages, summary) = {
+        let (stages, unfollowed, summary) = {
             let index = lock(&index);
             let mut stages: BTreeMap<String, u32> =
                 Stage::ALL.iter().map(|stage| (stage.as_str().to_owned(), 0)).collect();
@@ -86,7 +86,7 @@ impl Collector for Shown {
                 let stage = stage::effective(life.stage, life.deleting);
                 *stages.entry(stage.as_str().to_owned()).or_default() += 1;
             }
-            (stages, index.summary())
+            (stages, index.unfollowed_count(), index.summary())
         };
         let pods = [("pending", summary.pending), ("evacuating", summary.evacuating)];
         let families = [
@@ -95,6 +95,10 @@ impl Collector for Shown {
             ("pods", "Pods that have to leave nodes under maintenance", "state", text(pods)),
             ("blockers", "What keeps nodes from being drained, by reason", "reason", text(summary.blockers)),
         ];
+        let name = "maintenance_controller_unfollowed_maintenances";
+        let help = "NodeMaintenances that cannot be read; while there is one, no node is released";
+        let unfollowed = ConstGauge::new(i64::try_from(unfollowed).unwrap_or(i64::MAX));
+        unfollowed.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
         for (name, help, label, counts) in families {
             let name = format!("maintenance_controller_{name}");
             let mut family = encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?;

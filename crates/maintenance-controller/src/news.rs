@@ -4,8 +4,28 @@ use haulout_api_types::NodeMaintenance;
 use haulout_api_types::names::event;
 use haulout_service_runtime::events::{News, Severity, reference};
 use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Resource;
+use kube::api::ObjectMeta;
 
 use crate::status::Notice;
+
+/// That an object is not followed, and why.
+pub fn not_followed(regarding: ObjectReference, why: &str) -> News {
+    let message = format!("It cannot be followed: {why}");
+    news(regarding, Notice { reason: event::NOT_FOLLOWED, warning: true, message })
+}
+
+/// An object of which only the metadata can be read.
+pub fn unreadable<K: Resource<DynamicType = ()>>(metadata: &ObjectMeta) -> ObjectReference {
+    ObjectReference {
+        api_version: Some(K::api_version(&()).into()),
+        kind: Some(K::kind(&()).into()),
+        name: metadata.name.clone(),
+        namespace: metadata.namespace.clone(),
+        uid: metadata.uid.clone(),
+        ..ObjectReference::default()
+    }
+}
 
 /// Something to be told of a maintenance.
 pub fn of(maintenance: &NodeMaintenance, notice: Notice) -> News {
@@ -32,6 +52,7 @@ fn news(regarding: ObjectReference, notice: Notice) -> News {
         event::CORDON_RACE => "Cordon",
         event::LEFT_CORDONED => "Complete",
         event::STAGE_STARTED => "Begin",
+        event::NOT_FOLLOWED => "Read",
         _ => "Drain",
     };
     News { regarding, severity, reason, action, note: message }

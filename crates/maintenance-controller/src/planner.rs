@@ -54,6 +54,8 @@ pub enum Change<L> {
     Maintenance(MaintenanceFacts),
     /// A maintenance is gone.
     MaintenanceGone(Arc<str>),
+    /// Whether nothing is released, because there is a maintenance that cannot be followed and may want it.
+    HoldsBack(bool),
     /// The drain rules are these now.
     Rules(DrainRules),
     /// The labels of a namespace are these now; `None` when it is gone.
@@ -108,6 +110,7 @@ impl Maintenance {
 /// See the [module](self).
 pub struct Planner<L> {
     served: Served,
+    holds_back: bool,
     rules: DrainRules,
     namespaces: HashMap<Arc<str>, L>,
     nodes: HashMap<Arc<str>, NodeRecord<L>>,
@@ -131,6 +134,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
     pub fn new(served: Served) -> Self {
         Self {
             served,
+            holds_back: false,
             rules: DrainRules::default(),
             namespaces: HashMap::new(),
             nodes: HashMap::new(),
@@ -156,6 +160,12 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             Change::NodeGone(name) => self.remove_node(&name),
             Change::Maintenance(facts) => self.put_maintenance(facts),
             Change::MaintenanceGone(name) => self.remove_maintenance(&name),
+            Change::HoldsBack(holds_back) => {
+                if std::mem::replace(&mut self.holds_back, holds_back) != holds_back {
+                    self.changed_nodes.extend(self.nodes.keys().cloned());
+                    self.changed_maintenances.extend(self.maintenances.keys());
+                }
+            }
             Change::Rules(rules) => {
                 if self.rules != rules {
                     self.rules = rules;

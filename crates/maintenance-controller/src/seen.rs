@@ -40,9 +40,17 @@ struct SlimNodeSpec {
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct SlimNodeStatus {
     #[serde(default)]
     conditions: Vec<NodeCondition>,
+    #[serde(default)]
+    volumes_attached: Vec<SlimVolume>,
+}
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+struct SlimVolume {
+    name: String,
 }
 
 /// An Evacuation, as far as it is read.
@@ -94,7 +102,8 @@ pub struct Version {
 }
 
 impl Version {
-    fn of(metadata: &ObjectMeta) -> Self {
+    /// That of an object with this metadata.
+    pub fn of(metadata: &ObjectMeta) -> Self {
         let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
         Self { uid: text(&metadata.uid), version: text(&metadata.resource_version) }
     }
@@ -122,6 +131,9 @@ pub struct NodeSeen {
     pub version: Version,
     /// Its labels.
     pub labels: LabelSet,
+    /// The volumes that it reports as attached, by what they are called there: for CSI,
+    /// `kubernetes.io/csi/DRIVER^HANDLE`.
+    pub volumes: Box<[Arc<str>]>,
     /// What it shows of a maintenance.
     pub marks: NodeMarks,
 }
@@ -134,6 +146,7 @@ impl NodeSeen {
         Self {
             version: Version::of(&metadata),
             labels: labels.collect(),
+            volumes: status.volumes_attached.into_iter().map(|volume| volume.name.into()).collect(),
             marks: NodeMarks::new(
                 spec.unschedulable,
                 metadata.annotations.into_iter().flatten(),

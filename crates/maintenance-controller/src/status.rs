@@ -51,6 +51,31 @@ pub fn status(context: Context<'_>, plan: &MaintenancePlan) -> NodeMaintenanceSt
     next
 }
 
+/// The status of a maintenance whose stage has just begun. How far it has come is only known once it is acted on.
+pub fn begun(old: &NodeMaintenanceStatus, stage: Stage, now: Timestamp) -> NodeMaintenanceStatus {
+    let mut next = old.clone();
+    next.stage_statuses.push(StageStatus { name: stage, start_timestamp: Time(now) });
+    next
+}
+
+/// The status of a maintenance that cannot be followed.
+pub fn not_followed(
+    old: &NodeMaintenanceStatus,
+    generation: Option<i64>,
+    why: &str,
+    now: Timestamp,
+) -> NodeMaintenanceStatus {
+    let mut next = old.clone();
+    let message = format!("It cannot be followed: {why}");
+    set(
+        &mut next.conditions,
+        &wanted(condition::BLOCKED, true, reason::NOT_FOLLOWED, message),
+        generation,
+        now,
+    );
+    next
+}
+
 fn drain_status(plan: &MaintenancePlan, known: &[Blocker], now: Timestamp) -> DrainStatus {
     let counts = &plan.counts;
     DrainStatus {
@@ -128,6 +153,10 @@ fn conditions(stage: Stage, plan: &MaintenancePlan) -> Vec<Wanted> {
         Stage::Complete => {
             let message = match plan.nodes_unreleased {
                 0 => "The nodes are released".into(),
+                nodes if plan.held_back => format!(
+                    "{nodes} nodes are yet to be released; none is while there is a NodeMaintenance that cannot be followed: look for the event {}",
+                    event::NOT_FOLLOWED
+                ),
                 nodes => format!("{nodes} nodes are yet to be released"),
             };
             vec![wanted(condition::CORDONED, false, reason::RELEASED, message)]

@@ -15,6 +15,7 @@ fn plan(holders: &[&str], draining: bool, state: NodeState) -> NodePlan {
         holders: holders.iter().map(|name| Arc::from(*name)).collect(),
         draining,
         uncordon: false,
+        held_back: false,
         targets: vec![entry(PodType::Default, 1000, None)],
         message: "Evacuating".into(),
         evacuate: Vec::new(),
@@ -221,4 +222,16 @@ proptest! {
         reach(&mut marks, &idle());
         prop_assert_eq!(marks, beginning);
     }
+}
+
+#[test]
+fn what_is_held_back_stays_as_it_is() {
+    let mut marks = NodeMarks::default();
+    let changes = decide(&marks, &plan(&["a"], false, NodeState::Idle), true, at(0));
+    carry_out(&mut marks, &changes);
+    let held_back = NodePlan { held_back: true, uncordon: true, ..idle() };
+    assert_eq!(decide(&marks, &held_back, true, at(1)), NodeChanges::default());
+    let wanted = NodePlan { held_back: true, ..plan(&["a"], true, NodeState::Evacuating) };
+    assert_ne!(decide(&marks, &wanted, true, at(1)), NodeChanges::default(), "holding goes on");
+    assert_ne!(decide(&marks, &idle(), true, at(1)), NodeChanges::default());
 }

@@ -1,9 +1,10 @@
 //! What follows from what is told, without a cluster.
 
+use haulout_service_runtime::pods::PodIndex;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::seen::{SlimAttachment, SlimEvacuation, SlimNode};
+use crate::seen::{AttachmentSeen, SlimAttachment, SlimEvacuation, SlimNode};
 use crate::testing::at;
 
 const POD: &str = "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11";
@@ -43,10 +44,18 @@ impl World {
     }
 
     fn node(&mut self, cordoned: bool) {
+        self.node_that_reports(cordoned, &[]);
+    }
+
+    fn node_that_reports(&mut self, cordoned: bool, volumes: &[&str]) {
         let metadata = self.meta("n1", json!({"labels": {"pool": "blue"}}));
-        let node: SlimNode =
-            serde_json::from_value(json!({"metadata": metadata, "spec": {"unschedulable": cordoned}}))
-                .unwrap();
+        let volumes: Vec<_> = volumes.iter().map(|name| json!({"name": name, "devicePath": "x"})).collect();
+        let node = json!({
+            "metadata": metadata,
+            "spec": {"unschedulable": cordoned},
+            "status": {"volumesAttached": volumes},
+        });
+        let node: SlimNode = serde_json::from_value(node).unwrap();
         self.index.put_node("n1".into(), NodeSeen::new(node));
     }
 
@@ -79,7 +88,7 @@ impl World {
             },
             "status": {"stageStatuses": begun},
         });
-        self.index.put_maintenance(serde_json::from_value(object).unwrap());
+        self.index.put_maintenance(serde_json::from_value(object).unwrap()).unwrap();
     }
 
     fn evacuation(&mut self, finalizers: &[&str]) {
@@ -222,4 +231,61 @@ fn a_pod_that_does_not_end_is_looked_at_again_when_that_is_worth_telling() {
     assert_eq!(world.plan().blockers, []);
     assert_eq!(world.index.put_pod(&pod, minute), None);
     assert_eq!(world.plan().blockers.len(), 1);
+}
+
+#[test]
+fn a_volume_that_the_node_reports_counts_once_and_not_if_it_belongs_to_a_pod_that_stays() {
+    let mut world = World::new(&["node", "pod", "maintenance"]);
+    let handle = |volume: &str| format!("kubernetes.io/csi/d^{volume}");
+    world.pod(json!({"labels": {"cluster.x-k8s.io/drain": "skip"}}));
+    world.attach("a1", Some("pv-1"));
+    world.attach("a2", Some("pv-2"));
+    let on_node: Vec<_> = world.pods.on_node("n1").to_vec();
+    assert_eq!(world.index.unknown_handles("n1", &on_node), BTreeSet::new(), "it reports nothing");
+    world.node_that_reports(true, &[&handle("1"), &handle("2"), "kubernetes.io/iscsi/disk"]);
+    assert_eq!(world.plan().counts.volumes, 5, "nobody knows yet which is which");
+    world.index.learn_claim(("shop".into(), "data".into()), Some("pv-1".into()), &on_node, at(0));
+    let unknown = world.index.unknown_handles("n1", &on_node);
+    assert_eq!(unknown, BTreeSet::from(["pv-1".into(), "pv-2".into()]));
+    for (volume, number) in unknown.into_iter().zip(["1", "2"]) {
+        world.index.learn_handle(volume, Some(handle(number)), "n1", &on_node, at(0));
+    }
+    assert_eq!(world.plan().counts.volumes, 2, "the second one, and the one that only the node tells of");
+    world.attach("a1", None);
+    world.attach("a2", None);
+    world.node_that_reports(true, &[]);
+    assert_eq!(world.plan().counts.volumes, 0);
+}
+
+#[test]
+fn nothing_is_taken_back_while_there_is_a_maintenance_that_cannot_be_followed() {
+    let mut world = World::new(&["node", "pod", "maintenance"]);
+    world.evacuation(&[&ours()]);
+    world.index.do_not_follow("newer".into(), None, "it is of a later version".into());
+    assert_eq!(world.wish(), Some(Wish::Evacuate), "what is known goes on");
+    world.maintenance("Complete", &["Drain", "Complete"]);
+    assert_eq!(world.wish(), None);
+    let plan = world.plan();
+    assert_eq!((plan.held_back, plan.holders.is_empty(), plan.withdraw), (true, true, Vec::new()));
+    let (_, plan) = world.index.maintenance(&"m".into()).unwrap().unwrap();
+    assert!(plan.held_back && plan.nodes_unreleased == 1, "{plan:?}");
+    world.settle();
+    world.index.remove_maintenance(&"newer".into());
+    let changed = world.settle();
+    assert!(changed.contains(&Work::Node("n1".into())), "{changed:?}");
+    assert_eq!(world.wish(), Some(Wish::Withdraw));
+}
+
+#[test]
+fn a_maintenance_that_cannot_be_followed_is_told_with_the_place_of_the_fault() {
+    let mut world = World::new(&["node", "pod"]);
+    let metadata = world.meta("m", json!({}));
+    let terms = json!([{"matchExpressions": [{"key": "pool", "operator": "Like", "values": ["b*"]}]}]);
+    let object = json!({"metadata": metadata, "spec": {"stage": "Drain", "nodeSelector": {"nodeSelectorTerms": terms}}});
+    let error = world.index.put_maintenance(serde_json::from_value(object).unwrap()).unwrap_err();
+    assert!(error.to_string().starts_with("spec.nodeSelector.nodeSelectorTerms[0]"), "{error}");
+    assert!(world.plan().held_back);
+    assert!(world.index.unfollowed("m").is_some_and(|unfollowed| unfollowed.object.is_some()));
+    world.maintenance("Drain", &["Drain"]);
+    assert!(!world.plan().held_back);
 }

@@ -1,4 +1,7 @@
 //! Which volumes are attached to which node, and which belong to the claims of which pods.
+//!
+//! A VolumeAttachment names a persistent volume, a node's `volumesAttached` the driver and its handle: the same volume
+//! is in both as a rule, and counts once when it is known what it is called there.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -15,13 +18,34 @@ pub(super) struct Volumes {
     attached: HashMap<Arc<str>, Vec<Arc<str>>>,
     /// The volumes of claims, `None` for those that have none, as long as a pod names them.
     claims: HashMap<Claim, Option<Arc<str>>>,
+    /// What persistent volumes are called in `volumesAttached`, as far as that had to be looked up.
+    handles: HashMap<Arc<str>, Option<Arc<str>>>,
     none: Arc<[Arc<str>]>,
 }
 
 impl Volumes {
-    /// What is attached to a node.
-    pub fn attached_to(&self, node: &str) -> BTreeSet<Arc<str>> {
-        self.attached.get(node).into_iter().flatten().cloned().collect()
+    /// What is attached to a node, which reports these itself.
+    pub fn attached_to(&self, node: &str, reported: &[Arc<str>]) -> BTreeSet<Arc<str>> {
+        let known: BTreeSet<_> = self.attached.get(node).into_iter().flatten().cloned().collect();
+        let handles: BTreeSet<_> = known.iter().filter_map(|volume| self.handle(volume)).collect();
+        let others: Vec<_> = reported.iter().filter(|volume| !handles.contains(volume)).cloned().collect();
+        known.into_iter().chain(others).collect()
+    }
+
+    fn handle(&self, volume: &str) -> Option<&Arc<str>> {
+        self.handles.get(volume)?.as_ref()
+    }
+
+    /// The persistent volumes that are attached to a node, or belong to these pods, and whose handle is not known.
+    pub fn unknown_handles(&self, node: &str, pods: &[Arc<Pod>]) -> BTreeSet<Arc<str>> {
+        let attached = self.attached.get(node).into_iter().flatten().cloned();
+        let claimed =
+            pods.iter().flat_map(|pod| claims_of(pod)).filter_map(|claim| self.claims.get(&claim)?.clone());
+        attached.chain(claimed).filter(|volume| !self.handles.contains_key(volume)).collect()
+    }
+
+    pub fn learn_handle(&mut self, volume: Arc<str>, handle: Option<Arc<str>>) {
+        self.handles.insert(volume, handle);
     }
 
     /// Takes in an attachment, `None` if it is gone; the nodes that this concerns.
@@ -35,6 +59,7 @@ impl Volumes {
         }
         let mut concerned = Vec::new();
         if let Some(known) = known {
+            self.handles.remove(&known.volume);
             if let Some(volumes) = self.attached.get_mut(&known.node) {
                 if let Some(place) = volumes.iter().position(|volume| *volume == known.volume) {
                     volumes.swap_remove(place);
@@ -52,12 +77,13 @@ impl Volumes {
         concerned
     }
 
-    /// The volumes of a pod, as far as they are known.
+    /// The volumes of a pod, as far as they are known, under both names.
     pub fn of_pod(&self, pod: &Pod) -> Arc<[Arc<str>]> {
         if pod.claims.is_empty() || self.claims.is_empty() {
             return self.none.clone();
         }
-        claims_of(pod).filter_map(|claim| self.claims.get(&claim)?.clone()).collect()
+        let volumes = claims_of(pod).filter_map(|claim| self.claims.get(&claim)?.clone());
+        volumes.flat_map(|volume| [self.handle(&volume).cloned(), Some(volume)]).flatten().collect()
     }
 
     /// The claims of these pods whose volumes are not known.
@@ -72,7 +98,9 @@ impl Volumes {
 
     pub fn forget_claims(&mut self, pod: &Pod) {
         for claim in claims_of(pod) {
-            self.claims.remove(&claim);
+            if let Some(Some(volume)) = self.claims.remove(&claim) {
+                self.handles.remove(&volume);
+            }
         }
     }
 }

@@ -62,7 +62,7 @@ impl Reference {
             Change::Maintenance(facts) => drop(self.maintenances.insert(facts.name.clone(), facts)),
             Change::MaintenanceGone(name) => drop(self.maintenances.remove(&name)),
             Change::Rules(rules) => self.rules = rules,
-            Change::Namespace(..) => unreachable!("namespaces have a test of their own"),
+            Change::Namespace(..) | Change::HoldsBack(_) => unreachable!("they have tests of their own"),
         }
     }
 

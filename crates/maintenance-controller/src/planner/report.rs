@@ -46,6 +46,8 @@ pub struct NodePlan {
     pub draining: bool,
     /// Whether it is to be made schedulable, whoever cordoned it.
     pub uncordon: bool,
+    /// Whether it keeps what it has, though nobody is known who wants it: see [`Change::HoldsBack`](super::Change).
+    pub held_back: bool,
     /// Its drain targets.
     pub targets: Vec<DrainPlanEntry>,
     /// What the drain is doing; empty if nobody drains it.
@@ -83,6 +85,8 @@ pub struct MaintenancePlan {
     pub nodes_cordoned: u32,
     /// Those of them that still carry marks or Evacuations of ours, though nobody wants them any longer.
     pub nodes_unreleased: u32,
+    /// Whether these have to wait, because there is a maintenance that cannot be followed.
+    pub held_back: bool,
     /// The maintenances that are ahead of it on some node, oldest first: it is fast-forwarded there.
     pub forwarded_by: Vec<Arc<str>>,
     /// The first blockers with their nodes, sorted.
@@ -137,10 +141,15 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             holders: self.names(record.members.iter().filter(holds)),
             draining: !record.draining.is_empty(),
             uncordon: record.cordon == Cordon::Unwanted,
+            held_back: self.holds_back,
             targets: record.targets.describe(plans.flat_map(|m| m.facts.plan.slots())),
             message,
             evacuate: evacuate.collect(),
-            withdraw: record.unwanted(self.served).cloned().collect(),
+            withdraw: if self.holds_back && record.draining.is_empty() {
+                Vec::new()
+            } else {
+                record.unwanted(self.served).cloned().collect()
+            },
             counts,
             blockers: record.view.blockers.clone(),
         })
@@ -177,6 +186,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             nodes_drained: tally.drained_nodes,
             nodes_cordoned: tally.cordoned_nodes,
             nodes_unreleased: tally.unreleased_nodes,
+            held_back: self.holds_back,
             forwarded_by: self.names(tally.forwarded_by.keys()),
             blockers: blockers.take(MAX_BLOCKERS).collect(),
             blockers_by_reason: tally.reasons.clone(),

@@ -20,6 +20,7 @@ fn plan() -> MaintenancePlan {
         nodes_drained: 0,
         nodes_cordoned: 2,
         nodes_unreleased: 0,
+        held_back: false,
         forwarded_by: Vec::new(),
         blockers: Vec::new(),
         blockers_by_reason: BTreeMap::new(),

@@ -1,0 +1,122 @@
+//! The life and status of one maintenance.
+
+use std::sync::Arc;
+
+use haulout_api_types::NodeMaintenance;
+use haulout_api_types::node_maintenance::{NodeMaintenanceStatus, Stage};
+use haulout_service_runtime::queue::Outcome;
+use serde_json::json;
+use tracing::debug;
+
+use super::{Controller, Next};
+use crate::act::{self, Written};
+use crate::index::{Unfollowed, Unsettled, Work};
+use crate::planner::MaintenancePlan;
+use crate::seen::MaintenanceSeen;
+use crate::stage::{self, Step};
+use crate::{news, status};
+
+impl Controller {
+    pub(super) async fn maintenance(&self, name: &Arc<str>) -> kube::Result<Next> {
+        let unfollowed = self.index().unfollowed(name).cloned();
+        if let Some(Unfollowed { object, why }) = unfollowed {
+            return self.tell_not_followed(object, &why).await;
+        }
+        let view = self.index().maintenance(name);
+        let (seen, plan) = match view {
+            Ok(Some(view)) => view,
+            Ok(None) => return Ok(Next::Rest(Outcome::Done)),
+            Err(Unsettled) => return Ok(self.later()),
+        };
+        let client = &self.clients.retrying;
+        let life = seen.life(plan.nodes_unreleased);
+        let step = stage::next(life);
+        debug!(%name, ?step, "looked at a maintenance");
+        let patch = match step {
+            Some(Step::AddFinalizer) => json!({"metadata": {"finalizers": seen.finalizers_with_ours(true)}}),
+            Some(Step::RemoveFinalizer) => {
+                json!({"metadata": {"finalizers": seen.finalizers_with_ours(false)}})
+            }
+            Some(Step::SetStage(stage)) => json!({"spec": {"stage": stage}}),
+            Some(Step::Begin(stage)) => return self.begin(&seen, stage).await,
+            None => return self.write_status(name, &seen, &plan, stage::planned(life)).await,
+        };
+        let written = act::write_maintenance(client, &seen, patch).await?;
+        if life.deleting && step == Some(Step::RemoveFinalizer) && matches!(written, Written::Done(_)) {
+            // With the last finalizer it is gone; if somebody else has one, the watch will tell.
+            return Ok(Next::Rest(Outcome::Done));
+        }
+        Ok(self.take(written))
+    }
+
+    async fn begin(&self, seen: &MaintenanceSeen, stage: Stage) -> kube::Result<Next> {
+        let none = NodeMaintenanceStatus::default();
+        let old = seen.object.status.as_ref().unwrap_or(&none);
+        let new = status::begun(old, stage, self.clock.now());
+        let written = act::write_status(&self.clients.retrying, &seen.object, json!(new)).await?;
+        if matches!(written, Written::Done(_)) {
+            for notice in status::notices(old, &new) {
+                self.events.publish(news::of(&seen.object, notice));
+            }
+        }
+        Ok(self.take(written))
+    }
+
+    /// Says in its status that a maintenance is not followed, if at least the object can be read.
+    async fn tell_not_followed(&self, object: Option<Arc<NodeMaintenance>>, why: &str) -> kube::Result<Next> {
+        let Some(object) = object else { return Ok(Next::Rest(Outcome::Done)) };
+        let none = NodeMaintenanceStatus::default();
+        let old = object.status.as_ref().unwrap_or(&none);
+        let new = status::not_followed(old, object.metadata.generation, why, self.clock.now());
+        if new != *old {
+            // What comes of it, the watch will tell.
+            act::write_status(&self.clients.retrying, &object, json!(new)).await?;
+        }
+        Ok(Next::Rest(Outcome::Done))
+    }
+
+    async fn write_status(
+        &self,
+        name: &Arc<str>,
+        seen: &MaintenanceSeen,
+        plan: &MaintenancePlan,
+        stage: Stage,
+    ) -> kube::Result<Next> {
+        let (now, none) = (self.clock.now(), NodeMaintenanceStatus::default());
+        let old = seen.object.status.as_ref().unwrap_or(&none);
+        let generation = seen.object.metadata.generation;
+        let new = status::status(status::Context { old, generation, stage, now }, plan);
+        if new == *old {
+            return Ok(Next::Rest(Outcome::Done));
+        }
+        let allowed = self.index().throttle.ask(&Work::Maintenance(name.clone()), now);
+        if let Err(when) = allowed {
+            return Ok(Next::Rest(Outcome::Until(when)));
+        }
+        let written = act::write_status(&self.clients.retrying, &seen.object, json!(new)).await?;
+        if matches!(written, Written::Done(_)) {
+            self.metrics.status_written(old, &new, now);
+            let forwarded = {
+                let mut index = self.index();
+                status::fast_forwarded(plan, index.forwarded.entry(name.clone()).or_default())
+            };
+            for notice in status::notices(old, &new).into_iter().chain(forwarded) {
+                self.events.publish(news::of(&seen.object, notice));
+            }
+        }
+        Ok(self.take(written))
+    }
+
+    /// Takes in what the API server answered to a write.
+    fn take(&self, written: Written<Option<NodeMaintenance>>) -> Next {
+        match written {
+            Written::Done(Some(maintenance)) => {
+                self.tell(|index| index.refresh_maintenance(maintenance));
+                Next::Again
+            }
+            // The watch will tell.
+            Written::Done(None) | Written::Gone => Next::Rest(Outcome::Done),
+            Written::Outdated => Next::Rest(Outcome::Failed),
+        }
+    }
+}

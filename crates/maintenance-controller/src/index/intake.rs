@@ -1,0 +1,239 @@
+//! Taking in what happens: keeps what is to be kept of each object and tells the planner.
+
+use std::sync::Arc;
+
+use haulout_api_types::drain_rules::DrainRules;
+use haulout_api_types::selector::SelectorError;
+use haulout_api_types::{DrainRule, NodeMaintenance};
+use haulout_service_runtime::pods::{LabelSet, Pod, PodIndex, Uid};
+use jiff::Timestamp;
+use kube::ResourceExt as _;
+
+use super::{Claim, Index, Unfollowed, Work};
+use crate::facts::{Blocked, NodeFacts, PodFacts, PodKey};
+use crate::planner::Change;
+use crate::seen::{AttachmentSeen, EvacuationSeen, MaintenanceSeen, NodeSeen, tolerates_cordon};
+
+impl Index {
+    /// Takes in a pod, with its Evacuation if it has one; when to look again, if time alone changes something.
+    pub fn put_pod(&mut self, pod: &Pod, now: Timestamp) -> Option<Timestamp> {
+        let node = pod.node.clone()?;
+        let evacuation = self.evacuations.get(&pod.uid);
+        let (blocked, wake) = match pod.deletion_timestamp() {
+            Some(deadline) if pod.terminating => match Blocked::overdue(deadline, now) {
+                Ok(blocked) => (Some(blocked), None),
+                Err(when) => (None, Some(when)),
+            },
+            _ => (evacuation.and_then(|seen| seen.blocked.clone()), None),
+        };
+        let facts = PodFacts {
+            key: key(pod),
+            node,
+            labels: pod.labels.clone(),
+            pod_type: pod.pod_type,
+            priority: pod.priority,
+            finished: pod.is_finished(),
+            terminating: pod.terminating,
+            evacuation: evacuation.map(EvacuationSeen::of).unwrap_or_default(),
+            volumes: self.volumes.of_pod(pod),
+            created: pod.created_at(),
+            tolerates_cordon: tolerates_cordon(&pod.tolerations),
+            blocked,
+        };
+        self.planner.apply(Change::Pod(facts));
+        wake
+    }
+
+    /// A pod is gone.
+    pub fn remove_pod(&mut self, pod: &Pod) {
+        self.planner.apply(Change::PodGone(key(pod)));
+        self.made.remove(&pod.uid);
+        self.volumes.forget_claims(pod);
+    }
+
+    /// The volume of a claim of a pod on this node has been looked up.
+    pub fn learn_claim(&mut self, claim: Claim, volume: Option<Arc<str>>, pods: &[Arc<Pod>], now: Timestamp) {
+        let names = |pod: &&Arc<Pod>| pod.namespace == claim.0 && pod.claims.contains(&claim.1);
+        let concerned: Vec<_> = pods.iter().filter(names).collect();
+        // Those who named it may have gone meanwhile, and nobody would forget it.
+        if !concerned.is_empty() {
+            self.volumes.learn_claim(claim.clone(), volume);
+            for pod in concerned {
+                self.put_pod(pod, now);
+            }
+        }
+    }
+
+    /// The name has been looked up that a volume has in `volumesAttached`; empty if it has none there.
+    pub fn learn_handle(
+        &mut self,
+        volume: Arc<str>,
+        handle: Option<String>,
+        node: &str,
+        pods: &[Arc<Pod>],
+        now: Timestamp,
+    ) {
+        self.volumes.learn_handle(volume, handle.map(Into::into));
+        for pod in pods.iter().filter(|pod| !pod.claims.is_empty()) {
+            self.put_pod(pod, now);
+        }
+        self.tell_node(&node.into());
+    }
+
+    /// Takes in an Evacuation of a pod.
+    pub fn put_evacuation(&mut self, pod: Uid, seen: EvacuationSeen, pods: &PodIndex, now: Timestamp) {
+        self.made.remove(&pod);
+        let known = self.evacuations.get(&pod);
+        if known.is_some_and(|known| known.version.makes_old(&seen.version)) {
+            return;
+        }
+        self.evacuations.insert(pod, seen);
+        self.put_again(pod, pods, now);
+    }
+
+    /// Takes in what a write answered, if the object is still there.
+    pub fn refresh_evacuation(&mut self, pod: Uid, seen: EvacuationSeen, pods: &PodIndex, now: Timestamp) {
+        if self.evacuations.get(&pod).is_some_and(|known| known.version.is_followed_by(&seen.version)) {
+            self.put_evacuation(pod, seen, pods, now);
+        }
+    }
+
+    /// An Evacuation is gone.
+    pub fn remove_evacuation(&mut self, pod: Uid, pods: &PodIndex, now: Timestamp) {
+        self.made.remove(&pod);
+        if self.evacuations.remove(&pod).is_some() {
+            self.put_again(pod, pods, now);
+        }
+    }
+
+    fn put_again(&mut self, pod: Uid, pods: &PodIndex, now: Timestamp) {
+        if let Some(pod) = pods.get(pod) {
+            // Whoever told of the pod itself has planned when to look again.
+            let _ = self.put_pod(pod, now);
+        }
+    }
+
+    /// Takes in a node.
+    pub fn put_node(&mut self, name: Arc<str>, seen: NodeSeen) {
+        let known = self.nodes.get(&name);
+        if known.is_some_and(|known| known.version.makes_old(&seen.version)) {
+            return;
+        }
+        self.nodes.insert(name.clone(), seen);
+        self.tell_node(&name);
+    }
+
+    /// Takes in what a write answered, if the node is still there.
+    pub fn refresh_node(&mut self, name: &Arc<str>, seen: NodeSeen) {
+        if self.nodes.get(name).is_some_and(|known| known.version.is_followed_by(&seen.version)) {
+            self.put_node(name.clone(), seen);
+        }
+    }
+
+    fn tell_node(&mut self, name: &Arc<str>) {
+        let Some(seen) = self.nodes.get(name) else { return };
+        self.planner.apply(Change::Node(NodeFacts {
+            name: name.clone(),
+            labels: seen.labels.clone(),
+            cordoned: seen.marks.unschedulable,
+            marked: seen.marks.is_marked(),
+            volumes: Arc::new(self.volumes.attached_to(name, &seen.volumes)),
+            reached: seen.reached(),
+        }));
+    }
+
+    /// A node is gone.
+    pub fn remove_node(&mut self, name: &Arc<str>) {
+        self.nodes.remove(name);
+        self.holders.remove(name);
+        self.races.forget(name);
+        self.throttle.forget(&Work::Node(name.clone()));
+        self.planner.apply(Change::NodeGone(name.clone()));
+    }
+
+    /// Takes in a maintenance; tells what is wrong with one that cannot be followed.
+    pub fn put_maintenance(&mut self, object: NodeMaintenance) -> Result<(), SelectorError> {
+        let name: Arc<str> = object.name_any().into();
+        // What is not the planner's concern, such as a finalizer, has to be looked at too.
+        self.waiting.insert(Work::Maintenance(name.clone()));
+        let seen = match MaintenanceSeen::new(object.clone(), self.served) {
+            Ok(seen) => seen,
+            Err(error) => {
+                self.do_not_follow(name, Some(object), error.to_string());
+                return Err(error);
+            }
+        };
+        let known = self.maintenances.get(&name);
+        if known.is_some_and(|known| known.version.makes_old(&seen.version)) {
+            return Ok(());
+        }
+        self.planner.apply(Change::Maintenance(seen.facts(&name)));
+        self.maintenances.insert(name.clone(), seen);
+        self.follow(&name);
+        Ok(())
+    }
+
+    /// Takes note of a maintenance that cannot be followed. What is known of it from before goes on.
+    pub fn do_not_follow(&mut self, name: Arc<str>, object: Option<NodeMaintenance>, why: String) {
+        self.unfollowed.insert(name, Unfollowed { object: object.map(Arc::new), why });
+        self.planner.apply(Change::HoldsBack(true));
+    }
+
+    fn follow(&mut self, name: &str) {
+        if self.unfollowed.remove(name).is_some() {
+            self.planner.apply(Change::HoldsBack(!self.unfollowed.is_empty()));
+        }
+    }
+
+    /// Takes in what a write answered, if the maintenance is still there.
+    pub fn refresh_maintenance(&mut self, object: NodeMaintenance) {
+        let known = self.maintenances.get(object.name_any().as_str());
+        if known.is_some_and(|known| object.metadata.uid.as_deref() == Some(&*known.version.uid)) {
+            // Whoever told of it before has said what is wrong with it.
+            let _ = self.put_maintenance(object);
+        }
+    }
+
+    /// A maintenance is gone.
+    pub fn remove_maintenance(&mut self, name: &Arc<str>) {
+        self.maintenances.remove(name);
+        self.forwarded.remove(name);
+        self.throttle.forget(&Work::Maintenance(name.clone()));
+        self.planner.apply(Change::MaintenanceGone(name.clone()));
+        self.follow(name);
+    }
+
+    /// Takes in the labels of a namespace; `None` if it is gone.
+    pub fn put_namespace(&mut self, name: &str, labels: Option<LabelSet>) {
+        self.planner.apply(Change::Namespace(name.into(), labels));
+    }
+
+    /// Takes in a drain rule; `None` if it is gone. Tells of those that have no effect, because they cannot be
+    /// followed, and what is wrong with them.
+    pub fn put_rule(&mut self, name: String, rule: Option<DrainRule>) -> Vec<(DrainRule, SelectorError)> {
+        let known = self.rules.get(&name).map(|known| &known.spec);
+        if known == rule.as_ref().map(|rule| &rule.spec) {
+            return Vec::new();
+        }
+        match rule {
+            Some(rule) => self.rules.insert(name, rule),
+            None => self.rules.remove(&name),
+        };
+        let (rules, invalid) = DrainRules::new(self.rules.values());
+        self.planner.apply(Change::Rules(rules));
+        let told =
+            invalid.into_iter().filter_map(|(name, error)| Some((self.rules.get(&name)?.clone(), error)));
+        told.collect()
+    }
+
+    /// Takes in an attachment of a volume; `None` if it is gone.
+    pub fn put_attachment(&mut self, name: Arc<str>, seen: Option<AttachmentSeen>) {
+        for node in self.volumes.put_attachment(name, seen) {
+            self.tell_node(&node);
+        }
+    }
+}
+
+fn key(pod: &Pod) -> PodKey {
+    PodKey { namespace: pod.namespace.clone(), name: (*pod.name).into(), uid: pod.uid.to_string().into() }
+}
