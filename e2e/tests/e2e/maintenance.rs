@@ -1,20 +1,26 @@
 //! The maintenance controller on a real control plane, beside the evacuation controller. Each test has a cluster of
-//! its own: the controller acts on all maintenances that there are.
+//! its own, because the controller acts on all maintenances that there are; the scenarios in it keep to namespaces,
+//! nodes and maintenances of their own, and take place at once.
 
 mod life;
 mod overlaps;
 mod rules;
+mod status;
+mod trouble;
+mod volumes;
 
 use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use haulout_api_types::evacuators::evacuation_name;
 use haulout_api_types::node_maintenance::{DrainStatus, Stage};
 use haulout_api_types::{Evacuation, NodeMaintenance, names};
 use haulout_e2e::nodes::Look;
-use haulout_e2e::objects::PodBuilder;
-use haulout_e2e::{Cluster, Service, objects, wait};
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
+use haulout_e2e::objects::{DeploymentBuilder, PodBuilder};
+use haulout_e2e::{Cluster, Service, Webhook, objects, wait};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Affinity, Namespace, Node, Pod, ServiceAccount};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use kube::{Client, ResourceExt as _};
@@ -22,31 +28,30 @@ use serde_json::{Value, json};
 
 /// Long enough for a busy machine.
 const SOON: Duration = Duration::from_secs(60);
-/// The namespace of all tests.
-const NAMESPACE: &str = "shop";
 
 /// A cluster with one replica of each controller.
 struct World {
-    controller: Service,
+    controller: Mutex<Arc<Service>>,
     _evacuations: Service,
+    _webhook: Option<(Webhook, Service)>,
     client: Client,
     cluster: Cluster,
 }
 
 impl World {
-    /// Without a scheduler: pods say themselves where they are.
-    async fn new(name: &str) -> Self {
-        Self::with(name, false, &[]).await
+    async fn new(name: &str, args: &[&str]) -> Self {
+        let cluster = Cluster::builder().name(name).audit(true).boot().await.unwrap();
+        cluster.install_chart(&[]).await.unwrap();
+        Self::on(cluster, None, args).await
     }
 
-    async fn with(name: &str, scheduler: bool, args: &[&str]) -> Self {
-        let cluster = Cluster::builder().name(name).audit(true).scheduler(scheduler).boot().await.unwrap();
-        cluster.install_chart(&[]).await.unwrap();
-        let client = cluster.client().await.unwrap();
-        let namespaces: Api<Namespace> = Api::all(client.clone());
-        namespaces.create(&PostParams::default(), &objects::namespace(NAMESPACE)).await.unwrap();
-        let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), NAMESPACE);
-        wait::present(accounts, "default", "exists", SOON, |_| true).await.unwrap();
+    async fn with_webhook(name: &str) -> Self {
+        let cluster = Cluster::builder().name(name).audit(true).boot().await.unwrap();
+        let webhook = Webhook::with_replica(&cluster).await.unwrap();
+        Self::on(cluster, Some(webhook), &[]).await
+    }
+
+    async fn on(cluster: Cluster, webhook: Option<(Webhook, Service)>, args: &[&str]) -> Self {
         let start = async |name, args: &[&str]| {
             let args = [&["--lease-seconds", "3"], args].concat();
             Service::start(&cluster, name, &args).await.unwrap()
@@ -55,41 +60,102 @@ impl World {
         let evacuations = start("evacuation-controller", &[]).await;
         controller.leads().await.unwrap();
         evacuations.leads().await.unwrap();
-        Self { controller, _evacuations: evacuations, client, cluster }
+        let client = cluster.client().await.unwrap();
+        let controller = Mutex::new(Arc::new(controller));
+        Self { controller, _evacuations: evacuations, _webhook: webhook, client, cluster }
     }
 
-    /// Another replica of the maintenance controller.
-    async fn replica(&self) -> Service {
-        Service::start(&self.cluster, "maintenance-controller", &["--lease-seconds", "3"]).await.unwrap()
+    /// The replica of the maintenance controller that leads.
+    fn controller(&self) -> Arc<Service> {
+        self.controller.lock().unwrap().clone()
+    }
+
+    /// Kills the maintenance controller; another replica stands by to take over.
+    async fn kill_controller(&self) {
+        let second = Service::start(&self.cluster, "maintenance-controller", &["--lease-seconds", "3"]);
+        let second = second.await.unwrap();
+        second.ready().await.unwrap();
+        let first = std::mem::replace(&mut *self.controller.lock().unwrap(), Arc::new(second));
+        first.signal(rustix::process::Signal::KILL).unwrap();
+    }
+
+    /// A place for a scenario: a namespace of this name, which is also in the names of all that it makes.
+    async fn scene(&self, name: &'static str) -> Scene<'_> {
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        namespaces.create(&PostParams::default(), &objects::namespace(name)).await.unwrap();
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), name);
+        wait::present(accounts, "default", "exists", SOON, |_| true).await.unwrap();
+        Scene { world: self, name }
+    }
+}
+
+/// What a scenario works with. Names of nodes, pools and maintenances are told without that of the scene.
+#[derive(Clone, Copy)]
+struct Scene<'a> {
+    world: &'a World,
+    name: &'static str,
+}
+
+impl Scene<'_> {
+    /// The whole name of a node, pool or maintenance of this scene.
+    fn of(&self, name: &str) -> String {
+        format!("{}-{name}", self.name)
     }
 
     fn nodes(&self) -> Api<Node> {
-        Api::all(self.client.clone())
+        Api::all(self.world.client.clone())
     }
 
     fn maintenances(&self) -> Api<NodeMaintenance> {
-        Api::all(self.client.clone())
+        Api::all(self.world.client.clone())
     }
 
     fn pods(&self) -> Api<Pod> {
-        Api::namespaced(self.client.clone(), NAMESPACE)
+        Api::namespaced(self.world.client.clone(), self.name)
     }
 
     fn evacuations(&self) -> Api<Evacuation> {
-        Api::namespaced(self.client.clone(), NAMESPACE)
+        Api::namespaced(self.world.client.clone(), self.name)
+    }
+
+    fn deployments(&self) -> Api<Deployment> {
+        Api::namespaced(self.world.client.clone(), self.name)
+    }
+
+    /// Runs pods on the nodes of a pool, wherever the scheduler finds room.
+    async fn deploy(&self, deployment: DeploymentBuilder, pools: &[&str]) {
+        let pools: Vec<_> = pools.iter().map(|pool| self.of(pool)).collect();
+        let here = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "pool", "operator": "In", "values": pools}]},
+        ]}}});
+        let here: Affinity = serde_json::from_value(here).unwrap();
+        let deployment =
+            deployment.namespace(self.name).pods(|pod| pod.with(|spec| spec.affinity = Some(here)));
+        self.deployments().create(&PostParams::default(), &deployment.build()).await.unwrap();
+    }
+
+    /// Waits until exactly so many pods run, all of them on this node.
+    async fn until_run_on(&self, node: &str, number: usize) {
+        let (node, all) = (self.of(node), watcher::Config::default());
+        let there = |pod: &Pod| {
+            pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) == Some(&node)
+                && pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running")
+        };
+        let run = |pods: &[Pod]| pods.len() == number && pods.iter().all(there);
+        self.explained(wait::all(self.pods(), all, &format!("run on {node}"), SOON, run).await);
     }
 
     fn explained<T>(&self, result: anyhow::Result<T>) -> T {
         result.unwrap_or_else(|error| {
-            let text = self.controller.text();
+            let text = self.world.controller().text();
             let lines: Vec<_> = text.lines().collect();
-            panic!("{error:#}\n{}", lines[lines.len().saturating_sub(15)..].join("\n"))
+            panic!("in {}: {error:#}\n{}", self.name, lines[lines.len().saturating_sub(15)..].join("\n"))
         })
     }
 
     /// A node with the label `pool`, which is ready.
     async fn node(&self, name: &str, pool: &str) -> Node {
-        self.node_from(objects::node(name).label("pool", pool)).await
+        self.node_from(objects::node(&self.of(name)).label("pool", &self.of(pool))).await
     }
 
     async fn node_from(&self, node: haulout_e2e::objects::NodeBuilder) -> Node {
@@ -109,7 +175,7 @@ impl World {
     }
 
     async fn pod_from(&self, pod: PodBuilder, node: &str) -> Pod {
-        let pod = pod.namespace(NAMESPACE).node(node).build();
+        let pod = pod.namespace(self.name).node(&self.of(node)).build();
         let pod = self.pods().create(&PostParams::default(), &pod).await.unwrap();
         let runs =
             |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
@@ -141,13 +207,14 @@ impl World {
     }
 
     async fn maintain_with(&self, name: &str, pool: &str, stage: Stage, plan: Value) -> NodeMaintenance {
+        let pools: Vec<_> = pool.split(',').map(|pool| self.of(pool)).collect();
         let maintenance = serde_json::from_value(json!({
             "apiVersion": "nodemaintenance.k8s.io/v1alpha1",
             "kind": "NodeMaintenance",
-            "metadata": {"name": name},
+            "metadata": {"name": self.of(name)},
             "spec": {
                 "nodeSelector": {"nodeSelectorTerms": [
-                    {"matchExpressions": [{"key": "pool", "operator": "In", "values": pool.split(',').collect::<Vec<_>>()}]},
+                    {"matchExpressions": [{"key": "pool", "operator": "In", "values": pools}]},
                 ]},
                 "stage": stage,
                 "drainPlan": plan,
@@ -158,7 +225,7 @@ impl World {
 
     async fn set_stage(&self, name: &str, stage: Stage) {
         let patch = Patch::Merge(json!({"spec": {"stage": stage}}));
-        self.maintenances().patch(name, &PatchParams::default(), &patch).await.unwrap();
+        self.maintenances().patch(&self.of(name), &PatchParams::default(), &patch).await.unwrap();
     }
 
     /// Waits until a maintenance is like this.
@@ -168,11 +235,22 @@ impl World {
         what: &str,
         condition: impl FnMut(&NodeMaintenance) -> bool,
     ) -> NodeMaintenance {
-        self.explained(wait::present(self.maintenances(), name, what, SOON, condition).await)
+        self.explained(wait::present(self.maintenances(), &self.of(name), what, SOON, condition).await)
     }
 
     async fn until_drained(&self, name: &str) -> NodeMaintenance {
         self.until(name, "is drained", |m| is(m, names::condition::DRAINED)).await
+    }
+
+    /// Deletes a maintenance and waits until it is gone.
+    async fn delete(&self, name: &str) {
+        let name = self.of(name);
+        self.maintenances().delete(&name, &DeleteParams::default()).await.unwrap();
+        self.explained(wait::gone(self.maintenances(), &name, SOON).await);
+    }
+
+    async fn patch_node(&self, name: &str, patch: Value) {
+        self.nodes().patch(&self.of(name), &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
     }
 
     /// Waits until a maintenance is completed and has let go of everything.
@@ -185,7 +263,7 @@ impl World {
     }
 
     async fn until_node(&self, name: &str, what: &str, condition: impl FnMut(&Node) -> bool) -> Node {
-        self.explained(wait::present(self.nodes(), name, what, SOON, condition).await)
+        self.explained(wait::present(self.nodes(), &self.of(name), what, SOON, condition).await)
     }
 
     /// Waits until a node is cordoned, with our marks on it.
@@ -224,12 +302,13 @@ impl World {
 
     /// Waits until there is an event with this reason on this maintenance, and returns what it says.
     async fn until_event(&self, maintenance: &str, reason: &str) -> String {
+        let maintenance = self.of(maintenance);
         let events: Api<k8s_openapi::api::events::v1::Event> =
-            Api::namespaced(self.client.clone(), "default");
+            Api::namespaced(self.world.client.clone(), "default");
         let what = format!("tell {reason} of {maintenance}");
         let is = |event: &k8s_openapi::api::events::v1::Event| {
             let regarding = event.regarding.as_ref().and_then(|regarding| regarding.name.as_deref());
-            regarding == Some(maintenance) && event.reason.as_deref() == Some(reason)
+            regarding == Some(maintenance.as_str()) && event.reason.as_deref() == Some(reason)
         };
         let told =
             wait::all(events, watcher::Config::default(), &what, SOON, |events| events.iter().any(is)).await;

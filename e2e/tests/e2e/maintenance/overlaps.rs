@@ -4,46 +4,46 @@ use futures::future::join_all;
 
 use super::*;
 
-#[tokio::test]
-async fn maintenances_that_share_a_node_finish_in_either_order() {
-    let world = World::new("maintenance-overlap").await;
+pub async fn maintenances_that_share_a_node_finish_in_either_order(world: &World) {
+    let scene = world.scene("overlap").await;
     let (blue, shared, green) =
-        (world.node("n1", "blue").await, world.node("n2", "shared").await, world.node("n3", "green").await);
-    let pod = world.slow_pod("web-1", "n2").await;
+        (scene.node("n1", "blue").await, scene.node("n2", "shared").await, scene.node("n3", "green").await);
+    let pod = scene.slow_pod("web-1", "n2").await;
     for (round, [first, second]) in [["a", "b"], ["b", "a"]].into_iter().enumerate() {
         let name = |which: &str| format!("{which}-{round}");
-        world.maintain(&name("a"), "blue,shared", Stage::Drain).await;
-        world.maintain(&name("b"), "green,shared", Stage::Drain).await;
+        scene.maintain(&name("a"), "blue,shared", Stage::Drain).await;
+        scene.maintain(&name("b"), "green,shared", Stage::Drain).await;
         for node in ["n1", "n2", "n3"] {
-            world.until_cordoned(node).await;
+            scene.until_cordoned(node).await;
         }
-        world.in_charge(&pod).await;
-        world.set_stage(&name(first), Stage::Complete).await;
-        world.until_completed(&name(first)).await;
+        scene.in_charge(&pod).await;
+        scene.set_stage(&name(first), Stage::Complete).await;
+        scene.until_completed(&name(first)).await;
         let (released, held) = if first == "a" { (&blue, &green) } else { (&green, &blue) };
-        world.until_as_before(released).await;
+        scene.until_as_before(released).await;
         for node in [&shared, held] {
-            let node = world.nodes().get(&node.name_any()).await.unwrap();
+            let node = scene.nodes().get(&node.name_any()).await.unwrap();
             assert!(is_cordoned(&node) && is_marked(&node), "{} is still wanted", node.name_any());
         }
-        let evacuation = world.evacuations().get(&world.in_charge(&pod).await).await.unwrap();
+        let evacuation = scene.evacuations().get(&scene.in_charge(&pod).await).await.unwrap();
         assert!(evacuation.is_wanted_by(names::instigator::NODE_MAINTENANCE), "the other one wants it");
-        world.set_stage(&name(second), Stage::Complete).await;
-        world.until_completed(&name(second)).await;
+        scene.set_stage(&name(second), Stage::Complete).await;
+        scene.until_completed(&name(second)).await;
         for node in [&blue, &shared, &green] {
-            world.until_as_before(node).await;
+            scene.until_as_before(node).await;
         }
-        world.until_evacuating(&[]).await;
+        scene.until_evacuating(&[]).await;
     }
-    assert_eq!(world.pods().get("web-1").await.unwrap().uid(), pod.uid());
+    assert_eq!(scene.pods().get("web-1").await.unwrap().uid(), pod.uid());
 }
 
 /// Pods pending and evacuating, message, and the priorities of the drain targets.
 type Says<'a> = (i32, i32, &'a str, i32);
 
-impl World {
+impl Scene<'_> {
     async fn until_says(&self, name: &str, says: Says<'_>) {
         let what = format!("says {says:?}");
+        let name = &self.of(name);
         let found = wait::present(self.maintenances(), name, &what, SOON, |m| {
             let status = drain(m);
             let reached: Vec<_> =
@@ -66,6 +66,7 @@ impl World {
             serde_json::from_str(node.annotations().get(names::MAINTENANCE_STATUS_ANNOTATION)?).ok()
         };
         let what = format!("says {message:?} at {priority}");
+        let name = &self.of(name);
         let found =
             wait::present(self.nodes(), name, &what, SOON, |node| says(node).as_ref() == Some(&expected));
         if let Err(error) = found.await {
@@ -94,16 +95,15 @@ impl World {
 }
 
 /// "Pod Selection and DrainTargets Example" of KEP-4212, state by state.
-#[tokio::test]
-async fn the_worked_example_of_the_kep_comes_out_step_by_step() {
-    let world = World::new("maintenance-kep").await;
+pub async fn the_worked_example_of_the_kep_comes_out_step_by_step(world: &World) {
+    let scene = world.scene("kep").await;
     let classes: Api<k8s_openapi::api::scheduling::v1::PriorityClass> = Api::all(world.client.clone());
     for value in [2000, 5000, 10_000, 15_000, 20_000] {
         let class = json!({"metadata": {"name": format!("p{value}")}, "value": value});
         classes.create(&PostParams::default(), &serde_json::from_value(class).unwrap()).await.unwrap();
     }
     for node in ["one", "two", "three", "four"] {
-        world.node(node, node).await;
+        scene.node(node, node).await;
     }
     let pods = [
         ("one", 10, 5000),
@@ -118,48 +118,50 @@ async fn the_worked_example_of_the_kep_comes_out_step_by_step() {
         ("four", 20, 15_000),
     ];
     for (node, number, priority) in pods {
-        world.crowd(node, number, priority).await;
+        scene.crowd(node, number, priority).await;
     }
     let plan = |priorities: &[i32]| -> Value {
         priorities.iter().map(|priority| json!({"podPriority": priority, "podType": "Default"})).collect()
     };
     // Both begin at the same moment for the planner: what it says in between is nobody's business.
-    world.maintain_with("maintenance-a", "one,two", Stage::Idle, plan(&[5000, 15_000])).await;
-    world.maintain_with("maintenance-b", "one,three", Stage::Idle, plan(&[10_000, 15_000])).await;
-    world.set_stage("maintenance-a", Stage::Drain).await;
-    world.until_says("maintenance-a", (130, 17, "Evacuating", 5000)).await;
-    world.set_stage("maintenance-b", Stage::Drain).await;
+    scene.maintain_with("maintenance-a", "one,two", Stage::Idle, plan(&[5000, 15_000])).await;
+    scene.maintain_with("maintenance-b", "one,three", Stage::Idle, plan(&[10_000, 15_000])).await;
+    scene.set_stage("maintenance-a", Stage::Drain).await;
+    scene.until_says("maintenance-a", (130, 17, "Evacuating", 5000)).await;
+    scene.set_stage("maintenance-b", Stage::Drain).await;
 
-    world.until_says("maintenance-b", (145, 35, "Evacuating (limited by maintenance-a)", 5000)).await;
-    world.until_says("maintenance-a", (130, 17, "Evacuating", 5000)).await;
-    world.until_node_says("one", "Evacuating", 5000).await;
-    world.until_node_says("two", "Evacuating", 5000).await;
-    world.until_node_says("three", "Evacuating", 10_000).await;
+    scene.until_says("maintenance-b", (145, 35, "Evacuating (limited by kep-maintenance-a)", 5000)).await;
+    scene.until_says("maintenance-a", (130, 17, "Evacuating", 5000)).await;
+    scene.until_node_says("one", "Evacuating", 5000).await;
+    scene.until_node_says("two", "Evacuating", 5000).await;
+    scene.until_node_says("three", "Evacuating", 10_000).await;
 
-    world.leave("three", 10_000, 0..25).await;
-    world.leave("one", 5000, 0..5).await;
-    world.until_says("maintenance-b", (145, 5, "Evacuating (limited by maintenance-a)", 5000)).await;
-    world.until_node_says("three", "Waiting for maintenance-a.", 10_000).await;
+    scene.leave("three", 10_000, 0..25).await;
+    scene.leave("one", 5000, 0..5).await;
+    scene.until_says("maintenance-b", (145, 5, "Evacuating (limited by kep-maintenance-a)", 5000)).await;
+    scene.until_node_says("three", "Waiting for kep-maintenance-a.", 10_000).await;
 
-    world.leave("one", 5000, 5..10).await;
-    world.leave("two", 5000, 0..5).await;
-    world.until_says("maintenance-a", (130, 2, "Evacuating", 5000)).await;
-    world.until_says("maintenance-b", (145, 0, "Waiting for maintenance-a.", 5000)).await;
-    world.until_node_says("one", "Waiting for maintenance-a.", 5000).await;
-    world.until_node_says("two", "Evacuating", 5000).await;
-    world.until_node_says("three", "Waiting for maintenance-a.", 10_000).await;
+    scene.leave("one", 5000, 5..10).await;
+    scene.leave("two", 5000, 0..5).await;
+    scene.until_says("maintenance-a", (130, 2, "Evacuating", 5000)).await;
+    scene.until_says("maintenance-b", (145, 0, "Waiting for kep-maintenance-a.", 5000)).await;
+    scene.until_node_says("one", "Waiting for kep-maintenance-a.", 5000).await;
+    scene.until_node_says("two", "Evacuating", 5000).await;
+    scene.until_node_says("three", "Waiting for kep-maintenance-a.", 10_000).await;
 
-    world.leave("two", 5000, 5..7).await;
-    world.until_says("maintenance-a", (91, 39, "Evacuating", 10_000)).await;
-    world.until_says("maintenance-b", (115, 30, "Evacuating", 10_000)).await;
-    world.until_node_says("one", "Evacuating (limited by maintenance-b)", 10_000).await;
-    world.until_node_says("two", "Evacuating", 15_000).await;
-    world.until_node_says("three", "Waiting for maintenance-b.", 10_000).await;
+    scene.leave("two", 5000, 5..7).await;
+    scene.until_says("maintenance-a", (91, 39, "Evacuating", 10_000)).await;
+    scene.until_says("maintenance-b", (115, 30, "Evacuating", 10_000)).await;
+    scene.until_node_says("one", "Evacuating (limited by kep-maintenance-b)", 10_000).await;
+    scene.until_node_says("two", "Evacuating", 15_000).await;
+    scene.until_node_says("three", "Waiting for kep-maintenance-b.", 10_000).await;
 
-    world.maintain_with("maintenance-c", "one,four", Stage::Drain, plan(&[2000, 15_000])).await;
-    world.until_says("maintenance-c", (90, 35, "Evacuating", 2000)).await;
-    world.until_node_says("one", "Evacuating (limited by maintenance-b, maintenance-c)", 10_000).await;
-    world.until_node_says("four", "Evacuating", 2000).await;
-    let note = world.until_event("maintenance-c", names::event::FAST_FORWARDED).await;
-    assert!(note.contains("maintenance-a, maintenance-b"), "{note}");
+    scene.maintain_with("maintenance-c", "one,four", Stage::Drain, plan(&[2000, 15_000])).await;
+    scene.until_says("maintenance-c", (90, 35, "Evacuating", 2000)).await;
+    scene
+        .until_node_says("one", "Evacuating (limited by kep-maintenance-b, kep-maintenance-c)", 10_000)
+        .await;
+    scene.until_node_says("four", "Evacuating", 2000).await;
+    let note = scene.until_event("maintenance-c", names::event::FAST_FORWARDED).await;
+    assert!(note.contains("kep-maintenance-a, kep-maintenance-b"), "{note}");
 }

@@ -1,0 +1,138 @@
+//! Restarts, outages and what cannot be read, and what is written in all that time. With the admission webhook on.
+
+use haulout_e2e::{Component, Mark, Requests};
+
+use super::*;
+
+/// One after the other: each disturbs the whole cluster, or needs it at rest.
+#[tokio::test]
+async fn a_drain_comes_through_whatever_happens_and_writes_little() {
+    let world = World::with_webhook("maintenance-trouble").await;
+    a_drain_writes_its_status_once_a_second_and_nothing_at_rest(&world).await;
+    a_new_leader_carries_on_where_the_old_one_died(&world).await;
+    a_drain_goes_on_after_an_outage_of_the_api_server(&world).await;
+    nothing_is_released_while_a_maintenance_cannot_be_read(&world).await;
+}
+
+/// What the maintenance controller has written since, but for its Lease.
+fn written(world: &World, since: Mark) -> Requests {
+    let account = "system:serviceaccount:haulout-system:haulout-maintenance-controller";
+    let requests = world.cluster.requests_since(since).unwrap().by_user(account).writes();
+    requests.only(|request| request.resource != "leases")
+}
+
+async fn a_drain_writes_its_status_once_a_second_and_nothing_at_rest(world: &World) {
+    const PODS: usize = 40;
+    let scene = world.scene("writes").await;
+    scene.node("n1", "blue").await;
+    scene.deploy(objects::deployment("web").replicas(40).pods(|pod| pod.grace(1)), &["blue", "green"]).await;
+    scene.until_run_on("n1", PODS).await;
+    scene.node("n2", "green").await;
+    let begun = world.cluster.requests_mark().unwrap();
+    scene.maintain("blue", "blue", Stage::Drain).await;
+    let drained = scene.until_drained("blue").await;
+    assert_eq!(drain(&drained).pods_evacuated, 40);
+    scene.until_event("blue", names::event::DRAINED).await;
+    scene
+        .until_node("n1", "is drained", |node| {
+            condition(node, names::condition::DRAINED).is_some_and(|(status, _)| status == "True")
+        })
+        .await;
+    let statuses = written(world, begun).resource("nodemaintenances", "status");
+    let times: Vec<_> = statuses.iter().map(|request| request.received).collect();
+    // The first says that the stage has begun. A clock's second may be a little shorter than the other's.
+    for pair in times[1..].windows(2) {
+        let apart = pair[1].duration_since(pair[0]);
+        assert!(apart.as_millis() > 900, "two writes are only {apart:?} apart: {times:?}");
+    }
+
+    // At rest, for as long as it takes to renew the Lease three times.
+    let rest = world.cluster.requests_mark().unwrap();
+    let renewed = wait::eventually("the lease is renewed three times", SOON, async || {
+        let requests = world.cluster.requests_since(rest)?.writes();
+        let renewals = requests.only(|r| r.resource == "leases" && r.name.contains("maintenance"));
+        Ok((renewals.count() >= 3).then_some(()))
+    });
+    scene.explained(renewed.await);
+    let restless: Vec<_> = written(world, rest).iter().cloned().collect();
+    assert!(restless.is_empty(), "{restless:?}");
+    scene.delete("blue").await;
+}
+
+async fn a_drain_goes_on_after_an_outage_of_the_api_server(world: &World) {
+    let scene = world.scene("outage").await;
+    let before = scene.node("n1", "blue").await;
+    let first = scene.slow_pod("web-1", "n1").await;
+    scene.pod_from(objects::pod("web-2").priority_class("system-cluster-critical"), "n1").await;
+    scene.maintain("blue", "blue", Stage::Drain).await;
+    scene.in_charge(&first).await;
+    world.cluster.restart(Component::ApiServer).await.unwrap();
+    scene.pods().delete("web-1", &DeleteParams::default().grace_period(0)).await.unwrap();
+    scene.until_pod_gone("web-2").await;
+    let drained = scene.until_drained("blue").await;
+    assert_eq!(drain(&drained).pods_evacuated, 2);
+    scene.set_stage("blue", Stage::Complete).await;
+    scene.until_completed("blue").await;
+    scene.until_as_before(&before).await;
+    scene.until_evacuating(&[]).await;
+}
+
+async fn nothing_is_released_while_a_maintenance_cannot_be_read(world: &World) {
+    let scene = world.scene("unreadable").await;
+    let before = scene.node("n1", "blue").await;
+    scene.node("n2", "green").await;
+    scene.maintain("known", "blue", Stage::Cordon).await;
+    let newer = scene.maintain("newer", "green", Stage::Cordon).await;
+    scene.until_cordoned("n1").await;
+    scene.until_cordoned("n2").await;
+    // As a later version might have stored it.
+    let store = async |stage: &str| {
+        let found = scene.maintenances().get(&newer.name_any()).await;
+        let mut object = found.map_or_else(|_| json!(newer), |found| json!(found));
+        object["spec"]["stage"] = json!(stage);
+        object["metadata"].as_object_mut().unwrap().remove("resourceVersion");
+        let key = format!("/registry/nodemaintenance.k8s.io/nodemaintenances/{}", newer.name_any());
+        world.cluster.etcd().unwrap().put(vec![(key, object.to_string().into_bytes())]).await.unwrap();
+    };
+    store("Hibernate").await;
+    world.kill_controller().await;
+    world.controller().leads().await.unwrap();
+    scene.set_stage("known", Stage::Complete).await;
+    let held_back = |m: &NodeMaintenance| {
+        let conditions = m.status.iter().flat_map(|status| &status.conditions);
+        conditions.into_iter().any(|c| c.message.contains("a NodeMaintenance that cannot be followed"))
+    };
+    scene.until("known", "is held back", held_back).await;
+    let told = scene.until_event("newer", names::event::NOT_FOLLOWED).await;
+    assert!(told.contains("Hibernate"), "{told}");
+    for name in ["n1", "n2"] {
+        let node = scene.nodes().get(&scene.of(name)).await.unwrap();
+        assert!(is_cordoned(&node) && is_marked(&node), "{name} was released");
+    }
+    store("Cordon").await;
+    scene.until_completed("known").await;
+    scene.until_as_before(&before).await;
+    assert!(is_marked(&scene.nodes().get(&scene.of("n2")).await.unwrap()));
+    scene.delete("newer").await;
+}
+
+async fn a_new_leader_carries_on_where_the_old_one_died(world: &World) {
+    let scene = world.scene("replicas").await;
+    let before = scene.node("n1", "blue").await;
+    scene.pod("web-1", "n1").await;
+    let pod = scene.slow_pod("web-2", "n1").await;
+    scene.maintain("blue", "blue", Stage::Drain).await;
+    let evacuation = scene.in_charge(&pod).await;
+    scene.until("blue", "is halfway", |m| (drain(m).pods_evacuated, drain(m).pods_left) == (1, 1)).await;
+    world.kill_controller().await;
+    // While nobody leads, the node is uncordoned and the pod leaves.
+    scene.patch_node("n1", json!({"spec": {"unschedulable": false}})).await;
+    let status = Patch::Merge(json!({"status": {"activeEvacuatorCompleted": true}}));
+    scene.evacuations().patch_status(&evacuation, &PatchParams::default(), &status).await.unwrap();
+    scene.until_pod_gone("web-2").await;
+    world.controller().leads().await.unwrap();
+    scene.until_cordoned("n1").await;
+    scene.until_drained("blue").await;
+    scene.delete("blue").await;
+    scene.until_as_before(&before).await;
+}

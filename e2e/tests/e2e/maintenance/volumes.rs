@@ -1,0 +1,90 @@
+//! Volumes that have to be detached before the daemons that detach them may leave.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::VolumeAttachment;
+
+use super::*;
+
+pub async fn volumes_are_detached_before_daemons_leave_but_for_those_of_pods_that_stay(world: &World) {
+    let scene = world.scene("volumes").await;
+    scene.node("n1", "blue").await;
+    let daemon_set = json!({
+        "metadata": {"name": "csi"},
+        "spec": {
+            "selector": {"matchLabels": {"app": "csi"}},
+            "template": {
+                "metadata": {"labels": {"app": "csi"}},
+                "spec": {
+                    "containers": [{"name": "csi", "image": "csi"}],
+                    "tolerations": [{"operator": "Exists"}],
+                    "nodeSelector": {"pool": scene.of("blue")},
+                },
+            },
+        },
+    });
+    let daemon_sets: Api<k8s_openapi::api::apps::v1::DaemonSet> =
+        Api::namespaced(world.client.clone(), scene.name);
+    daemon_sets.create(&PostParams::default(), &serde_json::from_value(daemon_set).unwrap()).await.unwrap();
+    let runs = |pods: &[Pod]| pods.iter().any(|pod| pod.spec.as_ref().is_some_and(|s| s.node_name.is_some()));
+    let pods = wait::all(scene.pods(), watcher::Config::default(), "are bound", SOON, runs).await;
+    let daemon = scene.explained(pods)[0].name_any();
+    let claim = json!({
+        "metadata": {"name": "kept"},
+        "spec": {"volumeName": "pv-kept", "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    });
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(world.client.clone(), scene.name);
+    claims.create(&PostParams::default(), &serde_json::from_value(claim).unwrap()).await.unwrap();
+    let stays = objects::pod("stays").label(names::DRAIN_LABEL, "skip").claim("kept");
+    scene.pod_from(stays, "n1").await;
+    scene.pod("web-1", "n1").await;
+    let attachments: Api<VolumeAttachment> = Api::all(world.client.clone());
+    let volumes: Api<PersistentVolume> = Api::all(world.client.clone());
+    for volume in ["pv-kept", "pv-left"] {
+        let object = json!({
+            "metadata": {"name": volume},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"],
+                "capacity": {"storage": "1Gi"},
+                "csi": {"driver": "csi.example.com", "volumeHandle": volume},
+            },
+        });
+        volumes.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
+        let attachment = json!({
+            "metadata": {"name": format!("attachment-of-{volume}")},
+            "spec": {"attacher": "csi.example.com", "nodeName": scene.of("n1"), "source": {"persistentVolumeName": volume}},
+        });
+        attachments
+            .create(&PostParams::default(), &serde_json::from_value(attachment).unwrap())
+            .await
+            .unwrap();
+    }
+
+    // The node reports the same two, and one that nothing else tells of.
+    let report = async |names: &[&str]| {
+        let names: Vec<_> = names.iter().map(|name| json!({"name": name, "devicePath": ""})).collect();
+        let patch = Patch::Merge(json!({"status": {"volumesAttached": names}}));
+        scene.nodes().patch_status(&scene.of("n1"), &PatchParams::default(), &patch).await.unwrap();
+    };
+    let [kept, left] =
+        ["pv-kept", "pv-left"].map(|volume| format!("kubernetes.io/csi/csi.example.com^{volume}"));
+    report(&[&kept, &left, "kubernetes.io/iscsi/disk"]).await;
+
+    scene.maintain("m", "blue", Stage::Drain).await;
+    scene.until_pod_gone("web-1").await;
+    let both = |m: &NodeMaintenance| drain(m).drain_message == "Waiting for 2 volumes to be detached.";
+    let waiting = scene.until("m", "waits for two volumes", both).await;
+    assert!(
+        drain(&waiting).blockers[0].message.contains("iscsi/disk, pv-left;"),
+        "{:?}",
+        drain(&waiting).blockers
+    );
+    report(&[&kept, &left]).await;
+    let one = |m: &NodeMaintenance| drain(m).drain_message == "Waiting for 1 volume to be detached.";
+    let waiting = scene.until("m", "waits for one volume", one).await;
+    assert_eq!(drain(&waiting).blockers[0].reason, names::reason::VOLUMES_ATTACHED);
+    assert!(drain(&waiting).blockers[0].message.contains("pv-left"), "{:?}", drain(&waiting).blockers);
+    assert_eq!(scene.evacuated().await, BTreeSet::new(), "the CSI plugin has to detach it first");
+    attachments.delete("attachment-of-pv-left", &DeleteParams::default()).await.unwrap();
+    report(&[&kept]).await;
+    scene.until_evacuating(&[&daemon]).await;
+}
