@@ -25,6 +25,7 @@ use self::folder::Folder;
 use crate::etcd::Etcd;
 use crate::handle::Handle;
 use crate::process::Process;
+use crate::real_node::{Door, RealNode};
 
 /// How long a component gets to end by itself before it is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
@@ -106,6 +107,9 @@ pub struct Cluster {
     running: Mutex<BTreeMap<Component, Arc<Process>>>,
     /// Tells [`Cluster::wait_for_exit`] to look at `running` again.
     changed: watch::Sender<()>,
+    /// The way to an API server in the network of a real node.
+    door: Option<Door>,
+    real_nodes: Vec<RealNode>,
     folder: Folder,
 }
 
@@ -121,6 +125,11 @@ impl Cluster {
     /// Settings for a cluster that has yet to boot.
     pub fn builder() -> Builder {
         Builder::default()
+    }
+
+    /// Its real nodes, the first of which is the control plane's machine.
+    pub fn real_nodes(&self) -> &[RealNode] {
+        &self.real_nodes
     }
 
     /// What other processes need to use this cluster.

@@ -129,7 +129,7 @@ fn serving_params() -> Result<CertificateParams> {
         "kubernetes.default.svc.cluster.local",
     ];
     let mut params = CertificateParams::new(names.map(str::to_owned)).context("naming the API server")?;
-    for address in ["127.0.0.1", SERVICE_IP] {
+    for address in ["127.0.0.1", SERVICE_IP, crate::real_node::API_SERVER] {
         let address: IpAddr = address.parse().context("reading the API server's address")?;
         params.subject_alt_names.push(SanType::IpAddress(address));
     }

@@ -19,6 +19,9 @@ use crate::wait;
 pub const NAMESPACE: &str = "haulout-system";
 /// Where tests find the program that runs them, and beside it our services.
 pub const XTASK_ENV: &str = "HAULOUT_XTASK";
+/// What a test prints before the reason why it cannot run on this machine, on a line of its own; then it passes, and
+/// is reported as skipped.
+pub const SKIPPED: &str = "skipped on this machine: ";
 /// The names of the chart's values for the services, each of which stands for a Deployment.
 pub(crate) const VALUES: &[&str] =
     &["admissionWebhook", "evacuationController", "maintenanceController", "taintManager"];

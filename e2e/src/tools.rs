@@ -1,8 +1,10 @@
 //! The control plane's programs, built once from the Go module in `control-plane/` into a cache
-//! outside the clone. What is cached under which name is decided in `key`; building is in `build`.
+//! outside the clone. What is cached under which name is decided in `key`; building is in `build`; what a real node
+//! needs on top is in `node`.
 
 mod build;
 mod key;
+mod node;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,6 +14,7 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
 use self::key::Source;
+pub use self::node::{NodeTools, ensure_node};
 
 /// The built programs.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
@@ -44,25 +47,43 @@ impl Tools {
 /// about 12 minutes on 2 cores when Go has nothing cached either; instant, and without Go, when it
 /// has been done before.
 pub fn ensure(progress: impl Fn(&str)) -> Result<Tools> {
-    let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("control-plane");
-    let source = Source::read(&module)?;
+    let source = Source::read(&module())?;
+    let imports = source.tools.as_slice();
+    let dir = find_or_build(&source, key::CONTROL_PLANE, imports, &[], &progress, |_| Ok(()))?;
+    Ok(Tools { dir, kubernetes_version: source.kubernetes_version })
+}
+
+/// The Go module that pins everything.
+fn module() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("control-plane")
+}
+
+/// The folder of a build: one that is in the cache, or else a new one of these imports and `others`, of which `key`
+/// has to tell all.
+fn find_or_build(
+    source: &Source,
+    kind: &str,
+    imports: &[String],
+    key: &[&str],
+    progress: &dyn Fn(&str),
+    others: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
+    let module = module();
     let cache = cache_dir()?;
-    let go = key::go_version(&module);
-    let tools = |dir| Tools { dir, kubernetes_version: source.kubernetes_version.clone() };
-    let dir = match &go {
-        Ok(version) => cache.join(source.folder(version)),
+    let dir = match &key::go_version(&module) {
+        Ok(version) => cache.join(source.folder(kind, version, key)),
         // Any Go's build of these sources will do when there is no Go to build another.
-        Err(missing) => match newest_build(&cache, &source.folder_prefix()) {
+        Err(missing) => match newest_build(&cache, &source.folder_prefix(kind)) {
             Some(dir) => dir,
             None => anyhow::bail!("{missing:#}"),
         },
     };
     if !dir.exists() {
         fs::create_dir_all(&cache).with_context(|| format!("creating the cache {}", cache.display()))?;
-        build::build(&module, &source, &dir, &progress)?;
+        build::build(&module, source, imports, &dir, progress, others)?;
         sweep(&cache, &dir);
     }
-    Ok(tools(dir))
+    Ok(dir)
 }
 
 fn cache_dir() -> Result<PathBuf> {
@@ -85,7 +106,8 @@ fn newest_build(cache: &Path, prefix: &str) -> Option<PathBuf> {
 fn builds(cache: &Path) -> impl Iterator<Item = (PathBuf, SystemTime)> {
     let entries = fs::read_dir(cache).into_iter().flatten().flatten();
     entries.filter_map(|entry| {
-        let finished = entry.file_name().to_string_lossy().starts_with(key::FOLDER);
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let finished = [key::CONTROL_PLANE, key::NODE].iter().any(|kind| name.starts_with(kind));
         let modified = entry.metadata().and_then(|metadata| metadata.modified()).ok()?;
         finished.then(|| (entry.path(), modified))
     })

@@ -3,6 +3,7 @@
 
 mod bench;
 mod demo;
+mod dist;
 mod generate;
 mod needs;
 mod repo;
@@ -26,7 +27,8 @@ const EXAMPLES: &str = "Examples:
   cargo xtask demo                   a real control plane with our API, until Ctrl-C
   cargo xtask test                   everything that CI checks
   cargo xtask e2e refused            the end-to-end tests whose names contain \"refused\"
-  cargo xtask bench baseline --json  one benchmark, for machines";
+  cargo xtask bench baseline --json  one benchmark, for machines
+  cargo xtask dist                   programs, images and chart of a release, in target/dist";
 
 #[derive(Subcommand)]
 enum Command {
@@ -42,6 +44,8 @@ enum Command {
     Soak(soak::Args),
     /// Writes the files that are generated from the Rust types
     Generate(generate::Args),
+    /// Builds what a release is made of: programs, images, chart, bills of materials, checksums
+    Dist(dist::Args),
 }
 
 fn main() -> ExitCode {
@@ -52,6 +56,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Soak(args) => soak::run(&args),
         Command::Generate(args) => generate::run(&args),
+        Command::Dist(args) => dist::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -40,3 +40,18 @@ pub fn build_services() -> Result<()> {
     }
     Ok(())
 }
+
+/// Where cargo keeps what it builds on the way.
+pub fn build_dir() -> Result<PathBuf> {
+    let output = cargo()
+        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .current_dir(root())
+        .output()
+        .context("running cargo metadata")?;
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&output.stdout).context("reading what cargo metadata says")?;
+    // Cargo before 1.91 keeps everything in its target folder.
+    let folder =
+        ["build_directory", "target_directory"].iter().find_map(|field| metadata.get(field)?.as_str());
+    Ok(folder.context("cargo does not say where it builds")?.into())
+}

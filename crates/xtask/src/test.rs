@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use haulout_e2e::service::XTASK_ENV;
-use haulout_e2e::{Cluster, Handle, tools};
+use haulout_e2e::{Cluster, Handle, real_node, tools};
 use tokio::runtime::Runtime;
 
 use self::runner::{Binary, Outcome, Verdict};
 use crate::ui::{self, Step};
-use crate::{generate, needs, repo, soak};
+use crate::{dist, generate, needs, repo, soak};
 
 /// The package whose tests need a cluster.
 const E2E_PACKAGE: &str = "haulout-e2e";
@@ -56,6 +56,11 @@ pub fn run(args: &Args) -> Result<()> {
     let services = report.step("build the services", repo::build_services);
     let built = report.step("build the tests", || runner::build(&["--workspace"]));
     let control_plane = report.step("build the control plane", || tools::ensure(ui::note));
+    if args.full && real_node::missing().is_none() {
+        // Tests would do so, too, and look as if they hung.
+        report.step("build the real nodes' programs", || tools::ensure_node(ui::note));
+        report.step("build what is shipped", dist::prepare);
+    }
     if let (Some(binaries), Some(()), Some(_)) = (built, services, control_plane) {
         let (e2e, unit): (Vec<_>, Vec<_>) = binaries.into_iter().partition(|b| b.is_end_to_end(E2E_PACKAGE));
         report.tests("unit tests", &unit, None, args.full, |_| Ok(None));

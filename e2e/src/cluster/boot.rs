@@ -1,11 +1,12 @@
 //! The way from settings to a cluster that is ready for use.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::api::GetParams;
 use kube::core::Request;
@@ -18,7 +19,8 @@ use super::ports::Ports;
 use super::{Cluster, Component};
 use crate::handle::Handle;
 use crate::kubeconfig::{self, Identity};
-use crate::pki::Pki;
+use crate::pki::{Pki, write_private};
+use crate::real_node::{self, Door, RealNode};
 use crate::tools::{self, Tools};
 use crate::wait;
 
@@ -40,6 +42,8 @@ pub struct Builder {
     scheduler: bool,
     kwok: bool,
     audit: bool,
+    real_nodes: usize,
+    images: Vec<PathBuf>,
     extra_args: Vec<(Component, String)>,
     progress: Progress,
 }
@@ -54,6 +58,8 @@ impl Default for Builder {
             scheduler: true,
             kwok: true,
             audit: true,
+            real_nodes: 0,
+            images: Vec::new(),
             extra_args: Vec::new(),
             progress: Arc::new(|_| {}),
         }
@@ -111,6 +117,21 @@ impl Builder {
         self
     }
 
+    /// How many real nodes there are, called `real-1` and so on, beside those of KWOK; none unless told otherwise.
+    /// [`crate::real_node::missing`] tells whether there can be any.
+    #[must_use]
+    pub fn real_nodes(mut self, count: usize) -> Self {
+        self.real_nodes = count;
+        self
+    }
+
+    /// Archives of images that the real nodes have from the start.
+    #[must_use]
+    pub fn images(mut self, archives: impl IntoIterator<Item = PathBuf>) -> Self {
+        self.images.extend(archives);
+        self
+    }
+
     /// Adds arguments to a component; they win over ours.
     #[must_use]
     pub fn extra_args<S: Into<String>>(
@@ -138,9 +159,9 @@ impl Builder {
         }
         let mut attempt = 1;
         loop {
-            let cluster = self.prepare()?;
+            let mut cluster = self.prepare()?;
             let begun = Instant::now();
-            match self.start(&cluster).await {
+            match self.start(&mut cluster).await {
                 Ok(()) => {
                     let seconds = begun.elapsed().as_secs_f64();
                     (self.progress)(&format!("cluster {} is ready after {seconds:.1} s", self.name));
@@ -193,14 +214,26 @@ impl Builder {
             ports,
             taint_eviction: self.taint_eviction,
             controller_manager_qps: self.controller_manager_qps,
+            network: None,
             extra_args: self.extra_args.clone(),
         };
         let (running, changed) = (Mutex::default(), watch::Sender::new(()));
-        Ok(Cluster { handle, settings, running, changed, folder })
+        let (real_nodes, door) = (Vec::new(), None);
+        Ok(Cluster { handle, settings, running, changed, door, real_nodes, folder })
     }
 
-    async fn start(&self, cluster: &Cluster) -> Result<()> {
+    async fn start(&self, cluster: &mut Cluster) -> Result<()> {
         (self.progress)(&format!("booting cluster {}", self.name));
+        if self.real_nodes > 0 {
+            cluster.make_room(self.real_nodes).await.context("making the real nodes' namespaces")?;
+        }
+        let mut real_nodes = std::mem::take(&mut cluster.real_nodes);
+        let started = self.start_in(cluster, &mut real_nodes).await;
+        cluster.real_nodes = real_nodes;
+        started
+    }
+
+    async fn start_in(&self, cluster: &Cluster, real_nodes: &mut [RealNode]) -> Result<()> {
         let ready = async {
             // The API server waits for etcd by itself.
             cluster.spawn(Component::Etcd)?;
@@ -217,7 +250,10 @@ impl Builder {
                     cluster.spawn(component)?;
                 }
             }
-            wait_for_service_account(cluster.client().await?).await
+            wait_for_service_account(cluster.client().await?).await?;
+            let started = real_nodes.iter_mut().map(|node| node.start(&cluster.handle, &self.images));
+            try_join_all(started).await.context("starting the real nodes")?;
+            Ok(())
         };
         tokio::select! {
             result = ready => result,
@@ -227,6 +263,35 @@ impl Builder {
 }
 
 impl Cluster {
+    /// Makes the namespaces of this many real nodes, with the control plane in the network of the first.
+    async fn make_room(&mut self, nodes: usize) -> Result<()> {
+        for number in 1..=nodes {
+            let node = RealNode::create(&self.handle.root, &self.handle.logs, number).await?;
+            node.connect(self.real_nodes.first().unwrap_or(&node)).await?;
+            self.real_nodes.push(node);
+        }
+        let first = self.real_nodes.first().context("there is a first node")?;
+        self.door = Some(Door::open(self.settings.ports.api_server, &first.network())?);
+        self.settings.network = Some(first.network());
+        let pki = self.handle.pki();
+        let credentials = pki.client("kube-apiserver", &["system:masters"])?;
+        let (certificate, key) = (pki.file("kubelet-client.crt"), pki.file("kubelet-client.key"));
+        write_private(&certificate, credentials.certificate.as_bytes())?;
+        write_private(&key, credentials.key.as_bytes())?;
+        let arguments = [
+            "--bind-address=0.0.0.0".to_owned(),
+            format!("--advertise-address={}", real_node::API_SERVER),
+            "--endpoint-reconciler-type=lease".to_owned(),
+            format!("--kubelet-client-certificate={}", certificate.display()),
+            format!("--kubelet-client-key={}", key.display()),
+            "--kubelet-preferred-address-types=InternalIP".to_owned(),
+        ];
+        // Before those of the test, which win.
+        let arguments = arguments.map(|argument| (Component::ApiServer, argument));
+        self.settings.extra_args.splice(0..0, arguments);
+        Ok(())
+    }
+
     /// Waits until the API server says that it is ready.
     pub(super) async fn wait_for_api_server(&self) -> Result<()> {
         let client = self.handle.client().await?;

@@ -1,6 +1,6 @@
 //! How each program of the control plane is called.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::Component;
 use super::ports::Ports;
@@ -14,6 +14,8 @@ pub(super) struct Settings {
     pub(super) ports: Ports,
     pub(super) taint_eviction: bool,
     pub(super) controller_manager_qps: Option<u32>,
+    /// The network that everything runs in, where it is not this machine's.
+    pub(super) network: Option<PathBuf>,
     /// Appended to the component's own arguments, so that they win.
     pub(super) extra_args: Vec<(Component, String)>,
 }
@@ -43,7 +45,14 @@ pub(super) fn command(component: Component, handle: &Handle, settings: &Settings
         Component::Kwok => kwok(root, component, "pods.yaml", 0),
     };
     let extra = settings.extra_args.iter().filter(|(of, _)| *of == component).map(|(_, arg)| arg);
-    Command::new(handle.tools.path(component.program()))
+    let program = handle.tools.path(component.program());
+    let command = match &settings.network {
+        Some(network) => {
+            Command::new("nsenter").arg(format!("--net={}", network.display())).arg("--").arg(program)
+        }
+        None => Command::new(program),
+    };
+    command
         .args(args)
         .args(extra)
         .current_dir(root)

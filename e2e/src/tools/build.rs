@@ -16,12 +16,19 @@ use crate::process;
 const GO_CACHE_GIB: u64 = 8;
 const TOOLS_GIB: u64 = 1;
 
-/// Builds everything into `dir`, unless another process does so while we wait for it.
-pub(super) fn build(module: &Path, source: &Source, dir: &Path, progress: &dyn Fn(&str)) -> Result<()> {
+/// Builds these imports into `dir` and has `others` put into it, unless another process does so while we wait for it.
+pub(super) fn build(
+    module: &Path,
+    source: &Source,
+    imports: &[String],
+    dir: &Path,
+    progress: &dyn Fn(&str),
+    others: impl FnOnce(&Path) -> Result<()>,
+) -> Result<()> {
     let cache = dir.parent().context("the cache folder has no parent")?;
     let lock = File::create(cache.join("build.lock")).context("creating the lock of the tool cache")?;
     if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-        progress("waiting for another process that is building the control plane");
+        progress("waiting for another process that is building");
         flock(&lock, FlockOperation::LockExclusive).context("locking the tool cache")?;
     }
     if dir.exists() {
@@ -37,17 +44,18 @@ pub(super) fn build(module: &Path, source: &Source, dir: &Path, progress: &dyn F
         fs::remove_dir_all(&unfinished).with_context(|| format!("removing {}", unfinished.display()))?;
     }
     fs::create_dir_all(&unfinished).with_context(|| format!("creating {}", unfinished.display()))?;
-    for (index, import) in source.tools.iter().enumerate() {
+    for (index, import) in imports.iter().enumerate() {
         let name = binary_name(import);
-        let position = format!("({} of {})", index + 1, source.tools.len());
+        let position = format!("({} of {})", index + 1, imports.len());
         progress(&format!("building {name} {position}"));
         let started = Instant::now();
         go_build(module, source, import, &unfinished.join(name))
             .with_context(|| format!("building {name} from {import}"))?;
         progress(&format!("built {name} {position} in {}", seconds(started.elapsed())));
     }
+    others(&unfinished)?;
     fs::rename(&unfinished, dir).with_context(|| format!("moving the tools to {}", dir.display()))?;
-    progress(&format!("built the control plane in {}", seconds(begun.elapsed())));
+    progress(&format!("built everything in {}", seconds(begun.elapsed())));
     Ok(())
 }
 

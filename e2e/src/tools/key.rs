@@ -7,8 +7,11 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};
 
-/// What the names of all builds begin with.
-pub(super) const FOLDER: &str = "control-plane-";
+/// What the name of a build begins with: what it is a build of.
+pub(super) const CONTROL_PLANE: &str = "control-plane-";
+pub(super) const NODE: &str = "real-node-";
+/// The programs of a node. They take minutes and few tests need them, so that they are a build of their own.
+const NODE_TOOLS: [&str; 2] = ["kube-proxy", "kubelet"];
 
 /// The Go module's text and what we read from it.
 pub(super) struct Source {
@@ -16,8 +19,10 @@ pub(super) struct Source {
     go_sum: String,
     /// The version of `k8s.io/kubernetes`, with its `v`.
     pub(super) kubernetes_version: String,
-    /// The import paths on the `tool` lines.
+    /// The import paths on the `tool` lines, without those of a node's programs.
     pub(super) tools: Vec<String>,
+    /// The import paths of a node's programs.
+    pub(super) node_tools: Vec<String>,
 }
 
 impl Source {
@@ -38,17 +43,18 @@ impl Source {
             .and_then(|rest| rest.split_whitespace().next())
             .context("go.mod does not require k8s.io/kubernetes")?
             .to_owned();
-        let tools: Vec<_> = go_mod
+        let all = go_mod
             .lines()
             .skip_while(|line| line.trim() != "tool (")
             .skip(1)
             .take_while(|line| line.trim() != ")")
-            .map(|line| line.trim().to_owned())
-            .collect();
+            .map(|line| line.trim().to_owned());
+        let of_node = |import: &String| NODE_TOOLS.iter().any(|tool| import.ends_with(tool));
+        let (node_tools, tools): (Vec<_>, Vec<_>) = all.partition(of_node);
         if tools.is_empty() {
             bail!("go.mod has no block of tool lines");
         }
-        Ok(Self { go_mod, go_sum, kubernetes_version, tools })
+        Ok(Self { go_mod, go_sum, kubernetes_version, tools, node_tools })
     }
 
     /// The value for `-ldflags`. Without the versions the API server would call itself v0.0.0, and Helm
@@ -81,15 +87,15 @@ impl Source {
         version.strip_suffix(".0").unwrap_or(version)
     }
 
-    /// The folder name without the part for the Go version.
-    pub(super) fn folder_prefix(&self) -> String {
+    /// The folder name of this kind of build, without the part for the Go version.
+    pub(super) fn folder_prefix(&self, kind: &str) -> String {
         let target = format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH);
-        format!("{FOLDER}{}-", digest(&[&self.go_mod, &self.go_sum, &self.linker_flags(), &target]))
+        format!("{kind}{}-", digest(&[&self.go_mod, &self.go_sum, &self.linker_flags(), &target]))
     }
 
-    /// The folder name for a build by this Go.
-    pub(super) fn folder(&self, go_version: &str) -> String {
-        self.folder_prefix() + &digest(&[go_version])
+    /// The folder name for a build of this kind by this Go, with whatever else goes into it.
+    pub(super) fn folder(&self, kind: &str, go_version: &str, others: &[&str]) -> String {
+        self.folder_prefix(kind) + &digest(&[&[go_version], others].concat())
     }
 }
 
@@ -138,12 +144,13 @@ mod tests {
 
     #[test]
     fn the_key_changes_with_sources_and_go_but_not_otherwise() {
-        let folder = source(GO_MOD).folder("go version go1.26.8 linux/amd64");
-        assert_eq!(folder, source(GO_MOD).folder("go version go1.26.8 linux/amd64"));
-        assert_ne!(folder, source(GO_MOD).folder("go version go1.26.9 linux/amd64"));
+        let folder_of = |go_mod: &str, go: &str| source(go_mod).folder(CONTROL_PLANE, go, &[]);
+        let folder = folder_of(GO_MOD, "go version go1.26.8 linux/amd64");
+        assert_eq!(folder, folder_of(GO_MOD, "go version go1.26.8 linux/amd64"));
+        assert_ne!(folder, folder_of(GO_MOD, "go version go1.26.9 linux/amd64"));
         let newer = GO_MOD.replace("v1.36.3", "v1.36.4");
-        assert_ne!(folder, source(&newer).folder("go version go1.26.8 linux/amd64"));
-        assert!(folder.starts_with(&source(GO_MOD).folder_prefix()));
+        assert_ne!(folder, folder_of(&newer, "go version go1.26.8 linux/amd64"));
+        assert!(folder.starts_with(&source(GO_MOD).folder_prefix(CONTROL_PLANE)));
     }
 
     #[test]
@@ -151,6 +158,7 @@ mod tests {
         let source = Source::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("control-plane")).unwrap();
         assert!(source.kubernetes_version.starts_with("v1."));
         assert_eq!(source.tools.len(), 7);
+        assert_eq!(source.node_tools.len(), NODE_TOOLS.len());
     }
 
     #[test]

@@ -5,6 +5,7 @@
 mod admission_rules;
 mod api;
 mod chart;
+mod dist;
 mod documentation;
 mod evacuation;
 mod harness;
@@ -12,6 +13,7 @@ mod leadership;
 mod maintenance;
 mod pod_cache;
 mod probe;
+mod real_node;
 mod service;
 mod support;
 mod taint_manager;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use haulout_e2e::process;
+use haulout_e2e::service::SKIPPED;
 use serde_json::Value;
 
 use crate::{repo, ui};
@@ -160,13 +161,17 @@ fn run_one(test: &Test, full: bool, env: &[(&str, OsString)]) -> Outcome {
     let result = execute(test, &name, env);
     let took = begun.elapsed();
     match result {
-        Ok(None) => {
+        Ok(Ended::Skipped(reason)) => {
+            ui::warning(&format!("test {name} was skipped: {reason}"));
+            Outcome { name, verdict: Verdict::Skipped, took }
+        }
+        Ok(Ended::Passed) => {
             if took >= WORTH_A_LINE {
                 ui::note(&format!("    ok {name} ({})", ui::duration(took)));
             }
             Outcome { name, verdict: Verdict::Passed, took }
         }
-        Ok(Some(output)) => {
+        Ok(Ended::Failed(output)) => {
             ui::error(&format!("test {name} failed after {}:\n{output}", ui::duration(took)));
             Outcome { name, verdict: Verdict::Failed, took }
         }
@@ -177,8 +182,16 @@ fn run_one(test: &Test, full: bool, env: &[(&str, OsString)]) -> Outcome {
     }
 }
 
-/// Runs one test; what it printed if it failed.
-fn execute(test: &Test, name: &str, env: &[(&str, OsString)]) -> Result<Option<String>> {
+/// What a test that could be run came to.
+enum Ended {
+    Passed,
+    /// It cannot do its work on this machine, for this reason.
+    Skipped(String),
+    /// What it printed.
+    Failed(String),
+}
+
+fn execute(test: &Test, name: &str, env: &[(&str, OsString)]) -> Result<Ended> {
     let folder = tempfile::tempdir().context("making a folder for the output")?;
     let log = folder.path().join("output");
     let mut command = process::Command::new(&test.binary.executable)
@@ -196,11 +209,15 @@ fn execute(test: &Test, name: &str, env: &[(&str, OsString)]) -> Result<Option<S
     let read =
         || fs::read_to_string(&log).unwrap_or_else(|error| format!("(its output cannot be read: {error})"));
     match status {
-        Some(status) if status.success() => Ok(None),
-        Some(status) => Ok(Some(format!("{}\n{status}", read().trim_end()))),
+        Some(status) if status.success() => {
+            let output = read();
+            let reason = output.lines().find_map(|line| Some(line.split_once(SKIPPED)?.1));
+            Ok(reason.map_or(Ended::Passed, |reason| Ended::Skipped(reason.to_owned())))
+        }
+        Some(status) => Ok(Ended::Failed(format!("{}\n{status}", read().trim_end()))),
         None => {
             process.kill()?;
-            Ok(Some(format!("{}\nit hung and was ended", read().trim_end())))
+            Ok(Ended::Failed(format!("{}\nit hung and was ended", read().trim_end())))
         }
     }
 }

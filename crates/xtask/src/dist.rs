@@ -1,0 +1,117 @@
+//! `cargo xtask dist`: what a release is made of. Static programs, an image for each, the chart's package, bills of
+//! materials and checksums: the same sources, compiler and libc give the same bytes.
+
+mod binaries;
+mod chart;
+mod images;
+mod sbom;
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use haulout_e2e::image::architecture;
+use rustix::fs::{FlockOperation, flock};
+use sha2::{Digest, Sha256};
+
+pub use self::images::Builder;
+use crate::ui::{self, Step};
+use crate::{needs, repo};
+
+/// The services that are shipped: their programs, and with `haulout-` before them their packages.
+pub const SERVICES: [&str; 4] =
+    ["admission-webhook", "evacuation-controller", "maintenance-controller", "taint-manager"];
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Only this service; may be given more than once
+    #[arg(long = "service", value_name = "NAME", value_parser = SERVICES)]
+    services: Vec<String>,
+    /// Where everything is put; what is there goes
+    #[arg(long, value_name = "FOLDER")]
+    output: Option<PathBuf>,
+    /// What makes the images; only our own writer makes the same bytes everywhere
+    #[arg(long, value_enum, default_value_t = Builder::Own)]
+    builder: Builder,
+    /// What comes before the service's name in the images' names
+    #[arg(long, default_value = "docker.io/haulout")]
+    repository: String,
+    /// Where cargo builds; else where it builds everything of ours
+    #[arg(long, value_name = "FOLDER")]
+    build_dir: Option<PathBuf>,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let target = repo::root().join("target");
+    let output = args.output.clone().unwrap_or_else(|| target.join("dist"));
+    let output = std::path::absolute(&output).context("finding the output folder")?;
+    needs::free_disk(&repo::root(), 5)?;
+    fs::create_dir_all(&target).with_context(|| format!("creating {}", target.display()))?;
+    let lock = File::create(target.join("dist.lock")).context("creating the lock of `cargo xtask dist`")?;
+    flock(&lock, FlockOperation::LockExclusive).context("waiting for another `cargo xtask dist`")?;
+    if output.exists() {
+        fs::remove_dir_all(&output).with_context(|| format!("emptying {}", output.display()))?;
+    }
+    fs::create_dir_all(&output).with_context(|| format!("creating {}", output.display()))?;
+
+    let services: Vec<_> = SERVICES
+        .into_iter()
+        .filter(|name| args.services.is_empty() || args.services.iter().any(|one| one == name))
+        .collect();
+    step("programs", || binaries::build(&services, &output, args.build_dir.as_deref()))?;
+    step("images", || images::build(&services, &output, args.builder, &args.repository))?;
+    step("chart", || chart::package(&output))?;
+    step("bills of materials", || sbom::write(&services, &output))?;
+    step("checksums", || checksums(&output))?;
+    for (name, path) in files(&output)? {
+        let size = fs::metadata(&path).map_or(0, |metadata| metadata.len());
+        ui::result(&format!("{:>7.1} MiB  {name}", mebibytes(size)));
+    }
+    ui::result(&format!("everything is in {}", output.display()));
+    Ok(())
+}
+
+/// Has cargo build the programs, so that the next `cargo xtask dist` finds them.
+pub fn prepare() -> Result<()> {
+    let folder = tempfile::tempdir().context("making a folder for the programs")?;
+    binaries::build(&SERVICES, folder.path(), None)
+}
+
+/// What a file is called that is made for this architecture only.
+fn for_platform(service: &str, suffix: &str) -> String {
+    format!("{service}-linux-{}{suffix}", architecture())
+}
+
+fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let step = Step::begin(name);
+    let result = work();
+    step.end(result.is_ok(), "");
+    result
+}
+
+/// Writes `SHA256SUMS`, which `sha256sum --check` reads.
+fn checksums(output: &Path) -> Result<()> {
+    let sums = files(output)?.into_iter().map(|(name, path)| {
+        let bytes = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+        Ok(format!("{:x}  {name}\n", Sha256::digest(&bytes)))
+    });
+    let sums = sums.collect::<Result<String>>()?;
+    fs::write(output.join("SHA256SUMS"), sums).context("writing SHA256SUMS")
+}
+
+/// The names and paths of what has been made, sorted.
+fn files(output: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let entries = fs::read_dir(output).with_context(|| format!("listing {}", output.display()))?;
+    let entries = entries.map(|entry| {
+        let entry = entry.with_context(|| format!("listing {}", output.display()))?;
+        Ok((entry.file_name().to_string_lossy().into_owned(), entry.path()))
+    });
+    let mut files = entries.collect::<Result<Vec<_>>>()?;
+    files.sort();
+    Ok(files)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "it is only shown")]
+fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}

@@ -1,0 +1,29 @@
+//! What a machine has to have for a real node.
+
+use std::path::Path;
+
+/// Programs that come with the machine.
+const PROGRAMS: [&str; 7] = ["apt-get", "dpkg-deb", "ip", "mount", "nsenter", "sh", "unshare"];
+
+/// Why no real node can run on this machine; `None` if one can.
+pub fn missing() -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("a real node needs root".to_owned());
+    }
+    let file_systems = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    if !file_systems.lines().any(|line| line.ends_with("\toverlay")) {
+        return Some("a real node needs the file system overlay, which this kernel does not have".to_owned());
+    }
+    if !Path::new("/sys/fs/cgroup/memory/cgroup.procs").exists() {
+        return Some(
+            "a real node has only been tried with cgroup v1, which this machine does not have".to_owned(),
+        );
+    }
+    let missing: Vec<_> = PROGRAMS.into_iter().filter(|program| !is_installed(program)).collect();
+    (!missing.is_empty()).then(|| format!("a real node needs {}", missing.join(", ")))
+}
+
+fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
