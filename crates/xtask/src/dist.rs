@@ -33,9 +33,9 @@ pub struct Args {
     /// What makes the images; only our own writer makes the same bytes everywhere
     #[arg(long, value_enum, default_value_t = Builder::Own)]
     builder: Builder,
-    /// What comes before the service's name in the images' names
-    #[arg(long, default_value = "docker.io/haulout")]
-    repository: String,
+    /// What comes before the service's name in the images' names, such as example.com/haulout; else what the chart says
+    #[arg(long)]
+    repository: Option<String>,
     /// Where cargo builds; else where it builds everything of ours
     #[arg(long, value_name = "FOLDER")]
     build_dir: Option<PathBuf>,
@@ -59,7 +59,10 @@ pub fn run(args: &Args) -> Result<()> {
         .filter(|name| args.services.is_empty() || args.services.iter().any(|one| one == name))
         .collect();
     step("programs", || binaries::build(&services, &output, args.build_dir.as_deref()))?;
-    step("images", || images::build(&services, &output, args.builder, &args.repository))?;
+    step("images", || {
+        let repository = args.repository.clone().map_or_else(chart::repository, Ok)?;
+        images::build(&services, &output, args.builder, &repository)
+    })?;
     step("chart", || chart::package(&output))?;
     step("bills of materials", || sbom::write(&services, &output))?;
     step("checksums", || checksums(&output))?;

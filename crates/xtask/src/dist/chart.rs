@@ -8,10 +8,32 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use flate2::read::GzDecoder;
 use haulout_e2e::{image, tools};
+use serde_json::Value;
 
 use crate::{repo, ui};
 
+/// Where the chart looks for images, unless it is told otherwise.
+pub fn repository() -> Result<String> {
+    let image = read("values.yaml")?.get("image").cloned().context("the chart's values have no image")?;
+    let field = |name: &str| image.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
+    let repository = field("repository").context("the chart's values have no image.repository")?;
+    Ok(format!("{}/{repository}", field("registry").unwrap_or("docker.io")))
+}
+
+fn read(file: &str) -> Result<Value> {
+    let path = repo::root().join("charts/haulout").join(file);
+    let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+    serde_yaml::from_str(&text).with_context(|| format!("reading {}", path.display()))
+}
+
 pub fn package(output: &Path) -> Result<()> {
+    let version = read("Chart.yaml")?.get("appVersion").and_then(Value::as_str).map(str::to_owned);
+    if version.as_deref() != Some(env!("CARGO_PKG_VERSION")) {
+        bail!(
+            "the chart's appVersion is {version:?}, and our crates' version is {}",
+            env!("CARGO_PKG_VERSION")
+        );
+    }
     let helm = tools::ensure(ui::note)?.helm();
     let folder = tempfile::tempdir().context("making a folder for Helm")?;
     let packaged = Command::new(helm)
