@@ -14,7 +14,7 @@ use haulout_e2e::service::{NAMESPACE, SKIPPED};
 use haulout_e2e::{Cluster, objects, real_node, wait};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
-use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use kube::{Client, ResourceExt as _};
 use serde_json::json;
@@ -122,7 +122,7 @@ impl World {
             ],
         ] {
             let output = self.cluster.kubectl(args).await.unwrap();
-            story += &format!("{}{}\n", output.stdout, output.stderr);
+            story.extend([output.stdout, output.stderr]);
         }
         story
     }
@@ -159,7 +159,7 @@ impl World {
         self.maintenances().patch(name, &PatchParams::default(), &patch).await.unwrap();
         let done = |m: &NodeMaintenance| m.finalizers().is_empty();
         self.explained(wait::present(self.maintenances(), name, "lets go", SOON, done).await).await;
-        self.maintenances().delete(name, &Default::default()).await.unwrap();
+        self.maintenances().delete(name, &DeleteParams::default()).await.unwrap();
     }
 
     /// Waits until all Deployments of a namespace have what they want, and no pod is left of what was before.

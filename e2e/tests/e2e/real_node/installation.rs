@@ -1,7 +1,6 @@
 //! From installing to uninstalling, with drains of pretended and of real nodes between.
 
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::api::DeleteParams;
 
 use super::*;
 
