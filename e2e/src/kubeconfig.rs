@@ -1,6 +1,8 @@
 //! Kubeconfig files that hold everything inside, so that they can be passed to any process.
 
+use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
@@ -16,11 +18,16 @@ pub enum Identity {
     Token(String),
 }
 
-/// Writes a kubeconfig for one user of one cluster, readable only by us.
+/// Writes a kubeconfig for one user of one cluster, readable only by us. Whoever reads one that was there before, such
+/// as a replica that is just starting, finds that or this, and never half of it.
 pub fn write(path: &Path, server: &str, pki: &Pki, namespace: &str, identity: &Identity) -> Result<()> {
+    static WRITES: AtomicU32 = AtomicU32::new(0);
     let config = render(server, &pki.ca_certificate()?, namespace, identity);
     let text = serde_yaml::to_string(&config).context("writing a kubeconfig as YAML")?;
-    write_private(path, text.as_bytes())
+    let number = WRITES.fetch_add(1, Ordering::Relaxed);
+    let new = path.with_extension(format!("{}-{number}.new", std::process::id()));
+    write_private(&new, text.as_bytes())?;
+    fs::rename(&new, path).with_context(|| format!("replacing {}", path.display()))
 }
 
 fn render(server: &str, ca: &str, namespace: &str, identity: &Identity) -> Value {
