@@ -8,6 +8,9 @@ use haulout_api_types::selector::LabelMatcher;
 use haulout_service_runtime::pods::{Phase, Pod, Uid};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
+/// How many pods a message names.
+const NAMED: usize = 3;
+
 /// All budgets, by namespace.
 #[derive(Debug, Default)]
 pub struct Budgets {
@@ -94,11 +97,28 @@ impl Budget {
         self.in_flight.iter().any(|flight| flight.key == key)
     }
 
-    fn describe(&self) -> String {
+    /// Its numbers, and who of `unhealthy` makes them so.
+    fn describe<'a>(&self, unhealthy: impl IntoIterator<Item = &'a Pod>) -> String {
         let Self { name, allowed, healthy, desired, expected, .. } = self;
+        let lacking = if healthy < expected { self.lacking(unhealthy) } else { String::new() };
         format!(
-            "PodDisruptionBudget {name} allows {allowed} disruptions: {healthy} of {expected} pods are healthy and {desired} have to be."
+            "PodDisruptionBudget {name} allows {allowed} disruptions: {healthy} of {expected} pods are healthy and {desired} have to be{lacking}."
         )
+    }
+
+    /// The first few pods that it counts as missing.
+    fn lacking<'a>(&self, unhealthy: impl IntoIterator<Item = &'a Pod>) -> String {
+        let mut covered: Vec<_> =
+            unhealthy.into_iter().filter(|pod| self.covers(pod)).take(NAMED + 1).collect();
+        let more = if covered.len() > NAMED { ", and so are others" } else { "" };
+        covered.truncate(NAMED);
+        covered.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        let say = |pod: &&Pod| {
+            let state = if pod.terminating { "terminating" } else { "not ready" };
+            format!("pod {} is {state}", pod.name)
+        };
+        let said = covered.iter().map(say).collect::<Vec<_>>().join(", ");
+        if said.is_empty() { said } else { format!("; {said}{more}") }
     }
 }
 
@@ -157,11 +177,12 @@ impl Budgets {
         }
     }
 
-    /// What people should know of the budgets of this pod.
-    pub fn describe(&self, pod: &Pod) -> String {
+    /// What people should know of the budgets of this pod. `unhealthy` are the pods of its namespace that no budget
+    /// counts as healthy.
+    pub fn describe<'a>(&self, pod: &Pod, unhealthy: impl IntoIterator<Item = &'a Pod>) -> String {
         match self.covering(pod) {
             Cover::None => "No PodDisruptionBudget is known to cover the pod any more.".to_owned(),
-            Cover::One(budget) => budget.describe(),
+            Cover::One(budget) => budget.describe(unhealthy),
             Cover::Several(names) => format!("The pod is covered by {}.", names.join(", ")),
         }
     }

@@ -235,7 +235,7 @@ impl Controller {
         self.index().eviction_begins(record.uid, pod);
         let answer = act::evict(&self.clients.direct, pod).await;
         let mut index = self.index();
-        let verdict = eviction::judge(answer, || index.budgets().describe(pod));
+        let verdict = eviction::judge(answer, || index.describe_budgets(pod, &self.pods.read()));
         index.eviction_ends(record.uid, (verdict == Verdict::Evicted).then(|| self.clock.now()));
         self.metrics.eviction(&verdict);
         Ok(match verdict {

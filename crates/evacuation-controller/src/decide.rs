@@ -150,8 +150,10 @@ pub fn decide(record: &Record, pod: Known<'_>, live: &Live, moment: Moment) -> P
         Stage::Activate { class, stamp } => now(Action::Activate { class, stamp }),
         Stage::Switch { from, to, why } => now(Action::Switch { from, to, why }),
         // What was refused before does not matter as long as an evacuator is at work.
-        Stage::Wait { .. } if record.blocked_by().is_some_and(is_ours) => now(Action::Unblock),
-        Stage::Wait { until } => wait(until),
+        Stage::Wait { overdue: false, .. } if record.blocked_by().is_some_and(is_ours) => {
+            now(Action::Unblock)
+        }
+        Stage::Wait { until, .. } => wait(until),
         Stage::Evict(why) => evict(record, pod, live, moment, why),
     }
 }

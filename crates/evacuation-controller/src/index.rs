@@ -30,6 +30,8 @@ pub struct Index {
     /// How many Evacuations have been seen.
     seen: u64,
     budgets: Budgets,
+    /// Pods that budgets do not count as healthy, by namespace: not ready, or asked to end.
+    unhealthy: HashMap<Arc<str>, BTreeSet<Uid>>,
     /// What many Evacuations have in common: namespaces, finalizers, classes, reasons.
     texts: HashSet<Arc<str>>,
     /// How many have gone since texts that nobody uses were forgotten.
@@ -151,6 +153,7 @@ impl Index {
     /// A pod has changed. Which Evacuations have to be looked at.
     pub fn pod_changed(&mut self, change: &Change, pods: &PodIndex) -> Vec<Key> {
         let Some(pod) = change.pod() else { return Vec::new() };
+        self.note_health(pod, change.new.is_some());
         let mut keys: Vec<_> = of_pod(&self.by_pod, pod.uid).collect();
         let mut waits = false;
         for key in &keys {
@@ -276,6 +279,15 @@ impl Index {
         }
     }
 
+    /// What people should know of the budgets of this pod.
+    pub fn describe_budgets(&self, pod: &Pod, pods: &PodIndex) -> String {
+        let unhealthy = self.unhealthy.get(&pod.namespace);
+        self.budgets.describe(
+            pod,
+            unhealthy.into_iter().flatten().filter_map(|uid| pods.get(*uid).map(AsRef::as_ref)),
+        )
+    }
+
     /// The budgets.
     pub fn budgets(&self) -> &Budgets {
         &self.budgets
@@ -289,6 +301,18 @@ impl Index {
     /// All keys.
     pub fn keys(&self) -> Vec<Key> {
         self.entries.keys().copied().collect()
+    }
+
+    fn note_health(&mut self, pod: &Pod, exists: bool) {
+        let unhealthy = exists && !pod.is_finished() && (!pod.ready || pod.terminating);
+        if unhealthy {
+            self.unhealthy.entry(Arc::clone(&pod.namespace)).or_default().insert(pod.uid);
+        } else if let Some(all) = self.unhealthy.get_mut(&pod.namespace) {
+            all.remove(&pod.uid);
+            if all.is_empty() {
+                self.unhealthy.remove(&pod.namespace);
+            }
+        }
     }
 
     fn start_waiting(&mut self, record: &Record, seen: u64) {

@@ -91,13 +91,30 @@ fn pods_that_the_budget_does_not_count_need_no_room() {
 }
 
 #[test]
-fn a_budget_tells_its_numbers_and_several_tell_their_names() {
-    let one = budgets(&[budget("web", 0, &[])]).describe(&pod(0));
-    assert_eq!(
-        one,
-        "PodDisruptionBudget web allows 0 disruptions: 2 of 3 pods are healthy and 2 have to be."
-    );
-    let several = budgets(&[budget("a", 1, &[]), budget("b", 1, &[])]).describe(&pod(0));
+fn a_budget_tells_its_numbers_and_who_makes_them_so_and_several_tell_their_names() {
+    let not_ready = |n| pod_with(n, &[("/status/conditions", json!([{"type": "Ready", "status": "False"}]))]);
+    let ending = pod_with(5, &[("/metadata/deletionTimestamp", json!("2023-01-01T00:00:30Z"))]);
+    let foreign = pod_with(6, &[("/metadata/labels", json!({"app": "db"}))]);
+    let numbers = "PodDisruptionBudget web allows 0 disruptions: 2 of 3 pods are healthy and 2 have to be";
+    let cases: [(&[Pod], &str); 5] = [
+        (&[], ""),
+        (&[foreign.clone()], ""),
+        (&[foreign, not_ready(1)], "; pod pod-1 is not ready"),
+        (&[ending, not_ready(2)], "; pod pod-2 is not ready, pod pod-5 is terminating"),
+        (
+            &[not_ready(1), not_ready(2), not_ready(3), not_ready(4)],
+            "; pod pod-1 is not ready, pod pod-2 is not ready, pod pod-3 is not ready, and so are others",
+        ),
+    ];
+    let one = budgets(&[budget("web", 0, &[])]);
+    for (unhealthy, expected) in cases {
+        assert_eq!(one.describe(&pod(0), unhealthy), format!("{numbers}{expected}."));
+    }
+    // The numbers are older than what is known of the pods.
+    let mut whole = budget("web", 0, &[]);
+    whole.status.as_mut().unwrap().expected_pods = 2;
+    assert!(budgets(&[whole]).describe(&pod(0), &[not_ready(1)]).ends_with("2 have to be."));
+    let several = budgets(&[budget("a", 1, &[]), budget("b", 1, &[])]).describe(&pod(0), &[]);
     assert_eq!(several, "The pod is covered by a, b.");
 }
 

@@ -26,8 +26,9 @@ pub(super) enum Stage {
     Activate { class: String, stamp: bool },
     /// Control is to be passed on.
     Switch { from: String, to: String, why: Why },
-    /// An evacuator is at work; its deadline is then, or not yet known.
-    Wait { until: Option<Timestamp> },
+    /// An evacuator is at work; its deadline is then, or not yet known. `overdue` if it has passed, and only the
+    /// time after a gap is granted.
+    Wait { until: Option<Timestamp>, overdue: bool },
     /// No evacuator is left.
     Evict(Why),
 }
@@ -46,9 +47,11 @@ pub(super) fn stage(record: &Record, moment: Moment) -> Stage {
     let why = if record.completed {
         Why::Completed
     } else {
-        match deadline(record, moment) {
+        let stored = after(record.progress.unwrap_or(record.created), record.progress_deadline);
+        // Nobody can see now, or until a moment ago could not, whether it has reported.
+        match (!moment.gap).then(|| stored.max(after(moment.resumed, SETTLE))) {
             Some(deadline) if deadline <= moment.now => Why::Silent,
-            until => return Stage::Wait { until },
+            until => return Stage::Wait { until, overdue: stored <= moment.now },
         }
     };
     match next {
@@ -64,11 +67,4 @@ fn active_and_next(record: &Record) -> Option<(&Evacuator, Option<&Evacuator>)> 
     let active = record.active.as_deref()?;
     let mut from = record.evacuators.iter().skip_while(|evacuator| evacuator.evacuator_class != active);
     from.next().map(|active| (active, from.next()))
-}
-
-/// When the evacuator in charge will have been silent for too long; `None` while we cannot see whether it is.
-fn deadline(record: &Record, moment: Moment) -> Option<Timestamp> {
-    let last = record.progress.unwrap_or(record.created);
-    let settled = after(moment.resumed, SETTLE);
-    (!moment.gap).then(|| after(last, record.progress_deadline).max(settled))
 }

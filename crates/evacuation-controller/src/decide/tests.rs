@@ -127,6 +127,23 @@ fn a_deadline_that_passed_in_a_gap_is_missed_only_after_the_settle_time() {
 }
 
 #[test]
+fn a_gap_does_not_make_a_refused_eviction_look_as_if_an_evacuator_were_at_work() {
+    let refused = Record {
+        failed: 1,
+        last_failed: Some(at(605)),
+        blocked: Some(blocked(reason::BUDGET_EXHAUSTED)),
+        ..with_a()
+    };
+    let after_restart = |record: &Record| {
+        let moment = Moment { now: at(611), resumed: at(610), gap: false };
+        decide(record, Known::Present(&pod(1)), &Live::default(), moment)
+    };
+    assert_eq!(after_restart(&refused), wait(Some(at(640))), "it was silent before, and may still be");
+    let reported = Record { progress: Some(at(610)), ..refused };
+    assert_eq!(after_restart(&reported).action, Action::Unblock, "now it is at work");
+}
+
+#[test]
 fn only_pods_that_may_be_evicted_are() {
     let owner = |kind: &str| json!([{"apiVersion": "apps/v1", "kind": kind, "name": "x", "uid": "u", "controller": true}]);
     let daemon = pod_with(1, &[("/metadata/ownerReferences", owner("DaemonSet"))]);

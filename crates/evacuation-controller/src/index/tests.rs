@@ -154,3 +154,37 @@ fn texts_are_shared_and_those_that_nobody_uses_are_forgotten() {
     }
     assert!(index.texts.contains("kept"));
 }
+
+#[test]
+fn what_a_budget_lacks_is_named_until_it_is_healthy_finished_or_gone() {
+    let ready = |status: &str| ("/status/conditions", json!([{"type": "Ready", "status": status}]));
+    let cases = [
+        ("healthy", Some(pod_with(1, &[ready("True")])), false),
+        ("not ready", Some(pod_with(1, &[ready("False")])), true),
+        (
+            "terminating",
+            Some(pod_with(1, &[("/metadata/deletionTimestamp", json!("2023-01-01T00:00:30Z"))])),
+            true,
+        ),
+        ("finished", Some(pod_with(1, &[ready("False"), ("/status/phase", json!("Failed"))])), false),
+        ("gone", None, false),
+    ];
+    for (name, new, named) in cases {
+        let mut index = Index::default();
+        let mut pods = pods([pod(0)]);
+        index.budget_applied(budget("web", 0, &[]), &pods);
+        for pod in [Some(pod_with(1, &[ready("False")])), new] {
+            let change = match pod {
+                Some(pod) => pods.apply(pod).pop(),
+                None => pods.delete(crate::testing::uid(1)),
+            };
+            // A state that was there before is no change.
+            if let Some(change) = change {
+                index.pod_changed(&change, &pods);
+            }
+        }
+        let said = index.describe_budgets(&pod(0), &pods);
+        assert_eq!(said.contains("pod pod-1 is "), named, "{name}: {said}");
+        assert_eq!(index.unhealthy.is_empty(), !named, "{name}");
+    }
+}
