@@ -1,11 +1,14 @@
 //! A TCP forwarder on loopback: what a Service is in a cluster with kube-proxy.
 
+use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use anyhow::{Context as _, Result};
-use tokio::io::copy_bidirectional;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy};
+use tokio::net::{TcpListener, TcpStream, tcp};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// Passes connections on to its backends in turn, past those that refuse. Dropping it ends it.
@@ -13,7 +16,27 @@ use tokio::task::JoinHandle;
 pub struct Forwarder {
     address: SocketAddr,
     backends: Arc<Mutex<Vec<SocketAddr>>>,
+    connections: Arc<Mutex<Vec<Weak<Connection>>>>,
     task: JoinHandle<()>,
+}
+
+/// A connection that is being forwarded.
+#[derive(Debug, Default)]
+pub struct Connection {
+    received: AtomicU64,
+    held: watch::Sender<bool>,
+}
+
+impl Connection {
+    /// How many bytes have come from the backend.
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    /// Keeps back what comes from the backend, or lets it go on: a client sees a connection that is slow.
+    pub fn hold(&self, held: bool) {
+        self.held.send_replace(held);
+    }
 }
 
 impl Forwarder {
@@ -22,8 +45,9 @@ impl Forwarder {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("listening on loopback")?;
         let address = listener.local_addr().context("listening on loopback")?;
         let backends = Arc::<Mutex<Vec<SocketAddr>>>::default();
-        let task = tokio::spawn(accept(listener, Arc::clone(&backends)));
-        Ok(Self { address, backends, task })
+        let connections = Arc::<Mutex<Vec<Weak<Connection>>>>::default();
+        let task = tokio::spawn(accept(listener, Arc::clone(&backends), Arc::clone(&connections)));
+        Ok(Self { address, backends, connections, task })
     }
 
     /// Where it listens.
@@ -34,6 +58,11 @@ impl Forwarder {
     /// Passes new connections on to this one, too.
     pub fn add(&self, backend: SocketAddr) {
         lock(&self.backends).push(backend);
+    }
+
+    /// The connections that are open, oldest first.
+    pub fn connections(&self) -> Vec<Arc<Connection>> {
+        lock(&self.connections).iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Passes no new connections on to this one.
@@ -48,7 +77,11 @@ impl Drop for Forwarder {
     }
 }
 
-async fn accept(listener: TcpListener, backends: Arc<Mutex<Vec<SocketAddr>>>) {
+async fn accept(
+    listener: TcpListener,
+    backends: Arc<Mutex<Vec<SocketAddr>>>,
+    connections: Arc<Mutex<Vec<Weak<Connection>>>>,
+) {
     let mut turn = 0_usize;
     // Only the loss of the loopback device would end this.
     while let Ok((client, _)) = listener.accept().await {
@@ -60,18 +93,50 @@ async fn accept(listener: TcpListener, backends: Arc<Mutex<Vec<SocketAddr>>>) {
         }
         // Pieces of requests are not to wait for each other; if that fails, they do.
         let _ = client.set_nodelay(true);
-        tokio::spawn(forward(client, backends));
+        let connection = Arc::<Connection>::default();
+        let mut open = lock(&connections);
+        open.retain(|other| other.strong_count() > 0);
+        open.push(Arc::downgrade(&connection));
+        drop(open);
+        tokio::spawn(forward(client, backends, connection));
     }
 }
 
-async fn forward(mut client: TcpStream, backends: Vec<SocketAddr>) {
+async fn forward(client: TcpStream, backends: Vec<SocketAddr>, connection: Arc<Connection>) {
     for backend in backends {
-        if let Ok(mut server) = TcpStream::connect(backend).await {
+        if let Ok(server) = TcpStream::connect(backend).await {
             let _ = server.set_nodelay(true);
+            let (from_client, to_client) = client.into_split();
+            let (from_server, to_server) = server.into_split();
             // However it ends, both sides have seen it.
-            let _ = copy_bidirectional(&mut client, &mut server).await;
+            let _ =
+                tokio::try_join!(send(from_client, to_server), deliver(from_server, to_client, &connection));
             return;
         }
+    }
+}
+
+async fn send(mut from: tcp::OwnedReadHalf, mut to: tcp::OwnedWriteHalf) -> io::Result<()> {
+    copy(&mut from, &mut to).await?;
+    to.shutdown().await
+}
+
+async fn deliver(
+    mut from: tcp::OwnedReadHalf,
+    mut to: tcp::OwnedWriteHalf,
+    connection: &Connection,
+) -> io::Result<()> {
+    let mut held = connection.held.subscribe();
+    let mut buffer = vec![0; 16 << 10];
+    loop {
+        let count = from.read(&mut buffer).await?;
+        let Some(some) = buffer.get(..count).filter(|some| !some.is_empty()) else {
+            return to.shutdown().await;
+        };
+        connection.received.fetch_add(u64::try_from(count).unwrap_or_default(), Ordering::Relaxed);
+        // The sender lives in the connection.
+        let _ = held.wait_for(|held| !held).await;
+        to.write_all(some).await?;
     }
 }
 
@@ -81,8 +146,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-
     use super::*;
 
     #[tokio::test]
@@ -112,5 +175,26 @@ mod tests {
         // Its listener is dropped with it.
         let _ = dead.await;
         assert_eq!([ask().await, ask().await], ["b", "b"]);
+    }
+
+    #[tokio::test]
+    async fn what_is_held_back_comes_later() {
+        let forwarder = Forwarder::start().await.unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        forwarder.add(listener.local_addr().unwrap());
+        let mut client = TcpStream::connect(forwarder.address()).await.unwrap();
+        let (mut server, _) = listener.accept().await.unwrap();
+        let connection = forwarder.connections().remove(0);
+        connection.hold(true);
+        server.write_all(b"late").await.unwrap();
+        drop(server);
+        while connection.received() < 4 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(client.try_read(&mut [0; 4]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        connection.hold(false);
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert_eq!(answer, "late");
     }
 }

@@ -64,8 +64,8 @@ pub fn judge<T>(answer: Result<T, kube::Error>, budgets: impl FnOnce() -> String
             reason::NAMESPACE_TERMINATING,
             "The namespace is being deleted, which forbids evictions: its pods go with it.".to_owned(),
         ),
-        // A webhook chooses the code of its refusal freely.
-        _ if said.contains("denied the request") => refused(
+        // A webhook and a policy choose the code of their refusal freely.
+        _ if said.contains("denied the request") || said.contains("denied request: ") => refused(
             reason::EVICTION_FORBIDDEN,
             format!("The eviction was refused by an admission webhook or policy: {said}"),
         ),
@@ -183,6 +183,14 @@ mod tests {
             ),
             (
                 answer(400, "admission webhook \"x.example.com\" denied the request: no", json!({})),
+                reason::EVICTION_FORBIDDEN,
+            ),
+            (
+                answer(
+                    422,
+                    "pods \"web-1\" is forbidden: ValidatingAdmissionPolicy 'x' with binding 'x' denied request: no",
+                    json!({}),
+                ),
                 reason::EVICTION_FORBIDDEN,
             ),
             (

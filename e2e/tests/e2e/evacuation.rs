@@ -1,19 +1,21 @@
-//! The evacuation controller on a real control plane. Each test has a cluster of its own: the controller acts on
-//! all Evacuations that there are, and its clock is shifted.
+//! The evacuation controller on a real control plane. Scenarios have a namespace each, and share few clusters.
 
 mod classes;
 mod endings;
 mod eviction;
 mod example;
+mod refusals;
 mod replicas;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use haulout_api_types::evacuation::Evacuator;
 use haulout_api_types::evacuators::evacuation_for;
 use haulout_api_types::{Evacuation, instigators};
-use haulout_e2e::{Cluster, Service, objects, wait};
+use haulout_e2e::{Cluster, Handle, Mark, Requests, Service, objects, wait};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
@@ -21,51 +23,151 @@ use kube::runtime::watcher;
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 
+use crate::support::{all_at_once, scenarios};
+
 /// Long enough for a busy machine.
 const SOON: Duration = Duration::from_secs(60);
-/// The namespace of all tests.
-const NAMESPACE: &str = "web";
 const INSTIGATOR: &str = "test.example.com";
 const DEADLINE: Duration = Duration::from_secs(600);
 
-/// A cluster with one node and one replica of the controller.
-struct World {
-    controller: Service,
-    client: Client,
-    cluster: Cluster,
+/// What one controller does for many at the same time: its clock is left alone, and so is the control plane.
+#[tokio::test]
+async fn evacuators_evictions_budgets_and_endings() {
+    let ground = Ground::boot("evacuation").await;
+    let controller = Arc::new(ground.replica().await);
+    controller.leads().await.unwrap();
+    let (classes, evictions) = (
+        scenarios![ground.world(&controller).await;
+            classes::several_evacuators_have_their_turns_by_priority_and_then_the_pod_is_evicted,
+            classes::partial_evacuators_do_their_part_and_the_last_one_removes_the_pod_itself,
+            classes::an_evacuator_that_completes_at_once_passes_the_pod_on_to_eviction,
+            classes::switching_resets_what_the_last_evacuator_had_reported,
+            example::the_example_evacuator_registers_reports_completes_and_aborts_when_it_is_no_longer_active,
+        ],
+        scenarios![ground.world(&controller).await;
+            eviction::a_pod_without_evacuators_is_evicted_with_few_requests,
+            eviction::an_eviction_that_a_budget_blocks_takes_place_when_the_budget_frees_up,
+            eviction::pods_that_wait_for_a_budget_leave_oldest_first_and_never_more_at_once_than_it_allows,
+            eviction::several_budgets_on_one_pod_are_reported_as_such_until_they_are_gone,
+            eviction::daemon_set_and_mirror_pods_are_never_evicted,
+            eviction::a_pod_that_a_stateful_set_makes_anew_under_the_same_name_is_another_pod,
+            refusals::the_pods_that_make_a_budget_refuse_are_named,
+            refusals::an_eviction_that_a_policy_forbids_is_tried_until_it_is_allowed,
+            refusals::an_eviction_that_the_api_server_is_too_busy_for_is_tried_until_it_is_not,
+        ],
+    );
+    let endings = scenarios![ground.world(&controller).await;
+        endings::instigators_cancel_in_either_order_and_the_last_one_ends_the_evacuation,
+        endings::an_evacuators_own_finalizer_neither_keeps_an_evacuation_alive_nor_is_it_taken_away,
+        endings::an_evacuation_that_forbids_cancellation_goes_on_without_instigators,
+        endings::finalizers_of_others_stay_when_the_pod_has_gone,
+        endings::an_evacuation_that_somebody_deletes_does_nothing_new_until_its_instigators_agree,
+        endings::an_evacuation_without_a_pod_is_removed,
+    ];
+    all_at_once([classes, evictions, endings].into_iter().flatten().collect()).await;
 }
 
-impl World {
-    async fn new(name: &str) -> Self {
+/// One after the other, because each shifts its controller's clock.
+#[tokio::test]
+async fn deadlines_and_backoffs_by_a_shifted_clock() {
+    let ground = Ground::boot("evacuation-clock").await;
+    classes::an_evacuator_that_never_answers_loses_its_turn_at_the_deadline_from_the_creation(&ground).await;
+    classes::an_evacuator_that_stops_reporting_loses_its_turn_at_the_deadline_from_its_last_report(&ground)
+        .await;
+    classes::late_progress_cancels_an_eviction_that_has_not_taken_place(&ground).await;
+    eviction::a_terminating_pod_is_left_to_finish(&ground).await;
+    eviction::an_eviction_that_was_refused_is_tried_again_after_the_backoff(&ground).await;
+}
+
+/// One after the other, because each stops, starts or delays something.
+#[tokio::test]
+async fn replicas_restarts_outages_and_slow_watches() {
+    let ground = Ground::boot("evacuation-trouble").await;
+    replicas::a_leader_hands_over_and_the_next_one_carries_on_without_forgetting_the_backoff(&ground).await;
+    replicas::a_deadline_that_passed_while_nobody_looked_is_missed_only_after_evacuators_could_report(
+        &ground,
+    )
+    .await;
+    replicas::an_evacuation_that_arrives_before_its_pods_watch_event_is_not_a_failure(&ground).await;
+    refusals::an_eviction_in_a_namespace_that_is_being_deleted_is_refused_until_the_pod_goes_with_it(&ground)
+        .await;
+    replicas::evacuations_go_on_after_an_outage_of_the_api_server(&ground).await;
+}
+
+/// A cluster with one node.
+struct Ground {
+    client: Client,
+    cluster: Arc<Cluster>,
+    /// How many namespaces there are.
+    worlds: AtomicUsize,
+}
+
+impl Ground {
+    async fn boot(name: &str) -> Self {
         let cluster = Cluster::builder().name(name).audit(true).scheduler(false).boot().await.unwrap();
         cluster.install_chart(&[]).await.unwrap();
         let client = cluster.client().await.unwrap();
         let nodes: Api<Node> = Api::all(client.clone());
         nodes.create(&PostParams::default(), &objects::node("n1").build()).await.unwrap();
-        let namespaces: Api<Namespace> = Api::all(client.clone());
-        namespaces.create(&PostParams::default(), &objects::namespace(NAMESPACE)).await.unwrap();
-        let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> =
-            Api::namespaced(client.clone(), NAMESPACE);
-        wait::present(accounts, "default", "exists", SOON, |_| true).await.unwrap();
-        let controller = Self::replica(&cluster).await;
-        controller.leads().await.unwrap();
-        Self { controller, client, cluster }
+        Self { client, cluster: Arc::new(cluster), worlds: AtomicUsize::default() }
     }
 
-    async fn replica(cluster: &Cluster) -> Service {
-        Service::start(cluster, "evacuation-controller", &["--lease-seconds", "3"]).await.unwrap()
+    async fn replica(&self) -> Service {
+        replica(&self.cluster, "3").await
+    }
+
+    /// A namespace, with this controller.
+    async fn world(&self, controller: &Arc<Service>) -> World {
+        let namespace = format!("web-{}", self.worlds.fetch_add(1, Ordering::Relaxed));
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        namespaces.create(&PostParams::default(), &objects::namespace(&namespace)).await.unwrap();
+        let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> =
+            Api::namespaced(self.client.clone(), &namespace);
+        wait::present(accounts, "default", "exists", SOON, |_| true).await.unwrap();
+        let mark = self.cluster.requests_mark().unwrap();
+        let (client, cluster) = (self.client.clone(), Arc::clone(&self.cluster));
+        World { controller: Arc::clone(controller), client, cluster, namespace, mark }
+    }
+
+    /// A namespace, and a controller of its own that leads.
+    async fn fresh(&self) -> World {
+        let controller = Arc::new(self.replica().await);
+        controller.leads().await.unwrap();
+        self.world(&controller).await
+    }
+}
+
+async fn replica(cluster: &Handle, lease_seconds: &str) -> Service {
+    let args = ["--lease-seconds", lease_seconds];
+    Service::start(cluster, "evacuation-controller", &args).await.unwrap()
+}
+
+/// A namespace and the controller that acts in it.
+struct World {
+    controller: Arc<Service>,
+    client: Client,
+    cluster: Arc<Cluster>,
+    namespace: String,
+    /// When it began.
+    mark: Mark,
+}
+
+impl World {
+    /// Ends the controller in good order, so that the next one leads at once.
+    fn end(self) {
+        self.controller.stop(SOON).unwrap();
     }
 
     fn pods(&self) -> Api<Pod> {
-        Api::namespaced(self.client.clone(), NAMESPACE)
+        Api::namespaced(self.client.clone(), &self.namespace)
     }
 
     fn evacuations(&self) -> Api<Evacuation> {
-        Api::namespaced(self.client.clone(), NAMESPACE)
+        Api::namespaced(self.client.clone(), &self.namespace)
     }
 
     fn budgets(&self) -> Api<PodDisruptionBudget> {
-        Api::namespaced(self.client.clone(), NAMESPACE)
+        Api::namespaced(self.client.clone(), &self.namespace)
     }
 
     /// A pod that is running and ready, with these evacuators, the first with the highest priority.
@@ -74,7 +176,7 @@ impl World {
     }
 
     async fn pod_from(&self, pod: haulout_e2e::objects::PodBuilder, classes: &[&str]) -> Pod {
-        let mut pod = pod.namespace(NAMESPACE).node("n1");
+        let mut pod = pod.namespace(&self.namespace).node("n1");
         for (place, class) in classes.iter().enumerate() {
             let priority = 100 - i32::try_from(place).unwrap();
             let evacuator = Evacuator { evacuator_class: (*class).into(), priority, role: None };
@@ -175,16 +277,21 @@ impl World {
         self.budgets().delete(name, &DeleteParams::default()).await.unwrap();
     }
 
+    /// What the controller has asked the API server for in this namespace.
+    fn requests(&self) -> Requests {
+        let all = self.cluster.requests_since(self.mark).unwrap();
+        all.by_user_agent("haulout-evacuation-controller/").only(|r| r.namespace == self.namespace)
+    }
+
     /// How often the Eviction API has been asked.
-    async fn evictions(&self) -> String {
-        let count = self.controller.metric("evacuation_controller_evictions_total").await.unwrap();
-        format!("{:.0}", count.abs())
+    fn evictions(&self) -> usize {
+        self.requests().resource("pods", "eviction").count()
     }
 
     /// Waits until there is an event with this reason on this Evacuation.
     async fn until_event(&self, evacuation: &str, reason: &str) {
         let events: Api<k8s_openapi::api::events::v1::Event> =
-            Api::namespaced(self.client.clone(), NAMESPACE);
+            Api::namespaced(self.client.clone(), &self.namespace);
         let what = format!("tell {reason} of {evacuation}");
         let told = wait::all(events, watcher::Config::default(), &what, SOON, |events| {
             events.iter().any(|event| {

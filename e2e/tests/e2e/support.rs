@@ -1,7 +1,11 @@
 //! What several tests need.
 
 use std::ops::Deref;
+use std::panic::AssertUnwindSafe;
+use std::time::Instant;
 
+use futures::FutureExt as _;
+use futures::future::{LocalBoxFuture, join_all};
 use haulout_e2e::{Cluster, Handle};
 
 /// The cluster that tests share, with the chart installed.
@@ -39,3 +43,28 @@ pub fn xtask() -> std::path::PathBuf {
         std::env::var_os(haulout_e2e::service::XTASK_ENV).expect("run this test with `cargo xtask e2e`");
     path.into()
 }
+
+/// Runs scenarios that do not disturb each other at the same time, so that one cluster is enough for them. Each runs
+/// to its end, and those that fail are named.
+pub async fn all_at_once(scenarios: Vec<(&'static str, LocalBoxFuture<'static, ()>)>) {
+    let running = scenarios.into_iter().map(|(name, scenario)| async move {
+        let begun = Instant::now();
+        let failed = AssertUnwindSafe(scenario).catch_unwind().await.is_err();
+        let verdict = if failed { "FAILED" } else { "ok" };
+        println!("{verdict} {name} ({:.1} s)", begun.elapsed().as_secs_f64());
+        failed.then_some(name)
+    });
+    let failed: Vec<_> = join_all(running).await.into_iter().flatten().collect();
+    assert!(failed.is_empty(), "these failed: {}", failed.join(", "));
+}
+
+/// Async functions of one argument, with their names, for [`all_at_once`].
+macro_rules! scenarios {
+    ($argument:expr; $($scenario:path),+ $(,)?) => {
+        vec![$((
+            stringify!($scenario),
+            Box::pin($scenario($argument)) as futures::future::LocalBoxFuture<'static, ()>,
+        )),+]
+    };
+}
+pub(crate) use scenarios;

@@ -94,12 +94,12 @@ fn pods_that_the_budget_does_not_count_need_no_room() {
 fn a_budget_tells_its_numbers_and_who_makes_them_so_and_several_tell_their_names() {
     let not_ready = |n| pod_with(n, &[("/status/conditions", json!([{"type": "Ready", "status": "False"}]))]);
     let ending = pod_with(5, &[("/metadata/deletionTimestamp", json!("2023-01-01T00:00:30Z"))]);
-    let foreign = pod_with(6, &[("/metadata/labels", json!({"app": "db"}))]);
+    let foreign = || pod_with(6, &[("/metadata/labels", json!({"app": "db"}))]);
     let numbers = "PodDisruptionBudget web allows 0 disruptions: 2 of 3 pods are healthy and 2 have to be";
     let cases: [(&[Pod], &str); 5] = [
         (&[], ""),
-        (&[foreign.clone()], ""),
-        (&[foreign, not_ready(1)], "; pod pod-1 is not ready"),
+        (&[foreign()], ""),
+        (&[foreign(), not_ready(1)], "; pod pod-1 is not ready"),
         (&[ending, not_ready(2)], "; pod pod-2 is not ready, pod pod-5 is terminating"),
         (
             &[not_ready(1), not_ready(2), not_ready(3), not_ready(4)],

@@ -8,15 +8,13 @@ use kube::ResourceExt as _;
 use kube::api::DeleteParams;
 use serde_json::json;
 
-use super::{DEADLINE, World, active, blocked};
+use super::{DEADLINE, Ground, World, active, blocked};
 
 const A: &str = "a.example.com";
 const B: &str = "b.example.com";
 const C: &str = "c.example.com";
 
-#[tokio::test]
-async fn several_evacuators_have_their_turns_by_priority_and_then_the_pod_is_evicted() {
-    let world = World::new("evacuation-order").await;
+pub async fn several_evacuators_have_their_turns_by_priority_and_then_the_pod_is_evicted(world: World) {
     // The names are in another order than the priorities.
     let pod = world.pod("web-1", &[C, A, B]).await;
     let evacuation = world.evacuate(&pod).await;
@@ -31,9 +29,10 @@ async fn several_evacuators_have_their_turns_by_priority_and_then_the_pod_is_evi
     }
 }
 
-#[tokio::test]
-async fn an_evacuator_that_never_answers_loses_its_turn_at_the_deadline_from_the_creation() {
-    let world = World::new("evacuation-silent").await;
+pub async fn an_evacuator_that_never_answers_loses_its_turn_at_the_deadline_from_the_creation(
+    ground: &Ground,
+) {
+    let world = ground.fresh().await;
     let pod = world.pod("web-1", &[A, B]).await;
     let evacuation = world.evacuate(&pod).await;
     let first = world.until_active(&evacuation, A).await;
@@ -48,11 +47,13 @@ async fn an_evacuator_that_never_answers_loses_its_turn_at_the_deadline_from_the
     // The next one has its own deadline, from the switch.
     world.controller.shift_clock(2 * DEADLINE + Duration::from_secs(2)).await.unwrap();
     world.until_gone(&pod, &evacuation).await;
+    world.end();
 }
 
-#[tokio::test]
-async fn an_evacuator_that_stops_reporting_loses_its_turn_at_the_deadline_from_its_last_report() {
-    let world = World::new("evacuation-stops").await;
+pub async fn an_evacuator_that_stops_reporting_loses_its_turn_at_the_deadline_from_its_last_report(
+    ground: &Ground,
+) {
+    let world = ground.fresh().await;
     let pod = world.pod("web-1", &[A, B]).await;
     let evacuation = world.evacuate(&pod).await;
     world.until_active(&evacuation, A).await;
@@ -66,11 +67,10 @@ async fn an_evacuator_that_stops_reporting_loses_its_turn_at_the_deadline_from_i
     assert_eq!(active(&still), Some(A), "it has reported two minutes ago");
     world.controller.shift_clock(2 * DEADLINE).await.unwrap();
     world.until_active(&evacuation, B).await;
+    world.end();
 }
 
-#[tokio::test]
-async fn partial_evacuators_do_their_part_and_the_last_one_removes_the_pod_itself() {
-    let world = World::new("evacuation-partial").await;
+pub async fn partial_evacuators_do_their_part_and_the_last_one_removes_the_pod_itself(world: World) {
     let pod = world.pod("web-1", &[A, B]).await;
     let evacuation = world.evacuate(&pod).await;
     world.until_active(&evacuation, A).await;
@@ -78,25 +78,24 @@ async fn partial_evacuators_do_their_part_and_the_last_one_removes_the_pod_itsel
     world.until_active(&evacuation, B).await;
     world.pods().delete(&pod.name_any(), &DeleteParams::default()).await.unwrap();
     world.until_gone(&pod, &evacuation).await;
-    assert_eq!(world.evictions().await, "0");
+    assert_eq!(world.evictions(), 0);
 }
 
-#[tokio::test]
-async fn an_evacuator_that_completes_at_once_passes_the_pod_on_to_eviction() {
-    let world = World::new("evacuation-at-once").await;
+pub async fn an_evacuator_that_completes_at_once_passes_the_pod_on_to_eviction(world: World) {
     let pod = world.pod("web-1", &[A]).await;
     let evacuation = world.evacuate(&pod).await;
     world.until_active(&evacuation, A).await;
     world.complete(&evacuation).await;
     world.until_gone(&pod, &evacuation).await;
-    assert_eq!(world.evictions().await, "1");
+    assert_eq!(world.evictions(), 1);
 }
 
-#[tokio::test]
-async fn late_progress_cancels_an_eviction_that_has_not_taken_place() {
-    let world = World::new("evacuation-late").await;
+pub async fn late_progress_cancels_an_eviction_that_has_not_taken_place(ground: &Ground) {
+    let world = ground.fresh().await;
     let pod = world.pod("web-1", &[A]).await;
-    world.budget(haulout_e2e::objects::pdb("web").namespace("web").min_available("1").build()).await;
+    world
+        .budget(haulout_e2e::objects::pdb("web").namespace(&world.namespace).min_available("1").build())
+        .await;
     let evacuation = world.evacuate(&pod).await;
     world.until_active(&evacuation, A).await;
     let shift = DEADLINE + Duration::from_secs(1);
@@ -113,11 +112,10 @@ async fn late_progress_cancels_an_eviction_that_has_not_taken_place() {
     let silent = 2 * DEADLINE + Duration::from_secs(2);
     world.controller.shift_clock(silent).await.unwrap();
     world.until_gone(&pod, &evacuation).await;
+    world.end();
 }
 
-#[tokio::test]
-async fn switching_resets_what_the_last_evacuator_had_reported() {
-    let world = World::new("evacuation-reset").await;
+pub async fn switching_resets_what_the_last_evacuator_had_reported(world: World) {
     let pod = world.pod("web-1", &[A, B]).await;
     let evacuation = world.evacuate(&pod).await;
     world.until_active(&evacuation, A).await;

@@ -5,13 +5,11 @@ use haulout_e2e::objects;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
-use super::{NAMESPACE, World, finalizer};
+use super::{World, finalizer};
 
 const FOREIGN: &str = "example.com/report";
 
-#[tokio::test]
-async fn instigators_cancel_in_either_order_and_the_last_one_ends_the_evacuation() {
-    let world = World::new("evacuation-cancel").await;
+pub async fn instigators_cancel_in_either_order_and_the_last_one_ends_the_evacuation(world: World) {
     let other = instigators::finalizer("descheduler.example.com");
     for (n, leaves_first) in [finalizer(), other.clone()].iter().enumerate() {
         let pod = world.pod(&format!("web-{n}"), &["a.example.com"]).await;
@@ -30,9 +28,9 @@ async fn instigators_cancel_in_either_order_and_the_last_one_ends_the_evacuation
     }
 }
 
-#[tokio::test]
-async fn an_evacuators_own_finalizer_neither_keeps_an_evacuation_alive_nor_is_it_taken_away() {
-    let world = World::new("evacuation-own").await;
+pub async fn an_evacuators_own_finalizer_neither_keeps_an_evacuation_alive_nor_is_it_taken_away(
+    world: World,
+) {
     let pod = world.pod("web-1", &["a.example.com"]).await;
     let evacuation = world.evacuate(&pod).await;
     world.until_active(&evacuation, "a.example.com").await;
@@ -46,9 +44,7 @@ async fn an_evacuators_own_finalizer_neither_keeps_an_evacuation_alive_nor_is_it
     assert!(world.is_left_alone(&pod).await);
 }
 
-#[tokio::test]
-async fn an_evacuation_that_forbids_cancellation_goes_on_without_instigators() {
-    let world = World::new("evacuation-forbid").await;
+pub async fn an_evacuation_that_forbids_cancellation_goes_on_without_instigators(world: World) {
     let pod = world.pod("web-1", &["a.example.com"]).await;
     let evacuation = world.evacuate(&pod).await;
     world.until_active(&evacuation, "a.example.com").await;
@@ -61,9 +57,7 @@ async fn an_evacuation_that_forbids_cancellation_goes_on_without_instigators() {
     world.until_gone(&pod, &evacuation).await;
 }
 
-#[tokio::test]
-async fn finalizers_of_others_stay_when_the_pod_has_gone() {
-    let world = World::new("evacuation-foreign").await;
+pub async fn finalizers_of_others_stay_when_the_pod_has_gone(world: World) {
     let pod = world.pod("web-1", &[]).await;
     let finalizers = vec![finalizer(), FOREIGN.to_owned()];
     let evacuation = world.evacuate_with(&pod, |e| e.metadata.finalizers = Some(finalizers)).await;
@@ -74,10 +68,8 @@ async fn finalizers_of_others_stay_when_the_pod_has_gone() {
     world.until_gone(&pod, &evacuation).await;
 }
 
-#[tokio::test]
-async fn an_evacuation_that_somebody_deletes_does_nothing_new_until_its_instigators_agree() {
-    let world = World::new("evacuation-deleted").await;
-    world.budget(objects::pdb("web").namespace(NAMESPACE).min_available("1").build()).await;
+pub async fn an_evacuation_that_somebody_deletes_does_nothing_new_until_its_instigators_agree(world: World) {
+    world.budget(objects::pdb("web").namespace(&world.namespace).min_available("1").build()).await;
     let pod = world.pod("web-1", &[]).await;
     let evacuation = world.evacuate(&pod).await;
     world.until_blocked(&evacuation, "DisruptionBudgetExhausted").await;
@@ -91,9 +83,7 @@ async fn an_evacuation_that_somebody_deletes_does_nothing_new_until_its_instigat
     assert!(world.is_left_alone(&pod).await);
 }
 
-#[tokio::test]
-async fn an_evacuation_without_a_pod_is_removed() {
-    let world = World::new("evacuation-no-pod").await;
+pub async fn an_evacuation_without_a_pod_is_removed(world: World) {
     let pod = world.pod("web-1", &["a.example.com"]).await;
     world.pods().delete("web-1", &DeleteParams::default()).await.unwrap();
     haulout_e2e::wait::gone(world.pods(), "web-1", super::SOON).await.unwrap();

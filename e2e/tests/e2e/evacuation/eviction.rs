@@ -8,17 +8,14 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use serde_json::json;
 
-use super::{NAMESPACE, SOON, World, blocked, failed};
+use super::{Ground, SOON, World, blocked, failed};
 
-#[tokio::test]
-async fn a_pod_without_evacuators_is_evicted_with_few_requests() {
-    let world = World::new("evacuation-plain").await;
+pub async fn a_pod_without_evacuators_is_evicted_with_few_requests(world: World) {
     let pods = futures::future::join_all((0..20).map(|n| {
         let world = &world;
         async move { world.pod(&format!("web-{n}"), &[]).await }
     }))
     .await;
-    let mark = world.cluster.requests_mark().unwrap();
     for pod in &pods {
         world.evacuate(pod).await;
     }
@@ -26,21 +23,19 @@ async fn a_pod_without_evacuators_is_evicted_with_few_requests() {
         let name = format!("{}-{}", pod.uid().unwrap(), pod.name_any());
         world.until_gone(pod, &name).await;
     }
-    // It ends only when all its requests are answered, and by then they are on record.
-    world.controller.stop(SOON).unwrap();
-    let requests =
-        world.cluster.requests_since(mark).unwrap().by_user_agent("haulout-evacuation-controller/");
-    let about = |resource: &str| requests.only(|r| r.resource == resource && r.namespace == NAMESPACE);
-    let writes = about("evacuations").writes().count() + about("pods").writes().count();
-    // With the create there are four for each pod: eviction, finalizers, delete.
-    assert_eq!(writes, 3 * pods.len(), "{:?}", about("evacuations").writes());
+    let about = |resource: &str| world.requests().only(|r| r.resource == resource);
+    let writes = || about("evacuations").writes().count() + about("pods").writes().count();
+    // With the create there are four for each pod: eviction, finalizers, delete. The last one may not be on record yet.
+    let enough = wait::eventually("all writes are on record", SOON, async || {
+        Ok((writes() >= 3 * pods.len()).then_some(()))
+    });
+    enough.await.unwrap();
+    assert_eq!(writes(), 3 * pods.len(), "{:?}", about("evacuations").writes());
     assert_eq!(about("pods").verb("get").count(), 0, "the cache knows these pods");
 }
 
-#[tokio::test]
-async fn an_eviction_that_a_budget_blocks_takes_place_when_the_budget_frees_up() {
-    let world = World::new("evacuation-budget").await;
-    world.budget(objects::pdb("web").namespace(NAMESPACE).min_available("1").build()).await;
+pub async fn an_eviction_that_a_budget_blocks_takes_place_when_the_budget_frees_up(world: World) {
+    world.budget(objects::pdb("web").namespace(&world.namespace).min_available("1").build()).await;
     let pod = world.pod("web-1", &[]).await;
     let evacuation = world.evacuate(&pod).await;
     let refused = world.until_blocked(&evacuation, "DisruptionBudgetExhausted").await;
@@ -55,15 +50,15 @@ async fn an_eviction_that_a_budget_blocks_takes_place_when_the_budget_frees_up()
     world.until_gone(&pod, &evacuation).await;
 }
 
-#[tokio::test]
-async fn pods_that_wait_for_a_budget_leave_oldest_first_and_never_more_at_once_than_it_allows() {
-    let world = World::new("evacuation-fair").await;
+pub async fn pods_that_wait_for_a_budget_leave_oldest_first_and_never_more_at_once_than_it_allows(
+    world: World,
+) {
     // Replacements never come, so that the budget frees up only by our own doing.
     let mut pods = Vec::new();
     for n in 0..6 {
         pods.push(world.pod(&format!("web-{n}"), &[]).await);
     }
-    world.budget(objects::pdb("web").namespace(NAMESPACE).min_available("6").build()).await;
+    world.budget(objects::pdb("web").namespace(&world.namespace).min_available("6").build()).await;
     let mut names = Vec::new();
     for pod in &pods {
         let evacuation = world.evacuate(pod).await;
@@ -81,14 +76,16 @@ async fn pods_that_wait_for_a_budget_leave_oldest_first_and_never_more_at_once_t
     }
 }
 
-#[tokio::test]
-async fn several_budgets_on_one_pod_are_reported_as_such_until_they_are_gone() {
-    let world = World::new("evacuation-several").await;
+pub async fn several_budgets_on_one_pod_are_reported_as_such_until_they_are_gone(world: World) {
     world
-        .budget(objects::pdb("one").namespace(NAMESPACE).selects("app", "web").min_available("0").build())
+        .budget(
+            objects::pdb("one").namespace(&world.namespace).selects("app", "web").min_available("0").build(),
+        )
         .await;
     world
-        .budget(objects::pdb("two").namespace(NAMESPACE).selects("app", "web").min_available("0").build())
+        .budget(
+            objects::pdb("two").namespace(&world.namespace).selects("app", "web").min_available("0").build(),
+        )
         .await;
     let pod = world.pod("web-1", &[]).await;
     let evacuation = world.evacuate(&pod).await;
@@ -101,10 +98,8 @@ async fn several_budgets_on_one_pod_are_reported_as_such_until_they_are_gone() {
     world.until_gone(&pod, &evacuation).await;
 }
 
-#[tokio::test]
-async fn daemon_set_and_mirror_pods_are_never_evicted() {
-    let world = World::new("evacuation-daemon").await;
-    let sets: Api<DaemonSet> = Api::namespaced(world.client.clone(), NAMESPACE);
+pub async fn daemon_set_and_mirror_pods_are_never_evicted(world: World) {
+    let sets: Api<DaemonSet> = Api::namespaced(world.client.clone(), &world.namespace);
     let set: DaemonSet = serde_json::from_value(json!({
         "metadata": {"name": "agent"},
         "spec": {
@@ -121,7 +116,7 @@ async fn daemon_set_and_mirror_pods_are_never_evicted() {
     let daemon = wait::all(world.pods(), its, "of the DaemonSet exist", SOON, |pods| !pods.is_empty()).await;
     let daemon = daemon.unwrap().remove(0);
     let mirror = objects::pod("static-1").annotation("kubernetes.io/config.mirror", "hash");
-    let mirror = mirror.namespace(NAMESPACE).node("n1").build();
+    let mirror = mirror.namespace(&world.namespace).node("n1").build();
     let mirror = world.pods().create(&PostParams::default(), &mirror).await.unwrap();
     for pod in [&daemon, &mirror] {
         let evacuation = world.evacuate(pod).await;
@@ -130,17 +125,16 @@ async fn daemon_set_and_mirror_pods_are_never_evicted() {
     }
     world.let_it_act("other").await;
     assert!(world.is_left_alone(&daemon).await && world.is_left_alone(&mirror).await);
-    assert_eq!(world.evictions().await, "1", "that of the other pod");
+    assert_eq!(world.evictions(), 1, "that of the other pod");
 }
 
-#[tokio::test]
-async fn a_terminating_pod_is_left_to_finish() {
-    let world = World::new("evacuation-ending").await;
+pub async fn a_terminating_pod_is_left_to_finish(ground: &Ground) {
+    let world = ground.fresh().await;
     let pod = world.pod_from(objects::pod("web-1").finalizer("example.com/hold"), &[]).await;
     world.pods().delete(&pod.name_any(), &DeleteParams::default()).await.unwrap();
     let evacuation = world.evacuate(&pod).await;
     world.let_it_act("other").await;
-    assert_eq!(world.evictions().await, "1", "that of the other pod");
+    assert_eq!(world.evictions(), 1, "that of the other pod");
     // Long after its grace period somebody should know.
     world.controller.shift_clock(std::time::Duration::from_secs(200)).await.unwrap();
     let status = world.until_blocked(&evacuation, "Terminating").await.status.unwrap();
@@ -148,12 +142,11 @@ async fn a_terminating_pod_is_left_to_finish() {
     let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     world.pods().patch(&pod.name_any(), &PatchParams::default(), &patch).await.unwrap();
     world.until_gone(&pod, &evacuation).await;
+    world.end();
 }
 
-#[tokio::test]
-async fn a_pod_that_a_stateful_set_makes_anew_under_the_same_name_is_another_pod() {
-    let world = World::new("evacuation-stateful").await;
-    let sets: Api<StatefulSet> = Api::namespaced(world.client.clone(), NAMESPACE);
+pub async fn a_pod_that_a_stateful_set_makes_anew_under_the_same_name_is_another_pod(world: World) {
+    let sets: Api<StatefulSet> = Api::namespaced(world.client.clone(), &world.namespace);
     let set: StatefulSet = serde_json::from_value(json!({
         "metadata": {"name": "db"},
         "spec": {
@@ -167,7 +160,7 @@ async fn a_pod_that_a_stateful_set_makes_anew_under_the_same_name_is_another_pod
     }))
     .unwrap();
     sets.create(&PostParams::default(), &set).await.unwrap();
-    world.budget(objects::pdb("db").namespace(NAMESPACE).max_unavailable("1").build()).await;
+    world.budget(objects::pdb("db").namespace(&world.namespace).max_unavailable("1").build()).await;
     let is_ready = |pod: &Pod| {
         let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref());
         conditions.unwrap_or_default().iter().any(|c| c.type_ == "Ready" && c.status == "True")
@@ -182,13 +175,12 @@ async fn a_pod_that_a_stateful_set_makes_anew_under_the_same_name_is_another_pod
     let again = world.evacuate(&first).await;
     world.until_evacuation_gone(&again).await;
     assert!(world.is_left_alone(&second).await);
-    assert_eq!(world.evictions().await, "1");
+    assert_eq!(world.evictions(), 1);
 }
 
-#[tokio::test]
-async fn an_eviction_that_was_refused_is_tried_again_after_the_backoff() {
-    let world = World::new("evacuation-backoff").await;
-    world.budget(objects::pdb("web").namespace(NAMESPACE).min_available("1").build()).await;
+pub async fn an_eviction_that_was_refused_is_tried_again_after_the_backoff(ground: &Ground) {
+    let world = ground.fresh().await;
+    world.budget(objects::pdb("web").namespace(&world.namespace).min_available("1").build()).await;
     let pod = world.pod("web-1", &[]).await;
     let evacuation = world.evacuate(&pod).await;
     world.until_blocked(&evacuation, "DisruptionBudgetExhausted").await;
@@ -201,4 +193,5 @@ async fn an_eviction_that_was_refused_is_tried_again_after_the_backoff() {
     }
     assert!(blocked(&world.evacuations().get(&evacuation).await.unwrap()).is_some());
     assert!(world.is_left_alone(&pod).await);
+    world.end();
 }

@@ -3,19 +3,28 @@
 use haulout_e2e::wait;
 use kube::ResourceExt as _;
 
-use super::{NAMESPACE, SOON, World};
+use super::{SOON, World};
 use crate::support::xtask;
 
 const CLASS: &str = "copier.example.com";
 
-#[tokio::test]
-async fn the_example_evacuator_registers_reports_completes_and_aborts_when_it_is_no_longer_active() {
-    let world = World::new("evacuation-example").await;
+pub async fn the_example_evacuator_registers_reports_completes_and_aborts_when_it_is_no_longer_active(
+    world: World,
+) {
     let log = world.cluster.logs.join("example-evacuator.log");
     let _example = world
         .cluster
         .command(&xtask().with_file_name("example-evacuator"))
-        .args(["--namespace", NAMESPACE, "--selector", "app=web", "--steps", "3", "--step-seconds", "2"])
+        .args([
+            "--namespace",
+            &world.namespace,
+            "--selector",
+            "app=web",
+            "--steps",
+            "3",
+            "--step-seconds",
+            "2",
+        ])
         .log(&log)
         .spawn("example-evacuator")
         .unwrap();
