@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use haulout_api_types::Evacuation;
+use haulout_e2e::service::NAMESPACE;
 use haulout_e2e::{Component, objects, wait};
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
@@ -13,6 +14,7 @@ use k8s_openapi::api::flowcontrol::v1::{FlowSchema, PriorityLevelConfiguration};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::core::Status;
 use serde_json::json;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::{Ground, SOON, World, failed};
 
@@ -27,13 +29,41 @@ impl World {
         status.message
     }
 
-    /// Evicts a pod without doing it.
-    async fn dry_eviction(&self, pod: &Pod) -> kube::Result<()> {
-        let name = pod.metadata.name.as_deref().unwrap();
-        let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}});
-        let dry = PostParams { dry_run: true, ..PostParams::default() };
-        self.pods().create_subresource("eviction", name, &dry, &eviction).await.map(|_: Status| ())
+    /// Keeps an eviction under way for as long as the task lives, as the controller's own account. With a wrong UID
+    /// of a pending pod the API server tries for ten seconds.
+    async fn hold_the_only_place(&self) -> AbortOnDropHandle<()> {
+        let pending = objects::pod("pending").namespace(&self.namespace).build();
+        self.pods().create(&PostParams::default(), &pending).await.unwrap();
+        let account = "haulout-evacuation-controller";
+        let account = self.cluster.service_account_kubeconfig(NAMESPACE, account).await.unwrap();
+        let client = self.cluster.client_from(&account, "somebody-else").await.unwrap();
+        let pods: Api<Pod> = Api::namespaced(client, &self.namespace);
+        let theirs = pods.clone();
+        let holding = AbortOnDropHandle::new(tokio::spawn(async move {
+            while evict(&theirs, "pending", "wrong").await.is_err() {}
+        }));
+        wait::eventually("others are turned away", SOON, async || {
+            let refused = evict(&pods, "nobody", "").await.unwrap_err();
+            Ok(matches!(refused, kube::Error::Api(status) if status.code == 429).then_some(()))
+        })
+        .await
+        .unwrap();
+        holding
     }
+}
+
+/// Tries to evict the pod with this name and UID, without doing it.
+async fn evict(pods: &Api<Pod>, name: &str, uid: &str) -> kube::Result<()> {
+    let uid = Some(uid).filter(|uid| !uid.is_empty());
+    let eviction = json!({
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": name},
+        "deleteOptions": {"preconditions": {"uid": uid}},
+    });
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    let done: kube::Result<Status> = pods.create_subresource("eviction", name, &dry, &eviction).await;
+    done.map(drop)
 }
 
 pub async fn the_pods_that_make_a_budget_refuse_are_named(world: World) {
@@ -75,7 +105,7 @@ pub async fn an_eviction_that_a_policy_forbids_is_tried_until_it_is_allowed(worl
     bindings.create(&PostParams::default(), &serde_json::from_value(binding).unwrap()).await.unwrap();
     let pod = world.pod("web-1", &[]).await;
     let refused = wait::eventually("evictions are refused", SOON, async || {
-        Ok(world.dry_eviction(&pod).await.err().map(drop))
+        Ok(evict(&world.pods(), "web-1", "").await.err().map(drop))
     });
     refused.await.unwrap();
 
@@ -89,7 +119,7 @@ pub async fn an_eviction_that_a_policy_forbids_is_tried_until_it_is_allowed(worl
     world.until_gone(&pod, &evacuation).await;
 }
 
-/// The API server has no room at all for evictions in this namespace.
+/// In this namespace the API server has room for one eviction at a time, and somebody else takes it.
 pub async fn an_eviction_that_the_api_server_is_too_busy_for_is_tried_until_it_is_not(world: World) {
     let levels: Api<PriorityLevelConfiguration> = Api::all(world.client.clone());
     let schemas: Api<FlowSchema> = Api::all(world.client.clone());
@@ -117,23 +147,11 @@ pub async fn an_eviction_that_the_api_server_is_too_busy_for_is_tried_until_it_i
     });
     levels.create(&PostParams::default(), &serde_json::from_value(level).unwrap()).await.unwrap();
     schemas.create(&PostParams::default(), &serde_json::from_value(schema).unwrap()).await.unwrap();
-    // Nobody says when the API server follows: an eviction may slip through before.
-    let mut taken = 0;
-    let (pod, evacuation) = loop {
-        let pod = world.pod(&format!("web-{taken}"), &[]).await;
-        let evacuation = world.evacuate(&pod).await;
-        let name = evacuation.clone();
-        let refused_or_gone = wait::until(world.evacuations(), &name, "is refused or gone", SOON, |e| {
-            e.is_none_or(|e| failed(e) > 0)
-        });
-        if refused_or_gone.await.unwrap().is_some() {
-            break (pod, evacuation);
-        }
-        taken += 1;
-    };
+    let pod = world.pod("web-1", &[]).await;
+    let _holding = world.hold_the_only_place().await;
+    let evacuation = world.evacuate(&pod).await;
     let message = world.refusal(&evacuation, "ServerBusy").await;
     assert_eq!(message, "The API server asks us to slow down: Too many requests, please try again later.");
-    world.until(&evacuation, "was refused again", |e| failed(e) > 1).await;
     assert!(world.is_left_alone(&pod).await);
     schemas.delete("jam", &DeleteParams::default()).await.unwrap();
     world.until_gone(&pod, &evacuation).await;
