@@ -24,8 +24,17 @@ use crate::cluster::Component;
 use crate::requests::Requests;
 use crate::wait;
 
-/// One campaign. A round gets the path of the `xtask` program and its own randomness, and says in a few
-/// words what it did.
+/// What a round gets.
+pub struct Round {
+    /// The path of the `xtask` program.
+    pub xtask: PathBuf,
+    /// Its own randomness.
+    pub random: fastrand::Rng,
+    /// Whether it may take its time.
+    pub full: bool,
+}
+
+/// One campaign. A round says in a few words what it did.
 pub struct Campaign {
     /// Its name on the command line.
     pub name: &'static str,
@@ -36,7 +45,7 @@ pub struct Campaign {
     /// How many rounds an ordinary test run makes.
     pub rounds_in_test: u32,
     /// Runs one round.
-    pub round: fn(PathBuf, fastrand::Rng) -> LocalBoxFuture<'static, Result<String>>,
+    pub round: fn(Round) -> LocalBoxFuture<'static, Result<String>>,
 }
 
 /// All campaigns.
@@ -46,7 +55,7 @@ pub const CAMPAIGNS: &[Campaign] = &[
         about: "whatever is killed, no process is left behind",
         rounds: 20,
         rounds_in_test: 1,
-        round: |xtask, mut random| {
+        round: |Round { xtask, mut random, .. }| {
             async move {
                 let victims: Vec<_> =
                     Component::ALL.into_iter().map(Victim::Component).chain([Victim::Xtask]).collect();
@@ -63,14 +72,14 @@ pub const CAMPAIGNS: &[Campaign] = &[
         rounds: 10,
         // It takes too long for an ordinary test run.
         rounds_in_test: 0,
-        round: |_, random| drain::round(random).boxed_local(),
+        round: |Round { random, .. }| drain::round(random).boxed_local(),
     },
     Campaign {
         name: "evacuation",
         about: "whenever the evacuation controller is killed, each pod leaves once and no budget is violated",
         rounds: 20,
         rounds_in_test: 1,
-        round: |_, random| evacuation::round(random).boxed_local(),
+        round: |Round { random, full, .. }| evacuation::round(random, full).boxed_local(),
     },
 ];
 

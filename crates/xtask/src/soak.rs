@@ -1,7 +1,7 @@
 //! `cargo xtask soak`: long fault campaigns, repeatable by their seed.
 
 use anyhow::{Context, Result, bail};
-use haulout_e2e::soak::{CAMPAIGNS, Campaign};
+use haulout_e2e::soak::{CAMPAIGNS, Campaign, Round};
 use haulout_e2e::tools;
 
 use crate::repo;
@@ -29,18 +29,18 @@ pub fn run(args: &Args) -> Result<()> {
     tools::ensure(ui::note)?;
     repo::build_services()?;
     for campaign in campaigns {
-        run_one(campaign, args.rounds.unwrap_or(campaign.rounds), args.seed)?;
+        run_one(campaign, args.rounds.unwrap_or(campaign.rounds), args.seed, true)?;
     }
     Ok(())
 }
 
-/// Runs all campaigns for a test run: with as many rounds as it can bear, or with ten.
+/// Runs all campaigns for a test run: with as many rounds as it can bear, and small ones, or with ten full ones.
 pub fn all(full: bool) -> Result<()> {
     let rounds = |campaign: &Campaign| if full { 10 } else { campaign.rounds_in_test };
-    CAMPAIGNS.iter().try_for_each(|campaign| run_one(campaign, rounds(campaign), None))
+    CAMPAIGNS.iter().try_for_each(|campaign| run_one(campaign, rounds(campaign), None, full))
 }
 
-fn run_one(campaign: &Campaign, rounds: u32, seed: Option<u64>) -> Result<()> {
+fn run_one(campaign: &Campaign, rounds: u32, seed: Option<u64>, full: bool) -> Result<()> {
     if rounds == 0 {
         return Ok(());
     }
@@ -52,7 +52,8 @@ fn run_one(campaign: &Campaign, rounds: u32, seed: Option<u64>) -> Result<()> {
     let mut random = fastrand::Rng::with_seed(seed);
     for round in 1..=rounds {
         let step = Step::begin(&format!("{}, round {round} of {rounds}", campaign.name));
-        let result = runtime.block_on((campaign.round)(xtask.clone(), random.fork()));
+        let result =
+            runtime.block_on((campaign.round)(Round { xtask: xtask.clone(), random: random.fork(), full }));
         step.end(result.is_ok(), result.as_deref().unwrap_or_default());
         result.with_context(|| format!("round {round} failed; repeat it with `{repeat}`"))?;
     }

@@ -1,7 +1,8 @@
 //! What the admission webhook costs whoever creates Evacuations, and what it costs itself.
 
+mod hostile;
+
 use std::collections::BTreeMap;
-use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -39,7 +40,8 @@ const SOON: Duration = Duration::from_secs(60);
 ///   the ratios of three rounds, in which both take turns.
 /// - `handler_p99_ms`: inside the webhook, meanwhile, from its own histogram; every pod is in its cache.
 /// - `requests_per_s_per_core`: reviews of Evacuations sent straight to the webhook ÷ its processor time.
-/// - `rss_mib`: its resident set at the end, with 600 pods in its cache.
+/// - `rss_mib`: its resident set then, with 600 pods in its cache.
+/// - `hostile_rss_mib_10k` to `_40k`: its resident set after so many bodies of garbage.
 pub(super) async fn run(progress: Progress) -> Result<Results> {
     let cluster = Cluster::builder()
         .name("bench-admission")
@@ -72,8 +74,10 @@ pub(super) async fn run(progress: Progress) -> Result<Results> {
     }
     let handled = Histogram::read(&replica).await?.since(&handled);
     progress(&format!("{DIRECT} reviews straight to the webhook"));
-    let per_core = direct(&client, &replica, &evacuations).await?;
-    let rss = resident_mib(&replica)?;
+    let straight = straight(&client, &replica).await?;
+    let per_core = direct(&straight, &replica, &evacuations).await?;
+    let rss = replica.resident_bytes()? / 1024.0 / 1024.0;
+    let [first, second, third, last] = hostile::run(&straight, &replica, progress).await?;
     drop(replica);
     cluster.shutdown().await;
     Ok(vec![
@@ -84,6 +88,10 @@ pub(super) async fn run(progress: Progress) -> Result<Results> {
         ("handler_p99_ms", handled.quantile(0.99) * 1e3),
         ("requests_per_s_per_core", per_core),
         ("rss_mib", rss),
+        ("hostile_rss_mib_10k", first),
+        ("hostile_rss_mib_20k", second),
+        ("hostile_rss_mib_30k", third),
+        ("hostile_rss_mib_40k", last),
     ])
 }
 
@@ -281,8 +289,8 @@ impl Histogram {
     }
 }
 
-/// Reviews a second and core, sent without an API server in between.
-async fn direct(client: &Client, replica: &Service, evacuations: &[Evacuation]) -> Result<f64> {
+/// A client of the webhook itself, without an API server in between.
+async fn straight(client: &Client, replica: &Service) -> Result<Client> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let secret = secrets.get("haulout-admission-webhook-certificate").await.context("the certificate")?;
     let authority = secret.data.as_ref().and_then(|data| data.get("ca.crt")).context("ca.crt")?;
@@ -291,7 +299,11 @@ async fn direct(client: &Client, replica: &Service, evacuations: &[Evacuation]) 
     let mut config = Config::new(url);
     config.root_cert = Some(vec![root.to_vec()]);
     config.default_retry = false;
-    let straight = Client::try_from(config).context("a client of the webhook")?;
+    Client::try_from(config).context("a client of the webhook")
+}
+
+/// Reviews a second and core.
+async fn direct(straight: &Client, replica: &Service, evacuations: &[Evacuation]) -> Result<f64> {
     let bodies: Vec<_> = evacuations.iter().map(review).collect();
     let send = |body: &String| {
         let request =
@@ -308,9 +320,9 @@ async fn direct(client: &Client, replica: &Service, evacuations: &[Evacuation]) 
         stream::iter(all).buffer_unordered(IN_FLIGHT).try_for_each(async |()| Ok(())).await
     };
     burst(DIRECT / 10).await?;
-    let before = processor_seconds(replica)?;
+    let before = replica.processor_seconds()?;
     burst(DIRECT).await?;
-    Ok(count(DIRECT) / (processor_seconds(replica)? - before))
+    Ok(count(DIRECT) / (replica.processor_seconds()? - before))
 }
 
 fn review(evacuation: &Evacuation) -> String {
@@ -331,22 +343,6 @@ fn review(evacuation: &Evacuation) -> String {
         }
     })
     .to_string()
-}
-
-fn processor_seconds(replica: &Service) -> Result<f64> {
-    let path = format!("/proc/{}/stat", replica.pid());
-    let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-    let fields = text.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
-    let ticks: f64 = fields.skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum();
-    Ok(ticks / count(usize::try_from(rustix::param::clock_ticks_per_second()).unwrap_or(100)))
-}
-
-fn resident_mib(replica: &Service) -> Result<f64> {
-    let path = format!("/proc/{}/statm", replica.pid());
-    let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-    let pages = text.split_whitespace().nth(1).and_then(|pages| pages.parse::<f64>().ok());
-    let pages = pages.with_context(|| format!("reading {path}"))?;
-    Ok(pages * count(rustix::param::page_size()) / 1024.0 / 1024.0)
 }
 
 #[cfg(test)]

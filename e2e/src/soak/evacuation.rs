@@ -1,4 +1,4 @@
-//! The campaign `evacuation`: the controller is killed again and again while 300 pods leave. Watchers of our own
+//! The campaign `evacuation`: the controller is killed again and again while hundreds of pods leave. Watchers of our own
 //! see every state in between, and the audit log tells what the API server was asked to do.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -26,21 +26,35 @@ use crate::requests::Mark;
 use crate::{Cluster, objects, wait};
 
 const NAMESPACE: &str = "soak";
-const APPS: usize = 10;
-const REPLICAS: i32 = 30;
-/// How many pods of each app have to be healthy at every instant.
-const LEAST: usize = 27;
+/// How many pods of each app need not be healthy.
+const ROOM: i32 = 3;
 const CLASS: &str = "soak.example.com";
 const SOON: Duration = Duration::from_secs(300);
 
+/// How much there is to do.
+#[derive(Clone, Copy)]
+struct Size {
+    apps: usize,
+    /// Pods of each app.
+    replicas: i32,
+    /// Kills at least and at most.
+    kills: (u32, u32),
+}
+
+const FULL: Size = Size { apps: 10, replicas: 30, kills: (5, 15) };
+/// For every day.
+const SMALL: Size = Size { apps: 4, replicas: 15, kills: (3, 6) };
+
 /// One round; what happened in it.
-pub(super) async fn round(mut random: fastrand::Rng) -> Result<String> {
+pub(super) async fn round(mut random: fastrand::Rng, full: bool) -> Result<String> {
+    let size = if full { FULL } else { SMALL };
     let cluster = Cluster::builder().name("soak-evacuation").audit(true).scheduler(false).boot().await?;
     cluster.install_chart(&[]).await?;
     let client = cluster.client().await?;
-    let pods = set_up(&client).await?;
+    let pods = set_up(&client, size).await?;
     let mark = cluster.requests_mark()?;
-    let seen = Arc::new(Mutex::new(Seen::default()));
+    let seen =
+        Arc::new(Mutex::new(Seen { least: usize::try_from(size.replicas - ROOM)?, ..Seen::default() }));
     let _watching = [
         tokio::spawn(watch_pods(client.clone(), Arc::clone(&seen))),
         tokio::spawn(watch_evacuations(client.clone(), Arc::clone(&seen))),
@@ -60,7 +74,7 @@ pub(super) async fn round(mut random: fastrand::Rng) -> Result<String> {
     });
     let wishing = futures::future::try_join_all(wishes);
     let killing = async {
-        for _ in 0..random.u32(5..15) {
+        for _ in 0..random.u32(size.kills.0..size.kills.1) {
             controller.kill_leader(Duration::from_millis(random.u64(0..4000))).await?;
         }
         // From here on it is left alone.
@@ -81,7 +95,7 @@ pub(super) async fn round(mut random: fastrand::Rng) -> Result<String> {
 }
 
 /// Apps with budgets, some pods with an evacuator; the pods when all are healthy.
-async fn set_up(client: &Client) -> Result<Vec<Pod>> {
+async fn set_up(client: &Client, size: Size) -> Result<Vec<Pod>> {
     let params = PostParams::default();
     Api::<Node>::all(client.clone()).create(&params, &objects::node("n1").build()).await?;
     Api::<Namespace>::all(client.clone()).create(&params, &objects::namespace(NAMESPACE)).await?;
@@ -91,19 +105,19 @@ async fn set_up(client: &Client) -> Result<Vec<Pod>> {
     let budgets: Api<PodDisruptionBudget> = Api::namespaced(client.clone(), NAMESPACE);
     let evacuator = Evacuator { evacuator_class: CLASS.into(), priority: 1, role: None };
     let (key, value) = evacuator.annotation();
-    for n in 0..APPS {
+    for n in 0..size.apps {
         let name = format!("app-{n}");
-        let app = objects::deployment(&name).namespace(NAMESPACE).replicas(REPLICAS).pods(|pod| {
+        let app = objects::deployment(&name).namespace(NAMESPACE).replicas(size.replicas).pods(|pod| {
             let pod = pod.node("n1");
             if n % 3 == 0 { pod.annotation(&key, &value) } else { pod }
         });
-        let budget = objects::pdb(&name).namespace(NAMESPACE).min_available(&LEAST.to_string());
+        let budget =
+            objects::pdb(&name).namespace(NAMESPACE).min_available(&(size.replicas - ROOM).to_string());
         budgets.create(&params, &budget.build()).await?;
         deployments.create(&params, &app.build()).await?;
     }
-    let room = i32::try_from(LEAST).map(|least| REPLICAS - least)?;
     let allow = |budgets: &[PodDisruptionBudget]| {
-        budgets.iter().all(|b| b.status.as_ref().is_some_and(|s| s.disruptions_allowed == room))
+        budgets.iter().all(|b| b.status.as_ref().is_some_and(|s| s.disruptions_allowed == ROOM))
     };
     wait::all(budgets, watcher::Config::default(), "have room", SOON, allow).await?;
     let pods = Api::<Pod>::namespaced(client.clone(), NAMESPACE).list(&ListParams::default()).await?;
@@ -113,6 +127,8 @@ async fn set_up(client: &Client) -> Result<Vec<Pod>> {
 /// What the watchers have seen.
 #[derive(Default)]
 struct Seen {
+    /// How many pods of each app have to be healthy at every instant.
+    least: usize,
     /// Healthy pods by app.
     healthy: HashMap<String, HashSet<String>>,
     failed: HashMap<String, i32>,
@@ -132,7 +148,7 @@ impl Seen {
         let healthy = self.healthy.entry(app.clone()).or_default();
         if exists && is_healthy(pod) {
             healthy.insert(uid);
-        } else if healthy.remove(&uid) && healthy.len() < LEAST {
+        } else if healthy.remove(&uid) && healthy.len() < self.least {
             self.violations.push(format!("{app} has only {} healthy pods", healthy.len()));
         }
         if !exists {

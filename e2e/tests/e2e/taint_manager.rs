@@ -1,5 +1,6 @@
 //! The taint manager in the place of kube-controller-manager's own taint eviction.
 
+mod pace;
 mod trouble;
 mod world;
 
@@ -7,7 +8,7 @@ use std::time::Duration;
 
 use haulout_api_types::Evacuation;
 use haulout_api_types::names::TAINTS_FIRST_SEEN_ANNOTATION;
-use haulout_e2e::{Cluster, Service, objects, wait};
+use haulout_e2e::{Cluster, Component, Service, objects, wait};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -18,9 +19,22 @@ use serde_json::json;
 
 use self::world::{HOLD, NAMESPACE, SOON, World, at_least, pod, taint};
 
+/// One after the other: each has a taint manager of its own, and nodes of its own.
 #[tokio::test]
-async fn pods_leave_a_tainted_node_now_later_or_never() {
-    let world = World::boot(Cluster::builder().name("taints").taint_eviction(false)).await;
+async fn pods_leave_as_upstream_by_policy_and_at_their_pace() {
+    // Tolerations that compare numbers are off by default.
+    let operators = ["--feature-gates=TaintTolerationComparisonOperators=true"];
+    let cluster = Cluster::builder().name("taints").taint_eviction(false).audit(true);
+    let world = World::boot(cluster.extra_args(Component::ApiServer, operators)).await;
+    pods_leave_a_tainted_node_now_later_or_never(&world).await;
+    the_policy_says_how_pods_leave(&world).await;
+    pace::no_more_pods_leave_in_a_second_than_the_limit_allows(&world).await;
+    pace::tolerations_may_compare_numbers(&world).await;
+    pace::a_node_with_thousands_of_pods_does_not_delay_another(&world).await;
+    world.cluster.shutdown().await;
+}
+
+async fn pods_leave_a_tainted_node_now_later_or_never(world: &World) {
     let service = world.serve(&[]).await;
     for node in ["one", "two", "three"] {
         world.node(node).await;
@@ -60,7 +74,7 @@ async fn pods_leave_a_tainted_node_now_later_or_never() {
     assert!(service.metric("taint_manager_rival_evictions_total").await.unwrap() < 1.0);
 
     // What is stored counts for whoever comes next: one taint has the time in itself, one on its node.
-    drop(service);
+    service.stop(SOON).unwrap();
     let long_ago = Timestamp::now().saturating_sub(Duration::from_secs(290)).unwrap();
     let dated = json!([{"key": "dated", "effect": "NoExecute", "timeAdded": long_ago.to_string()}]);
     for (name, node, key, seconds) in [
@@ -92,11 +106,13 @@ async fn pods_leave_a_tainted_node_now_later_or_never() {
     world.stays("dated-late").await;
     world.stays("kept-late").await;
     world.first_seen("three", "is as it was", |text| text == Some(&stored)).await;
+    next.stop(SOON).unwrap();
+    for node in ["one", "two", "three"] {
+        world.taint(node, json!([])).await;
+    }
 }
 
-#[tokio::test]
-async fn the_policy_says_how_pods_leave() {
-    let world = World::boot(Cluster::builder().name("taint-policy").taint_eviction(false)).await;
+async fn the_policy_says_how_pods_leave(world: &World) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("policy.yaml");
     let rules = "rules:\n- {key: evict, action: Evict}\n- {key: evacuate, action: Evacuate}\n\
@@ -136,11 +152,11 @@ async fn the_policy_says_how_pods_leave() {
     world.stays("db").await;
 
     // A new leader lets it go on, whatever it sees first and whether or not nodes have reported.
-    drop(service);
+    service.stop(SOON).unwrap();
     let waiting = world.replica(&["--policy", &path, "--settle-seconds", "3600"]).await;
     waiting.leads().await.unwrap();
     at_least(&waiting, "taint_manager_concerned_pods", 1.0).await;
-    drop(waiting);
+    waiting.stop(SOON).unwrap();
     let service = world.serve(&["--policy", &path]).await;
     at_least(&service, "taint_manager_concerned_pods", 1.0).await;
     let name = asked.metadata.name.unwrap();
@@ -175,6 +191,7 @@ async fn the_policy_says_how_pods_leave() {
     world.taint("dead", taint("node.kubernetes.io/out-of-service")).await;
     wait::gone(world.pods(), "stuck", SOON).await.unwrap();
     world.event("ForcedDeletion", "Deleting Pod shop/stuck by force").await;
+    service.stop(SOON).unwrap();
 }
 
 #[tokio::test]

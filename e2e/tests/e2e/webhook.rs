@@ -3,6 +3,7 @@
 
 mod availability;
 mod certificates;
+mod clients;
 mod hostile;
 
 use std::time::Duration;

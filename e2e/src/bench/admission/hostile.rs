@@ -1,0 +1,79 @@
+//! What garbage does to the webhook's memory: tens of thousands of bodies that are no reviews, or too much of one.
+
+use anyhow::{Context as _, Result, ensure};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use kube::Client;
+
+use super::{IN_FLIGHT, Progress};
+use crate::service::Service;
+
+/// How many bodies come before each look at the memory.
+const STAGE: usize = 10_000;
+/// One in so many is large, and one in so many of those is larger than what is taken.
+const LARGE: usize = 100;
+const HUGE: usize = 10;
+
+/// Resident MiB after each ten thousand of four times as many: what is kept for good would make it grow each time.
+pub(super) async fn run(straight: &Client, replica: &Service, progress: Progress) -> Result<[f64; 4]> {
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut resident = [0.0; 4];
+    for (stage, sample) in resident.iter_mut().enumerate() {
+        let bodies = (0..STAGE).map(|number| body(&mut random, number));
+        stream::iter(bodies)
+            .map(|body| send(straight, body))
+            .buffer_unordered(IN_FLIGHT)
+            .try_for_each(async |()| Ok(()))
+            .await?;
+        *sample = replica.resident_bytes()? / 1024.0 / 1024.0;
+        progress(&format!("{} bodies of garbage: {sample:.1} MiB", (stage + 1) * STAGE));
+    }
+    Ok(resident)
+}
+
+/// Whatever it is, it is answered; and no answer admits anything.
+async fn send(straight: &Client, body: Vec<u8>) -> Result<()> {
+    let large = body.len() > 2 << 20;
+    let request = http::Request::post("/validate/evacuations?timeout=10s").body(body).context("a request")?;
+    match straight.request_text(request).await {
+        Ok(answer) => ensure!(!answer.contains("\"allowed\":true"), "the webhook says {answer}"),
+        // The answer may come before all of the body is sent, and be lost.
+        Err(kube::Error::Api(_)) => {}
+        Err(error) => ensure!(large, "no answer: {error}"),
+    }
+    Ok(())
+}
+
+fn body(random: &mut fastrand::Rng, number: usize) -> Vec<u8> {
+    if number % (LARGE * HUGE) == 0 {
+        return wrap(&format!("{{\"metadata\":{{\"labels\":{{{}}}}}}}", labels(250_000)));
+    }
+    if number % LARGE == 0 {
+        return wrap(&format!("{{\"metadata\":{{\"labels\":{{{}}}}}}}", labels(50_000)));
+    }
+    match random.u8(0..6) {
+        0 => (0..random.usize(0..2000)).map(|_| random.u8(..)).collect(),
+        1 => "[".repeat(random.usize(1..20_000)).into_bytes(),
+        2 => {
+            let mut cut = wrap("{\"spec\":{}}");
+            cut.truncate(random.usize(..cut.len()));
+            cut
+        }
+        3 => wrap("{\"spec\":\"x\",\"metadata\":[]}"),
+        4 => wrap("null"),
+        _ => format!("{{\"request\":{}}}", labels(random.usize(0..50))).into_bytes(),
+    }
+}
+
+fn labels(count: usize) -> String {
+    (0..count).map(|number| format!("\"l{number}\":\"\"")).collect::<Vec<_>>().join(",")
+}
+
+fn wrap(object: &str) -> Vec<u8> {
+    let resource = "{\"group\":\"evacuation.coordination.k8s.io\",\"version\":\"v1alpha1\",\"resource\":\"evacuations\"}";
+    let review = format!(
+        "{{\"apiVersion\":\"admission.k8s.io/v1\",\"kind\":\"AdmissionReview\",\"request\":{{\"uid\":\"u\",\
+         \"resource\":{resource},\"kind\":{{\"group\":\"\",\"version\":\"v1\",\"kind\":\"X\"}},\"name\":\"x\",\
+         \"namespace\":\"default\",\"operation\":\"CREATE\",\"userInfo\":{{\"username\":\"mallory\"}},\"object\":{object}}}}}"
+    );
+    review.into_bytes()
+}

@@ -1,0 +1,113 @@
+//! The optional check that only API servers with a certificate for it are let in.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use haulout_e2e::pki::{Credentials, Pki};
+use haulout_e2e::service::NAMESPACE;
+use haulout_e2e::{Cluster, Component, Webhook, webhook};
+use k8s_openapi::api::core::v1::Secret;
+use kube::Api;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::ask;
+
+/// Tells API servers to show this certificate to all webhooks; gives the path for `--admission-control-config-file`.
+fn admission_configuration(folder: &Path, credentials: &Credentials) -> String {
+    let file = |name: &str, text: &str| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let user = json!({
+        "client-certificate": file("apiserver-client.crt", &credentials.certificate),
+        "client-key": file("apiserver-client.key", &credentials.key),
+    });
+    let users = json!({"apiVersion": "v1", "kind": "Config", "users": [{"name": "*", "user": user}]});
+    let configuration = json!({
+        "apiVersion": "apiserver.config.k8s.io/v1",
+        "kind": "WebhookAdmissionConfiguration",
+        "kubeConfigFile": file("webhooks.kubeconfig", &users.to_string()),
+    });
+    let plugins = ["MutatingAdmissionWebhook", "ValidatingAdmissionWebhook"]
+        .map(|plugin| json!({"name": plugin, "configuration": configuration}));
+    let admission = json!({
+        "apiVersion": "apiserver.config.k8s.io/v1", "kind": "AdmissionConfiguration", "plugins": plugins,
+    });
+    file("admission.yaml", &admission.to_string())
+}
+
+/// What the webhook answers to somebody with this certificate; an error if it hangs up.
+async fn answer(
+    address: SocketAddr,
+    roots: &RootCertStore,
+    credentials: Option<&Credentials>,
+) -> std::io::Result<String> {
+    let config = ClientConfig::builder().with_root_certificates(roots.clone());
+    let config = match credentials {
+        None => config.with_no_client_auth(),
+        Some(credentials) => {
+            let certificate = CertificateDer::from_pem_slice(credentials.certificate.as_bytes()).unwrap();
+            let key = PrivateKeyDer::from_pem_slice(credentials.key.as_bytes()).unwrap();
+            config.with_client_auth_cert(vec![certificate], key).unwrap()
+        }
+    };
+    let name = ServerName::try_from("127.0.0.1").unwrap();
+    let stream = TcpStream::connect(address).await?;
+    let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
+    // With TLS 1.3 it takes a client's first words to learn what the server thinks of its certificate.
+    stream
+        .write_all(
+            b"POST /validate/pods HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",
+        )
+        .await?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await?;
+    Ok(text)
+}
+
+#[tokio::test]
+async fn with_a_client_authority_the_api_server_passes_and_nobody_else_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let pki = Pki::create(&folder.path().join("pki")).unwrap();
+    let others = Pki::create(&folder.path().join("others")).unwrap();
+    let api_server = pki.client("kube-apiserver", &[]).unwrap();
+    let configuration = admission_configuration(folder.path(), &api_server);
+    let cluster = Cluster::builder().name("webhook-clients").scheduler(false).kwok(false);
+    let argument = format!("--admission-control-config-file={configuration}");
+    let cluster = cluster.extra_args(Component::ApiServer, [argument]).boot().await.unwrap();
+
+    let webhook = Webhook::install(&cluster, &[]).await.unwrap();
+    let authority = pki.ca_certificate_file().display().to_string();
+    let check = ["--client-ca", &authority, "--client-name", "kube-apiserver"];
+    let replica = webhook.start(&cluster, &check).await.unwrap();
+    Webhook::reachable(&cluster).await.unwrap();
+    let client = cluster.client().await.unwrap();
+    ask(&Api::all(client.clone())).await.unwrap();
+    assert!(replica.metric("haulout_admission_requests_total").await.unwrap() > 0.0);
+
+    let secrets: Api<Secret> = Api::namespaced(client, NAMESPACE);
+    let secret = secrets.get("haulout-admission-webhook-certificate").await.unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(&secret.data.unwrap()["ca.crt"].0).unwrap()).unwrap();
+    let address = webhook::address(&replica).unwrap();
+    let taken = answer(address, &roots, Some(&api_server)).await.unwrap();
+    assert!(taken.starts_with("HTTP/1.1 400 "), "it is heard: {taken}");
+    let (other_name, other_authority) =
+        (pki.client("mallory", &[]).unwrap(), others.client("kube-apiserver", &[]).unwrap());
+    for (who, credentials) in
+        [("nobody", None), ("another name", Some(&other_name)), ("another authority", Some(&other_authority))]
+    {
+        let refused = answer(address, &roots, credentials).await;
+        assert!(refused.is_err(), "{who}: {refused:?}");
+    }
+    drop(replica);
+    cluster.shutdown().await;
+}
