@@ -30,6 +30,8 @@ pub struct Index {
     /// How many Evacuations have been seen.
     seen: u64,
     budgets: Budgets,
+    /// Whether all budgets are known: until then a pod may seem to have none.
+    budgets_known: bool,
     /// Pods that budgets do not count as healthy, by namespace: not ready, or asked to end.
     unhealthy: HashMap<Arc<str>, BTreeSet<Uid>>,
     /// What many Evacuations have in common: namespaces, finalizers, classes, reasons.
@@ -189,6 +191,7 @@ impl Index {
     /// All budgets have been listed, and there are no others. Who may try now.
     pub fn budgets_listed(&mut self, names: &BTreeSet<(String, String)>, pods: &PodIndex) -> Vec<Key> {
         self.budgets.keep(names);
+        self.budgets_known = true;
         self.admit_all(pods)
     }
 
@@ -200,7 +203,9 @@ impl Index {
 
     /// Lets those who wait in this namespace try, the oldest first, as far as their budgets allow.
     pub fn admit(&mut self, namespace: &str, pods: &PodIndex) -> Vec<Key> {
-        let Some(waiting) = self.waiting.get(namespace) else { return Vec::new() };
+        let Some(waiting) = self.waiting.get(namespace).filter(|_| self.budgets_known) else {
+            return Vec::new();
+        };
         let candidates = waiting.iter().filter_map(|(_, _, key)| {
             let entry = self.entries.get(key)?;
             let pod = pods.get(entry.record.pod_uid)?;

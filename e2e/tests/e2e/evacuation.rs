@@ -112,8 +112,9 @@ impl Ground {
         Self { client, cluster: Arc::new(cluster), worlds: AtomicUsize::default() }
     }
 
+    /// A replica whose lease no busy moment costs it.
     async fn replica(&self) -> Service {
-        replica(&self.cluster, "3").await
+        replica(&self.cluster, "30").await
     }
 
     /// A namespace, with this controller.

@@ -23,6 +23,13 @@ fn waiting(n: u32) -> Record {
     record
 }
 
+/// An index that knows all budgets, of which there are none.
+fn index() -> Index {
+    let mut index = Index::default();
+    index.budgets_listed(&BTreeSet::new(), &pods([]));
+    index
+}
+
 fn gone(pod: Pod) -> Change {
     Change { old: Some(Arc::new(pod)), new: None }
 }
@@ -87,7 +94,7 @@ fn what_is_not_listed_any_more_is_gone() {
 
 #[test]
 fn when_a_budget_frees_up_the_oldest_that_wait_for_it_are_woken() {
-    let mut index = Index::default();
+    let mut index = index();
     for n in [3, 1, 2] {
         index.apply(waiting(n));
     }
@@ -100,8 +107,23 @@ fn when_a_budget_frees_up_the_oldest_that_wait_for_it_are_woken() {
 }
 
 #[test]
-fn who_does_not_use_its_turn_gives_it_to_the_next() {
+fn nobody_is_woken_before_all_budgets_are_known() {
     let mut index = Index::default();
+    index.apply(waiting(1));
+    index.apply(waiting(2));
+    let pods = pods((0..4).map(pod));
+    // A new leader learns of pods, Evacuations and budgets in any order.
+    let new = Change { old: None, new: Some(Arc::new(pod(1))) };
+    assert_eq!(index.pod_changed(&new, &pods), [key(1)]);
+    assert!(!index.view(key(1), &pods).unwrap().live.admitted, "its budget may be yet to come");
+    assert_eq!(index.budget_applied(budget("web", 1, &[]), &pods), []);
+    let names = BTreeSet::from([("test".to_owned(), "web".to_owned())]);
+    assert_eq!(index.budgets_listed(&names, &pods), [key(1)]);
+}
+
+#[test]
+fn who_does_not_use_its_turn_gives_it_to_the_next() {
+    let mut index = index();
     index.apply(waiting(1));
     index.apply(waiting(2));
     let pods = pods((0..4).map(pod));
@@ -116,7 +138,7 @@ fn who_does_not_use_its_turn_gives_it_to_the_next() {
 
 #[test]
 fn an_eviction_under_way_takes_room_until_its_pod_is_seen_to_leave() {
-    let mut index = Index::default();
+    let mut index = index();
     index.apply(record(0));
     index.apply(waiting(1));
     let pods = pods((0..2).map(pod));
@@ -131,7 +153,7 @@ fn an_eviction_under_way_takes_room_until_its_pod_is_seen_to_leave() {
 
 #[test]
 fn a_pod_that_is_not_ready_any_more_is_tried_again() {
-    let mut index = Index::default();
+    let mut index = index();
     index.apply(waiting(1));
     let unready = pod_with(1, &[("/status/conditions", json!([{"type": "Ready", "status": "False"}]))]);
     let pods = pods([unready.clone()]);

@@ -44,10 +44,10 @@ async fn send(straight: &Client, body: Vec<u8>) -> Result<()> {
 }
 
 fn body(random: &mut fastrand::Rng, number: usize) -> Vec<u8> {
-    if number % (LARGE * HUGE) == 0 {
+    if number.is_multiple_of(LARGE * HUGE) {
         return wrap(&format!("{{\"metadata\":{{\"labels\":{{{}}}}}}}", labels(250_000)));
     }
-    if number % LARGE == 0 {
+    if number.is_multiple_of(LARGE) {
         return wrap(&format!("{{\"metadata\":{{\"labels\":{{{}}}}}}}", labels(50_000)));
     }
     match random.u8(0..6) {

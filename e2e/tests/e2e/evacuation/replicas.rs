@@ -50,13 +50,16 @@ pub async fn a_leader_hands_over_and_the_next_one_carries_on_without_forgetting_
 pub async fn a_deadline_that_passed_while_nobody_looked_is_missed_only_after_evacuators_could_report(
     ground: &Ground,
 ) {
-    let mut world = ground.fresh().await;
+    // A lease that is soon over, because nobody gives it back.
+    let first = Arc::new(replica(&ground.cluster, "5").await);
+    first.leads().await.unwrap();
+    let mut world = ground.world(&first).await;
     let pod = world.pod("web-1", &["a.example.com", "b.example.com"]).await;
     let evacuation = world.evacuate(&pod).await;
     world.until_active(&evacuation, "a.example.com").await;
     // The report of an hour ago: everybody was away since.
     world.report(&evacuation, json!({"evacuationProgressTimestamp": "2026-01-01T00:00:00Z"})).await;
-    world.controller.signal(Signal::KILL).unwrap();
+    first.signal(Signal::KILL).unwrap();
     let begun = jiff::Timestamp::now();
     world.controller = Arc::new(ground.replica().await);
     world.controller.leads().await.unwrap();
@@ -74,7 +77,7 @@ pub async fn an_evacuation_that_arrives_before_its_pods_watch_event_is_not_a_fai
     slow.add(ground.cluster.server.trim_start_matches("https://").parse().unwrap());
     let mut behind = ground.cluster.handle().clone();
     behind.server = format!("https://{}", slow.address());
-    let controller = Arc::new(replica(&behind, "3").await);
+    let controller = Arc::new(replica(&behind, "30").await);
     controller.leads().await.unwrap();
     let world = ground.world(&controller).await;
     world.let_it_act("other").await;
