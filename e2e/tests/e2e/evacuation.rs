@@ -23,7 +23,7 @@ use kube::runtime::watcher;
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 
-use crate::support::{all_at_once, scenarios};
+use crate::support::{all_at_once, one_by_one, scenarios};
 
 /// Long enough for a busy machine.
 const SOON: Duration = Duration::from_secs(60);
@@ -36,27 +36,21 @@ async fn evacuators_evictions_budgets_and_endings() {
     let ground = Ground::boot("evacuation").await;
     let controller = Arc::new(ground.replica().await);
     controller.leads().await.unwrap();
-    let (classes, evictions) = (
-        scenarios![ground.world(&controller).await;
-            classes::several_evacuators_have_their_turns_by_priority_and_then_the_pod_is_evicted,
-            classes::partial_evacuators_do_their_part_and_the_last_one_removes_the_pod_itself,
-            classes::an_evacuator_that_completes_at_once_passes_the_pod_on_to_eviction,
-            classes::switching_resets_what_the_last_evacuator_had_reported,
-            example::the_example_evacuator_registers_reports_completes_and_aborts_when_it_is_no_longer_active,
-        ],
-        scenarios![ground.world(&controller).await;
-            eviction::a_pod_without_evacuators_is_evicted_with_few_requests,
-            eviction::an_eviction_that_a_budget_blocks_takes_place_when_the_budget_frees_up,
-            eviction::pods_that_wait_for_a_budget_leave_oldest_first_and_never_more_at_once_than_it_allows,
-            eviction::several_budgets_on_one_pod_are_reported_as_such_until_they_are_gone,
-            eviction::daemon_set_and_mirror_pods_are_never_evicted,
-            eviction::a_pod_that_a_stateful_set_makes_anew_under_the_same_name_is_another_pod,
-            refusals::the_pods_that_make_a_budget_refuse_are_named,
-            refusals::an_eviction_that_a_policy_forbids_is_tried_until_it_is_allowed,
-            refusals::an_eviction_that_the_api_server_is_too_busy_for_is_tried_until_it_is_not,
-        ],
-    );
-    let endings = scenarios![ground.world(&controller).await;
+    let scenarios = scenarios![ground.world(&controller).await;
+        classes::several_evacuators_have_their_turns_by_priority_and_then_the_pod_is_evicted,
+        classes::partial_evacuators_do_their_part_and_the_last_one_removes_the_pod_itself,
+        classes::an_evacuator_that_completes_at_once_passes_the_pod_on_to_eviction,
+        classes::switching_resets_what_the_last_evacuator_had_reported,
+        example::the_example_evacuator_registers_reports_completes_and_aborts_when_it_is_no_longer_active,
+        eviction::a_pod_without_evacuators_is_evicted_with_few_requests,
+        eviction::an_eviction_that_a_budget_blocks_takes_place_when_the_budget_frees_up,
+        eviction::pods_that_wait_for_a_budget_leave_oldest_first_and_never_more_at_once_than_it_allows,
+        eviction::several_budgets_on_one_pod_are_reported_as_such_until_they_are_gone,
+        eviction::daemon_set_and_mirror_pods_are_never_evicted,
+        eviction::a_pod_that_a_stateful_set_makes_anew_under_the_same_name_is_another_pod,
+        refusals::the_pods_that_make_a_budget_refuse_are_named,
+        refusals::an_eviction_that_a_policy_forbids_is_tried_until_it_is_allowed,
+        refusals::an_eviction_that_the_api_server_is_too_busy_for_is_tried_until_it_is_not,
         endings::instigators_cancel_in_either_order_and_the_last_one_ends_the_evacuation,
         endings::an_evacuators_own_finalizer_neither_keeps_an_evacuation_alive_nor_is_it_taken_away,
         endings::an_evacuation_that_forbids_cancellation_goes_on_without_instigators,
@@ -64,34 +58,35 @@ async fn evacuators_evictions_budgets_and_endings() {
         endings::an_evacuation_that_somebody_deletes_does_nothing_new_until_its_instigators_agree,
         endings::an_evacuation_without_a_pod_is_removed,
     ];
-    all_at_once([classes, evictions, endings].into_iter().flatten().collect()).await;
+    all_at_once(scenarios).await;
 }
 
 /// One after the other, because each shifts its controller's clock.
 #[tokio::test]
 async fn deadlines_and_backoffs_by_a_shifted_clock() {
     let ground = Ground::boot("evacuation-clock").await;
-    classes::an_evacuator_that_never_answers_loses_its_turn_at_the_deadline_from_the_creation(&ground).await;
-    classes::an_evacuator_that_stops_reporting_loses_its_turn_at_the_deadline_from_its_last_report(&ground)
-        .await;
-    classes::late_progress_cancels_an_eviction_that_has_not_taken_place(&ground).await;
-    eviction::a_terminating_pod_is_left_to_finish(&ground).await;
-    eviction::an_eviction_that_was_refused_is_tried_again_after_the_backoff(&ground).await;
+    let scenarios = scenarios![&ground;
+        classes::an_evacuator_that_never_answers_loses_its_turn_at_the_deadline_from_the_creation,
+        classes::an_evacuator_that_stops_reporting_loses_its_turn_at_the_deadline_from_its_last_report,
+        classes::late_progress_cancels_an_eviction_that_has_not_taken_place,
+        eviction::a_terminating_pod_is_left_to_finish,
+        eviction::an_eviction_that_was_refused_is_tried_again_after_the_backoff,
+    ];
+    one_by_one(scenarios).await;
 }
 
 /// One after the other, because each stops, starts or delays something.
 #[tokio::test]
 async fn replicas_restarts_outages_and_slow_watches() {
     let ground = Ground::boot("evacuation-trouble").await;
-    replicas::a_leader_hands_over_and_the_next_one_carries_on_without_forgetting_the_backoff(&ground).await;
-    replicas::a_deadline_that_passed_while_nobody_looked_is_missed_only_after_evacuators_could_report(
-        &ground,
-    )
-    .await;
-    replicas::an_evacuation_that_arrives_before_its_pods_watch_event_is_not_a_failure(&ground).await;
-    refusals::an_eviction_in_a_namespace_that_is_being_deleted_is_refused_until_the_pod_goes_with_it(&ground)
-        .await;
-    replicas::evacuations_go_on_after_an_outage_of_the_api_server(&ground).await;
+    let scenarios = scenarios![&ground;
+        replicas::a_leader_hands_over_and_the_next_one_carries_on_without_forgetting_the_backoff,
+        replicas::a_deadline_that_passed_while_nobody_looked_is_missed_only_after_evacuators_could_report,
+        replicas::an_evacuation_that_arrives_before_its_pods_watch_event_is_not_a_failure,
+        refusals::an_eviction_in_a_namespace_that_is_being_deleted_is_refused_until_the_pod_goes_with_it,
+        replicas::evacuations_go_on_after_an_outage_of_the_api_server,
+    ];
+    one_by_one(scenarios).await;
 }
 
 /// A cluster with one node.

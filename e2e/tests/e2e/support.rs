@@ -44,26 +44,39 @@ pub fn xtask() -> std::path::PathBuf {
     path.into()
 }
 
+/// A scenario with its name.
+type Scenario<'a> = (&'static str, LocalBoxFuture<'a, ()>);
+
 /// Runs scenarios that do not disturb each other at the same time, so that one cluster is enough for them. Each runs
 /// to its end, and those that fail are named.
-pub async fn all_at_once(scenarios: Vec<(&'static str, LocalBoxFuture<'static, ()>)>) {
-    let running = scenarios.into_iter().map(|(name, scenario)| async move {
-        let begun = Instant::now();
-        let failed = AssertUnwindSafe(scenario).catch_unwind().await.is_err();
-        let verdict = if failed { "FAILED" } else { "ok" };
-        println!("{verdict} {name} ({:.1} s)", begun.elapsed().as_secs_f64());
-        failed.then_some(name)
-    });
-    let failed: Vec<_> = join_all(running).await.into_iter().flatten().collect();
+pub async fn all_at_once(scenarios: Vec<Scenario<'_>>) {
+    let failed: Vec<_> = join_all(scenarios.into_iter().map(run)).await.into_iter().flatten().collect();
     assert!(failed.is_empty(), "these failed: {}", failed.join(", "));
 }
 
-/// Async functions of one argument, with their names, for [`all_at_once`].
+/// Runs scenarios one after the other, up to the first that fails.
+pub async fn one_by_one(scenarios: Vec<Scenario<'_>>) {
+    for scenario in scenarios {
+        let failed = run(scenario).await;
+        assert!(failed.is_none(), "{failed:?} failed");
+    }
+}
+
+/// The name if it fails.
+async fn run((name, scenario): Scenario<'_>) -> Option<&'static str> {
+    let begun = Instant::now();
+    let failed = AssertUnwindSafe(scenario).catch_unwind().await.is_err();
+    let verdict = if failed { "FAILED" } else { "ok" };
+    println!("{verdict} {name} ({:.1} s)", begun.elapsed().as_secs_f64());
+    failed.then_some(name)
+}
+
+/// Async functions of one argument, with their names.
 macro_rules! scenarios {
     ($argument:expr; $($scenario:path),+ $(,)?) => {
         vec![$((
             stringify!($scenario),
-            Box::pin($scenario($argument)) as futures::future::LocalBoxFuture<'static, ()>,
+            Box::pin($scenario($argument)) as futures::future::LocalBoxFuture<'_, ()>,
         )),+]
     };
 }

@@ -182,6 +182,5 @@ pub async fn an_eviction_in_a_namespace_that_is_being_deleted_is_refused_until_t
     assert!(world.is_left_alone(&pod).await);
     world.cluster.resume(Component::ControllerManager).unwrap();
     world.until_gone(&pod, &evacuation).await;
-    wait::gone(namespaces, &world.namespace, SOON).await.unwrap();
     world.end();
 }

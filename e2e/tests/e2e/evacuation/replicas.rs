@@ -51,7 +51,8 @@ pub async fn a_deadline_that_passed_while_nobody_looked_is_missed_only_after_eva
     ground: &Ground,
 ) {
     // A lease that is soon over, because nobody gives it back.
-    let first = Arc::new(replica(&ground.cluster, "5").await);
+    let lease = "5";
+    let first = Arc::new(replica(&ground.cluster, lease).await);
     first.leads().await.unwrap();
     let mut world = ground.world(&first).await;
     let pod = world.pod("web-1", &["a.example.com", "b.example.com"]).await;
@@ -61,7 +62,7 @@ pub async fn a_deadline_that_passed_while_nobody_looked_is_missed_only_after_eva
     world.report(&evacuation, json!({"evacuationProgressTimestamp": "2026-01-01T00:00:00Z"})).await;
     first.signal(Signal::KILL).unwrap();
     let begun = jiff::Timestamp::now();
-    world.controller = Arc::new(ground.replica().await);
+    world.controller = Arc::new(replica(&ground.cluster, lease).await);
     world.controller.leads().await.unwrap();
     world.let_it_act("other").await;
     world.controller.shift_clock(Duration::from_secs(31)).await.unwrap();
