@@ -26,6 +26,7 @@ use crate::etcd::Etcd;
 use crate::handle::Handle;
 use crate::process::Process;
 use crate::real_node::{Door, RealNode};
+use crate::rights;
 
 /// How long a component gets to end by itself before it is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
@@ -297,6 +298,9 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
+        if let Err(error) = rights::note(&self.handle) {
+            eprintln!("what was done in cluster {} is not noted: {error:#}", self.handle.name);
+        }
         // Killed and not asked to end: the data go too, and an API server asked to end while
         // others hold watches takes its time. In reverse order, so that nobody logs the loss of
         // what it depends on.

@@ -152,10 +152,17 @@ impl Handle {
     /// pods of ours, which nodes of KWOK would only pretend to run: see [`crate::Service`]. Waits until the API server serves our kinds: it answers 404 for some moments after it took them.
     pub async fn install_chart(&self, values: &[(&str, &str)]) -> Result<()> {
         let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("finding the repository")?;
-        let chart = repository.join("charts/haulout").display().to_string();
+        self.install_chart_from(&repository.join("charts/haulout"), values).await
+    }
+
+    /// The same with another chart, such as one of an earlier version.
+    pub async fn install_chart_from(&self, chart: &Path, values: &[(&str, &str)]) -> Result<()> {
+        let chart = chart.display().to_string();
         let outside = service::VALUES.iter().map(|service| format!("{service}.replicas=0"));
         // Nobody could write to our kinds while it is registered and does not run: see [`crate::Webhook`].
         let outside = outside.chain(["admissionWebhook.enabled=false".to_owned()]);
+        // It would only pretend to clean up.
+        let outside = outside.chain(["cleanup.enabled=false".to_owned()]);
         let given = values.iter().map(|(key, value)| format!("{key}={value}"));
         let values: Vec<_> = outside.chain(given).collect();
         let mut args = vec!["upgrade", "--install", "haulout", &chart];

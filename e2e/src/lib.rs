@@ -18,6 +18,7 @@ pub mod pki;
 pub mod process;
 pub mod real_node;
 pub mod requests;
+pub mod rights;
 pub mod service;
 pub mod soak;
 pub mod tools;

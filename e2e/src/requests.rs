@@ -62,6 +62,11 @@ impl Handle {
         read(BufReader::new(file))
     }
 
+    /// All requests since the cluster was booted.
+    pub fn requests(&self) -> Result<Requests> {
+        self.requests_since(Mark(0))
+    }
+
     fn open_audit_log(&self) -> Result<File> {
         let path = self.audit_log.as_ref().with_context(|| {
             format!("cluster {} was booted without an audit log: use audit(true)", self.name)

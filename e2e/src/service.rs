@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::ops::Deref;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -47,10 +47,14 @@ impl Service {
     /// Starts one replica of a service, such as `evacuation-controller`, with further arguments, and returns
     /// at once: see [`Service::ready`].
     pub async fn start(cluster: &Handle, name: &str, args: &[&str]) -> Result<Self> {
+        let kubeconfig = cluster.service_account_kubeconfig(NAMESPACE, &format!("haulout-{name}")).await?;
+        Self::start_as(cluster, name, &kubeconfig, args)
+    }
+
+    /// The same as anybody, whose kubeconfig this is.
+    pub fn start_as(cluster: &Handle, name: &str, kubeconfig: &Path, args: &[&str]) -> Result<Self> {
         static REPLICAS: AtomicU32 = AtomicU32::new(0);
         let number = REPLICAS.fetch_add(1, Ordering::Relaxed);
-        let account = format!("haulout-{name}");
-        let kubeconfig = cluster.service_account_kubeconfig(NAMESPACE, &account).await?;
         // Tests that share a cluster are different processes.
         let instance = format!("{name}-{}-{number}", std::process::id());
         let log = cluster.logs.join(format!("{instance}.log"));
@@ -58,7 +62,7 @@ impl Service {
             .command(&program(name)?)
             .args(["--listen", "127.0.0.1:0", "--namespace", NAMESPACE, "--instance", &instance])
             .args(args)
-            .env("KUBECONFIG", &kubeconfig)
+            .env("KUBECONFIG", kubeconfig)
             .log(&log)
             .spawn(name)?;
         Ok(Self { process, log })

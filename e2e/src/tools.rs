@@ -4,6 +4,7 @@
 
 mod build;
 mod key;
+mod more;
 mod node;
 
 use std::fs;
@@ -14,6 +15,7 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
 use self::key::Source;
+pub use self::more::{MoreTools, ensure_more};
 pub use self::node::{NodeTools, ensure_node};
 
 /// The built programs.

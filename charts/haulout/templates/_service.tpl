@@ -47,11 +47,64 @@ labels:
 {{- printf "%s%s/%s:%s" (empty $image.registry | ternary "" (printf "%s/" $image.registry)) $image.repository .name (default .root.Chart.AppVersion $image.tag) -}}
 {{- end -}}
 
+{{/* What the pods of services, of the clean-up and of the test have in common. */}}
+{{- define "haulout.podSpec" -}}
+serviceAccountName: {{ include "haulout.serviceName" . }}
+automountServiceAccountToken: true
+enableServiceLinks: false
+{{- with .root.Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .root.Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  seccompProfile:
+    type: RuntimeDefault
+{{- end -}}
+
+{{- define "haulout.containerSecurity" -}}
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+readOnlyRootFilesystem: true
+{{- end -}}
+
+{{- define "haulout.podEnv" -}}
+- name: POD_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.name
+- name: POD_NAMESPACE
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.namespace
+{{- end -}}
+
+{{/* The name of the Lease of a service, which it knows itself. */}}
+{{- define "haulout.leaseName" -}}
+haulout-{{ .name }}
+{{- end -}}
+
 {{- define "haulout.service" -}}
 apiVersion: v1
 kind: ServiceAccount
 metadata:
   {{- include "haulout.serviceMetadata" . | nindent 2 }}
+# Its pods ask for the token themselves.
+automountServiceAccountToken: false
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
@@ -89,25 +142,17 @@ spec:
       labels:
         {{- include "haulout.serviceLabels" . | nindent 8 }}
     spec:
-      serviceAccountName: {{ include "haulout.serviceName" . }}
-      priorityClassName: system-cluster-critical
-      {{- with .root.Values.imagePullSecrets }}
-      imagePullSecrets:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
-      securityContext:
-        runAsNonRoot: true
-        runAsUser: 65532
-        runAsGroup: 65532
-        seccompProfile:
-          type: RuntimeDefault
+      {{- include "haulout.podSpec" . | nindent 6 }}
       topologySpreadConstraints:
+        {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
         - maxSkew: 1
-          topologyKey: kubernetes.io/hostname
+          topologyKey: {{ . }}
           whenUnsatisfiable: ScheduleAnyway
+          matchLabelKeys: [pod-template-hash]
           labelSelector:
             matchLabels:
-              {{- include "haulout.serviceSelector" . | nindent 14 }}
+              {{- include "haulout.serviceSelector" $ | nindent 14 }}
+        {{- end }}
       containers:
         - name: {{ .name }}
           image: {{ include "haulout.image" . }}
@@ -117,14 +162,7 @@ spec:
             {{- toYaml . | nindent 12 }}
           {{- end }}
           env:
-            - name: POD_NAME
-              valueFrom:
-                fieldRef:
-                  fieldPath: metadata.name
-            - name: POD_NAMESPACE
-              valueFrom:
-                fieldRef:
-                  fieldPath: metadata.namespace
+            {{- include "haulout.podEnv" . | nindent 12 }}
           ports:
             - name: metrics
               containerPort: 8080
@@ -143,10 +181,7 @@ spec:
           resources:
             {{- toYaml .values.resources | nindent 12 }}
           securityContext:
-            allowPrivilegeEscalation: false
-            capabilities:
-              drop: [ALL]
-            readOnlyRootFilesystem: true
+            {{- include "haulout.containerSecurity" . | nindent 12 }}
           {{- with .volumeMounts }}
           volumeMounts:
             {{- toYaml . | nindent 12 }}
@@ -155,6 +190,36 @@ spec:
       volumes:
         {{- toYaml . | nindent 8 }}
       {{- end }}
+{{- with .root.Values.networkPolicy }}
+{{- if .enabled }}
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  {{- include "haulout.serviceMetadata" $ | nindent 2 }}
+spec:
+  podSelector:
+    matchLabels:
+      {{- include "haulout.serviceSelector" $ | nindent 6 }}
+  policyTypes: [{{ empty .egress | ternary "Ingress" "Ingress, Egress" }}]
+  ingress:
+    - ports:
+        - port: metrics
+      {{- with .metricsFrom }}
+      from:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+    {{- range $.ports }}
+    # From anywhere: API servers have no labels, and often no address in the cluster.
+    - ports:
+        - port: {{ .name }}
+    {{- end }}
+  {{- with .egress }}
+  egress:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end }}
+{{- end }}
 {{- if gt (int .values.replicas) 1 }}
 ---
 apiVersion: policy/v1
@@ -176,7 +241,12 @@ kind: Role
 metadata:
   {{- include "haulout.serviceMetadata" . | nindent 2 }}
 rules:
+  # A name cannot be asked for on creation.
   - apiGroups: [coordination.k8s.io]
     resources: [leases]
-    verbs: [get, list, watch, create, update]
+    verbs: [create]
+  - apiGroups: [coordination.k8s.io]
+    resources: [leases]
+    resourceNames: [{{ include "haulout.leaseName" . }}]
+    verbs: [get, list, watch, update]
 {{- end -}}

@@ -12,6 +12,7 @@ mod store;
 
 use std::path::PathBuf;
 
+use haulout_service_runtime::access::Permission;
 use haulout_service_runtime::service::Context;
 use jiff::SignedDuration;
 use thiserror::Error;
@@ -72,6 +73,32 @@ fn parse_lifetime(text: &str) -> Result<SignedDuration, String> {
         return Err(format!("at least {SHORTEST_LIFETIME:#} is needed"));
     }
     Ok(lifetime)
+}
+
+impl CertificateArgs {
+    /// What the service has to be allowed for it: nothing where others look after certificate and trust.
+    pub fn permissions(&self) -> Vec<Permission> {
+        const GROUP: &str = "admissionregistration.k8s.io";
+        let own = self.cert_dir.is_none();
+        let mut needed = Vec::new();
+        if own {
+            let on = |verb| Permission::own(verb, "", "secrets").on(&self.certificate_secret);
+            needed.push(Permission::own("create", "", "secrets"));
+            needed.extend(["list", "watch", "update"].map(on));
+        }
+        if own || self.manage_ca_bundle {
+            let mutating = self.mutating_configurations.iter().map(|n| ("mutatingwebhookconfigurations", n));
+            let validating =
+                self.validating_configurations.iter().map(|n| ("validatingwebhookconfigurations", n));
+            for (resource, name) in mutating.chain(validating) {
+                needed.extend(
+                    ["list", "watch", "patch"]
+                        .map(|verb| Permission::cluster(verb, GROUP, resource).on(name)),
+                );
+            }
+        }
+        needed
+    }
 }
 
 /// Why there is no certificate to serve.

@@ -21,9 +21,10 @@ const NAMESPACE: &str = "haulout-system";
 const RELEASE: &str = "haulout";
 const NAME: &str = "haulout-admission-webhook";
 
-/// Our services. What they write to our kinds is right by construction, and must not wait for the webhook.
-const SERVICES: [&str; 4] =
-    ["admission-webhook", "evacuation-controller", "maintenance-controller", "taint-manager"];
+/// Our services, and what cleans up after them. What they write to our kinds is right by construction, and must not
+/// wait for the webhook.
+const SERVICES: [&str; 5] =
+    ["admission-webhook", "cleanup", "evacuation-controller", "maintenance-controller", "taint-manager"];
 
 /// Those who empty namespaces and collect garbage: a namespace must not be stuck because we are down. Without
 /// ServiceAccounts of their own, all controllers of the controller manager are one user.

@@ -15,7 +15,7 @@ fn main() -> ExitCode {
         name: "admission-webhook",
         version: env!("CARGO_PKG_VERSION"),
         kinds: vec![Kind::of::<Evacuation>(), Kind::of::<NodeMaintenance>(), Kind::of::<DrainRule>()],
-        permissions: &[PERMISSIONS],
+        permissions: [PERMISSIONS, &args.certificates.permissions()].concat(),
     };
     let common = args.common.clone();
     service::run(service, common, |context| run(args, context))

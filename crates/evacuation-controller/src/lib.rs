@@ -75,7 +75,7 @@ pub fn run(args: Args) -> ExitCode {
         name: "evacuation-controller",
         version: env!("CARGO_PKG_VERSION"),
         kinds: vec![Kind::of::<Evacuation>()],
-        permissions: &[PERMISSIONS, access::EVENTS, access::ELECTION],
+        permissions: [PERMISSIONS, access::EVENTS, &access::election("evacuation-controller")].concat(),
     };
     let common = args.common.clone();
     service::run(service, common, |context| stand(args, context))

@@ -144,6 +144,11 @@ pub fn decide(marks: &NodeMarks, plan: &NodePlan, protect: bool, now: Timestamp)
     }
 }
 
+/// What puts a node back that no maintenance holds any more, whoever is left to say so.
+pub fn restore(marks: &NodeMarks) -> NodeChanges {
+    release(marks, false)
+}
+
 fn hold(marks: &NodeMarks, plan: &NodePlan, protect: bool, now: Timestamp) -> NodeChanges {
     let mut changes = NodeChanges::default();
     let known = marks.before();

@@ -18,8 +18,11 @@
 //! | what is read and kept of the objects? | [`seen`], [`index`] |
 //! | how is it done? | [`controller`], `act`, `feed` |
 //! | what do people see? | [`news`], [`metrics`] |
+//! | does the installation work, and how does it end? | [`check`], [`cleanup`] |
 
 mod act;
+pub mod check;
+pub mod cleanup;
 pub mod controller;
 pub mod cordon;
 pub mod facts;
@@ -77,6 +80,19 @@ pub struct Args {
     /// Whether cluster-autoscaler and Karpenter are kept from removing nodes under maintenance
     #[arg(long, env = "HAULOUT_HOLD_AUTOSCALERS", default_value_t = true, action = clap::ArgAction::Set)]
     pub hold_autoscalers: bool,
+
+    /// Something else to do, once, for the whole installation.
+    #[command(subcommand)]
+    pub task: Option<Task>,
+}
+
+/// What is done once, with the same image, for an installation as a whole.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum Task {
+    /// At its end.
+    Cleanup(cleanup::Args),
+    /// To see whether it works.
+    Check(check::Args),
 }
 
 fn parse_pod_type(text: &str) -> Result<PodType, String> {
@@ -112,13 +128,38 @@ const PERMISSIONS: &[Permission] = &[
 /// A write that failed is tried again at least this often: nobody tells when a webhook of others lets it through.
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), most: Duration::from_secs(60) };
 
-/// Runs the service until it is told to end.
+/// Runs the service until it is told to end, or does its task.
 pub fn run(args: Args) -> ExitCode {
+    let task = |name, permissions| Service {
+        name,
+        version: env!("CARGO_PKG_VERSION"),
+        kinds: Vec::new(),
+        permissions,
+    };
+    match args.task.clone() {
+        Some(Task::Cleanup(cleanup)) => {
+            let service = task("cleanup", cleanup.permissions());
+            service::run(service, args.common, |context| cleanup::run(cleanup, context))
+        }
+        Some(Task::Check(check)) => {
+            let mut service = task("check", check.permissions());
+            service.kinds = kinds();
+            service::run(service, args.common, |context| check::run(check, context))
+        }
+        None => control(args),
+    }
+}
+
+fn kinds() -> Vec<Kind> {
+    vec![Kind::of::<NodeMaintenance>(), Kind::of::<DrainRule>(), Kind::of::<Evacuation>()]
+}
+
+fn control(args: Args) -> ExitCode {
     let service = Service {
         name: "maintenance-controller",
         version: env!("CARGO_PKG_VERSION"),
-        kinds: vec![Kind::of::<NodeMaintenance>(), Kind::of::<DrainRule>(), Kind::of::<Evacuation>()],
-        permissions: &[PERMISSIONS, access::EVENTS, access::ELECTION],
+        kinds: kinds(),
+        permissions: [PERMISSIONS, access::EVENTS, &access::election("maintenance-controller")].concat(),
     };
     let common = args.common.clone();
     service::run(service, common, |context| stand(args, context))

@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::causes::chain;
 
 /// A permission that a service needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Permission {
     /// Such as `list`.
     pub verb: &'static str,
@@ -22,6 +22,8 @@ pub struct Permission {
     pub resource: &'static str,
     /// Where it is needed.
     pub scope: Scope,
+    /// The one object that it is needed on; without it, all of them.
+    pub name: Option<String>,
 }
 
 /// Where a permission is needed.
@@ -36,12 +38,18 @@ pub enum Scope {
 impl Permission {
     /// Needed in every namespace, or on a cluster-scoped resource.
     pub const fn cluster(verb: &'static str, group: &'static str, resource: &'static str) -> Self {
-        Self { verb, group, resource, scope: Scope::Cluster }
+        Self { verb, group, resource, scope: Scope::Cluster, name: None }
     }
 
     /// Needed in the service's own namespace.
     pub const fn own(verb: &'static str, group: &'static str, resource: &'static str) -> Self {
-        Self { verb, group, resource, scope: Scope::OwnNamespace }
+        Self { verb, group, resource, scope: Scope::OwnNamespace, name: None }
+    }
+
+    /// Needed on this object alone. Not for `create`: the API server does not know the name yet when it is asked.
+    #[must_use]
+    pub fn on(self, name: &str) -> Self {
+        Self { name: Some(name.into()), ..self }
     }
 }
 
@@ -51,14 +59,18 @@ pub const EVENTS: &[Permission] = &[
     Permission::cluster("patch", "events.k8s.io", "events"),
 ];
 
-/// What standing for election takes.
-pub const ELECTION: &[Permission] = &[
-    Permission::own("get", "coordination.k8s.io", "leases"),
-    Permission::own("list", "coordination.k8s.io", "leases"),
-    Permission::own("watch", "coordination.k8s.io", "leases"),
-    Permission::own("create", "coordination.k8s.io", "leases"),
-    Permission::own("update", "coordination.k8s.io", "leases"),
-];
+/// What standing for election takes: everything but creating on the service's own Lease alone.
+pub fn election(service: &str) -> Vec<Permission> {
+    let verbs = ["get", "list", "watch", "update"];
+    let own =
+        verbs.map(|verb| Permission::own(verb, "coordination.k8s.io", "leases").on(&lease_name(service)));
+    own.into_iter().chain([Permission::own("create", "coordination.k8s.io", "leases")]).collect()
+}
+
+/// The name of a service's Lease.
+pub fn lease_name(service: &str) -> String {
+    format!("haulout-{service}")
+}
 
 /// A kind of ours that must be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,7 +123,7 @@ pub async fn check(
     server: &str,
     own_namespace: &str,
     kinds: &[Kind],
-    permissions: &[&[Permission]],
+    permissions: &[Permission],
 ) -> Result<(), AccessError> {
     let unreachable =
         |source: kube::Error| AccessError::Unreachable { server: server.into(), source: Box::new(source) };
@@ -123,10 +135,10 @@ pub async fn check(
         let names = missing.iter().map(|kind| format!("{}.{} {}", kind.plural, kind.group, kind.version));
         return Err(AccessError::NotServed(names.collect()));
     }
-    let permissions = permissions.iter().copied().flatten();
-    let answers = permissions.clone().map(|permission| is_allowed(client, own_namespace, permission));
+    let answers = permissions.iter().map(|permission| is_allowed(client, own_namespace, permission));
     let allowed = try_join_all(answers).await?;
     let denied: Vec<_> = permissions
+        .iter()
         .zip(allowed)
         .filter(|(_, allowed)| !allowed)
         .map(|(permission, _)| permission.describe(own_namespace))
@@ -156,6 +168,7 @@ async fn is_allowed(
         spec: SelfSubjectAccessReviewSpec {
             resource_attributes: Some(ResourceAttributes {
                 group: Some(permission.group.into()),
+                name: permission.name.clone(),
                 namespace,
                 resource: Some(resource.into()),
                 subresource,
@@ -180,10 +193,12 @@ impl Permission {
             "" => self.resource.to_owned(),
             group => format!("{} in {group}", self.resource),
         };
-        match self.scope {
-            Scope::Cluster => format!("{} {resource}", self.verb),
-            Scope::OwnNamespace => format!("{} {resource} in namespace {own_namespace}", self.verb),
-        }
+        let place = match self.scope {
+            Scope::Cluster => String::new(),
+            Scope::OwnNamespace => format!(" in namespace {own_namespace}"),
+        };
+        let name = self.name.as_ref().map(|name| format!(" named {name}")).unwrap_or_default();
+        format!("{} {resource}{place}{name}", self.verb)
     }
 }
 
@@ -193,12 +208,11 @@ mod tests {
 
     #[test]
     fn a_refusal_names_verb_and_resource() {
-        let permission = |verb, group, resource, scope| Permission { verb, group, resource, scope };
         let error = AccessError::Forbidden(
             [
-                permission("list", "", "pods", Scope::Cluster),
-                permission("create", "", "pods/eviction", Scope::Cluster),
-                permission("update", "coordination.k8s.io", "leases", Scope::OwnNamespace),
+                Permission::cluster("list", "", "pods"),
+                Permission::cluster("create", "", "pods/eviction"),
+                Permission::own("update", "coordination.k8s.io", "leases").on("haulout-x"),
             ]
             .map(|permission| permission.describe("haulout-system"))
             .to_vec(),
@@ -206,7 +220,7 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "this service may not list pods, may not create pods/eviction, may not update leases in \
-             coordination.k8s.io in namespace haulout-system: its ClusterRole or Role lacks that, and the chart's has it"
+             coordination.k8s.io in namespace haulout-system named haulout-x: its ClusterRole or Role lacks that, and the chart's has it"
         );
     }
 }

@@ -28,7 +28,7 @@
 //!         name: "example-controller",
 //!         version: env!("CARGO_PKG_VERSION"),
 //!         kinds: vec![Kind::of::<Evacuation>()],
-//!         permissions: &[PERMISSIONS, access::EVENTS, access::ELECTION],
+//!         permissions: [PERMISSIONS, access::EVENTS, &access::election("example-controller")].concat(),
 //!     };
 //!     service::run(service, args.common, |context| run(args.election, context))
 //! }
@@ -140,7 +140,7 @@ pub struct Service {
     /// The kinds of ours that it reads or writes.
     pub kinds: Vec<Kind>,
     /// What it will have to do.
-    pub permissions: &'static [&'static [Permission]],
+    pub permissions: Vec<Permission>,
 }
 
 /// What a service gets to work with.
@@ -172,15 +172,19 @@ impl Context {
     /// and has to end by itself when [`Context::stop`] is cancelled. Returns then, or when the future ends
     /// before, which gives the Lease up.
     ///
-    /// The service needs `get`, `list`, `watch`, `create` and `update` on leases in its own namespace.
+    /// The service needs what [`access::election`] says.
     pub async fn lead<F: Future<Output = ()>>(
         &self,
         timing: Timing,
         lead: impl Fn(Leading) -> F,
     ) -> Result<(), InvalidTiming> {
-        let election =
-            Election::new(self.clients.lease.clone(), &self.namespace, &self.lease_name(), timing)?
-                .with_identity(lease::identity(&self.instance));
+        let election = Election::new(
+            self.clients.lease.clone(),
+            &self.namespace,
+            &access::lease_name(self.name),
+            timing,
+        )?
+        .with_identity(lease::identity(&self.instance));
         let mut leads = election.leading();
         let (metrics, name) = (self.metrics.clone(), self.name);
         metrics.leading(name, false);
@@ -210,10 +214,6 @@ impl Context {
             ..Options::default()
         };
         PodCache::start(self.clients.direct.clone(), options)
-    }
-
-    fn lease_name(&self) -> String {
-        format!("haulout-{}", self.name)
     }
 }
 
@@ -283,7 +283,7 @@ where
     let namespace = given(&args.namespace).unwrap_or_else(|| config.default_namespace.clone());
     let server = config.cluster_url.to_string();
     tokio::select! {
-        checked = access::check(&clients.direct, &server, &namespace, &service.kinds, service.permissions) =>
+        checked = access::check(&clients.direct, &server, &namespace, &service.kinds, &service.permissions) =>
             checked.map_err(text)?,
         () = stop.cancelled() => return Ok(()),
     }

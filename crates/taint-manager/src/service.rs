@@ -84,7 +84,7 @@ pub fn run(args: Args) -> ExitCode {
         name: "taint-manager",
         version: env!("CARGO_PKG_VERSION"),
         kinds: vec![Kind::of::<Evacuation>()],
-        permissions: &[PERMISSIONS, access::EVENTS, access::ELECTION],
+        permissions: [PERMISSIONS, access::EVENTS, &access::election("taint-manager")].concat(),
     };
     let common = args.common.clone();
     service::run(service, common, |context| stand(args, context))

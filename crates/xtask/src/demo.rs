@@ -20,6 +20,9 @@ pub struct Args {
     /// How many pretended nodes the cluster has
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=5000))]
     nodes: u32,
+    /// Leaves it to you to start the controllers, as `tilt up` does
+    #[arg(long)]
+    without_services: bool,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -33,7 +36,7 @@ pub fn run(args: &Args) -> Result<()> {
         let builder = Cluster::builder().name("demo").tools(tools).progress(ui::note);
         let stay = async {
             let cluster = builder.boot().await?;
-            let _services = match prepare(&cluster, args.nodes).await {
+            let _services = match prepare(&cluster, args).await {
                 Ok(services) => services,
                 Err(error) => {
                     cluster.keep_logs();
@@ -59,18 +62,18 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// Fills the cluster: nodes, the chart, our services, the sample workload.
-async fn prepare(cluster: &Cluster, nodes: u32) -> Result<Vec<Service>> {
+async fn prepare(cluster: &Cluster, args: &Args) -> Result<Vec<Service>> {
     let client = cluster.client().await?;
     let api: Api<Node> = Api::all(client.clone());
-    for number in 1..=nodes {
+    for number in 1..=args.nodes {
         let node = objects::node(&format!("node-{number}")).build();
         api.create(&PostParams::default(), &node).await.context("creating a node")?;
     }
     ui::note("installing the chart");
     cluster.install_chart(&[]).await?;
-    ui::note("starting the services");
     let mut services = Vec::new();
-    for name in SERVICES {
+    for name in SERVICES.into_iter().filter(|_| !args.without_services) {
+        ui::note(&format!("starting the {name}"));
         let service = Service::start(cluster, name, &[]).await?;
         service.leads().await?;
         services.push(service);

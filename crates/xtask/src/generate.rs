@@ -1,4 +1,4 @@
-//! `cargo xtask generate`: the files that follow from the Rust types, and the check that they do.
+//! `cargo xtask generate`: the files that follow from the Rust types and the chart's values, and the check that they do.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use haulout_admission_webhook::configuration;
 
-use crate::{repo, ui};
+use crate::{chart_readme, repo, ui};
 
 /// Folders whose YAML files are all generated; what we would not write there is stale.
 const CRDS: [&str; 2] = ["crds", "charts/haulout/files/crds"];
@@ -44,7 +44,9 @@ pub fn check() -> Result<()> {
     let list: Vec<_> = drift()?.keys().map(|path| format!("  {}", path.display())).collect();
     if !list.is_empty() {
         let list = list.join("\n");
-        bail!("not what the Rust types say; run `cargo xtask generate` and commit the result:\n{list}");
+        bail!(
+            "not what the Rust types or the chart's values say; run `cargo xtask generate` and commit the result:\n{list}"
+        );
     }
     Ok(())
 }
@@ -79,6 +81,9 @@ fn drift() -> Result<BTreeMap<PathBuf, Option<String>>> {
     write(WEBHOOKS, "mutating.yaml", source, mutating);
     let validating = serde_yaml::to_string(&configuration::validating()).context("printing webhooks")?;
     write(WEBHOOKS, "validating.yaml", source, validating);
+    let values = repo::root().join("charts/haulout/values.yaml");
+    let values = fs::read_to_string(&values).with_context(|| format!("reading {}", values.display()))?;
+    files.insert("charts/haulout/README.md".into(), Some(chart_readme::render(&values)?));
     files.retain(|path, text| fs::read_to_string(repo::root().join(path)).ok() != *text);
     Ok(files)
 }

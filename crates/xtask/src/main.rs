@@ -2,6 +2,7 @@
 //! that boots a cluster is in the `haulout-e2e` library.
 
 mod bench;
+mod chart_readme;
 mod demo;
 mod dist;
 mod generate;

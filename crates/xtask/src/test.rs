@@ -55,7 +55,13 @@ pub fn run(args: &Args) -> Result<()> {
     report.step("dependencies", deny);
     let services = report.step("build the services", repo::build_services);
     let built = report.step("build the tests", || runner::build(&["--workspace"]));
-    let control_plane = report.step("build the control plane", || tools::ensure(ui::note));
+    let control_plane = report.step("build the control plane", || {
+        tools::ensure(ui::note)?;
+        tools::ensure_more(ui::note)
+    });
+    if let Some(more) = &control_plane {
+        report.step("workflows", || workflows(more));
+    }
     if args.full && real_node::missing().is_none() {
         // Tests would do so, too, and look as if they hung.
         report.step("build the real nodes' programs", || tools::ensure_node(ui::note));
@@ -74,6 +80,7 @@ pub fn run(args: &Args) -> Result<()> {
 pub fn run_e2e(args: &E2eArgs) -> Result<()> {
     let mut report = Report::default();
     tools::ensure(ui::note)?;
+    tools::ensure_more(ui::note)?;
     repo::build_services()?;
     let binaries = runner::build(&["--package", E2E_PACKAGE])?;
     let e2e: Vec<_> = binaries.into_iter().filter(|b| b.is_end_to_end(E2E_PACKAGE)).collect();
@@ -190,6 +197,17 @@ fn cargo(args: &[&str], env: &[(&str, &str)]) -> Result<()> {
     let status = status.with_context(|| format!("running cargo {}", args.join(" ")))?;
     if !status.success() {
         bail!("cargo {} failed: see above", args.join(" "));
+    }
+    Ok(())
+}
+
+/// The GitHub workflows, by actionlint: it finds them itself.
+fn workflows(tools: &tools::MoreTools) -> Result<()> {
+    let mut command = std::process::Command::new(tools.path("actionlint"));
+    // Not with programs that only some machines have: the result would differ.
+    let status = command.args(["-shellcheck=", "-pyflakes="]).current_dir(repo::root()).status();
+    if !status.context("running actionlint")?.success() {
+        bail!("the workflows in .github are not right: see above");
     }
     Ok(())
 }

@@ -59,7 +59,7 @@ fn main() -> ExitCode {
         // In the user agent, so that tests can tell the requests of several probes apart.
         version: args.common.instance.clone().unwrap_or_default().leak(),
         kinds: if args.count { vec![] } else { vec![Kind::of::<Evacuation>()] },
-        permissions: if args.count { &[] } else { &[PERMISSIONS, access::ELECTION] },
+        permissions: if args.count { Vec::new() } else { [PERMISSIONS, &access::election("probe")].concat() },
     };
     let common = args.common.clone();
     service::run(service, common, |context| run(args, context))

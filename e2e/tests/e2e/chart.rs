@@ -1,7 +1,10 @@
 //! The chart: what it installs, upgrades, refuses and leaves behind.
 
+pub(crate) mod render;
+
 use std::path::{Path, PathBuf};
 
+use haulout_e2e::service::NAMESPACE;
 use haulout_e2e::{Cluster, Handle, objects};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::rbac::v1::{ClusterRole, RoleBinding};
@@ -12,16 +15,16 @@ use serde_json::json;
 
 use crate::support::shared;
 
-fn chart() -> PathBuf {
+pub(crate) fn chart() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("charts/haulout")
 }
 
-async fn helm(cluster: &Handle, args: &[&str]) -> String {
+pub(crate) async fn helm(cluster: &Handle, args: &[&str]) -> String {
     cluster.helm(args).await.unwrap().success().unwrap()
 }
 
 /// The chart as an earlier version would have had it: one printer column less.
-fn earlier_chart(folder: &Path) -> PathBuf {
+pub(crate) fn earlier_chart(folder: &Path) -> PathBuf {
     let copy = folder.join("haulout");
     let status = std::process::Command::new("cp").arg("-r").arg(chart()).arg(&copy).status().unwrap();
     assert!(status.success());
@@ -46,7 +49,7 @@ async fn definitions_are_installed_upgraded_kept_and_adopted_again() {
     let folder = tempfile::tempdir().unwrap();
     let earlier = earlier_chart(folder.path()).display().to_string();
     // Nobody runs it here, and without it nobody could write to our kinds.
-    let no_webhook = ["--set", "admissionWebhook.enabled=false"];
+    let no_webhook = ["--set", "admissionWebhook.enabled=false,cleanup.enabled=false"];
     let install = ["install", "haulout", &earlier, "-n", "haulout-system", "--create-namespace"];
     helm(&cluster, &[install.as_slice(), &no_webhook].concat()).await;
     assert_eq!(columns().await, ["Behavior", "Age"]);
@@ -155,6 +158,15 @@ async fn typos_in_values_are_refused_by_name() {
         ("fullnameOverride=Foo_Bar", "fullnameOverride"),
         ("admissionWebhook.url=http://example.com", "url"),
         ("admissionWebhook.certificate.secret=x", "'secret' not allowed"),
+        (
+            "admissionWebhook.certificate.existingSecret=x,admissionWebhook.certificate.certManager.issuerRef.name=y",
+            "give either existingSecret or certManager.issuerRef",
+        ),
+        ("cleanup.enable=false", "'enable' not allowed"),
+        ("networkPolicy.from=x", "'from' not allowed"),
+        ("podMonitor.interval=often", "podMonitor/interval"),
+        ("taintManager.policy.rules[0].key=x", "missing property 'action'"),
+        ("maintenanceController.podTypes={Mirror}", "podTypes/0"),
     ] {
         let output = cluster.helm(&["template", "haulout", &chart, "--set", set]).await.unwrap();
         assert!(!output.status.success(), "{set} was taken");

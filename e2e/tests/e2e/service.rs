@@ -116,7 +116,8 @@ async fn a_service_without_one_of_its_permissions_says_which_one_in_one_line() {
     }
     let config = cluster.service_account_kubeconfig("service-rights", "probe").await.unwrap();
     // The rights come into force some moments after they were given; all but the one that is missing.
-    let expected = "haulout-probe: this service may not update leases in coordination.k8s.io in namespace service-rights: \
+    let expected = "haulout-probe: this service may not update leases in coordination.k8s.io in namespace service-rights \
+                    named haulout-probe: \
                     its ClusterRole or Role lacks that, and the chart's has it";
     let mut said = String::new();
     for _ in 0..10 {

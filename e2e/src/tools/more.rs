@@ -1,0 +1,60 @@
+//! What tests use beside the control plane, built once from the Go module in `more-tools/` into the same cache.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use rustix::fs::{FlockOperation, flock};
+use sha2::{Digest as _, Sha256};
+
+/// The built programs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MoreTools {
+    dir: PathBuf,
+}
+
+impl MoreTools {
+    /// The path of one of them: `actionlint`, `helm` (version 4) or `starlark`.
+    pub fn path(&self, tool: &str) -> PathBuf {
+        self.dir.join(tool)
+    }
+}
+
+/// Finds them in the cache or builds them, which takes some minutes when Go has nothing cached either.
+pub fn ensure_more(progress: impl Fn(&str)) -> Result<MoreTools> {
+    let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("more-tools");
+    let cache = super::cache_dir()?;
+    let dir = cache.join(format!("more-tools-{}", key(&module)?));
+    if dir.exists() {
+        return Ok(MoreTools { dir });
+    }
+    fs::create_dir_all(&cache).with_context(|| format!("creating the cache {}", cache.display()))?;
+    let lock = File::create(cache.join("more-tools.lock")).context("creating the lock of the tool cache")?;
+    flock(&lock, FlockOperation::LockExclusive).context("locking the tool cache")?;
+    if !dir.exists() {
+        progress("building helm 4, actionlint and starlark");
+        // Beside its final place, so that the rename at the end is atomic.
+        let unfinished = tempfile::tempdir_in(&cache).context("making a folder for the build")?;
+        let mut go = Command::new("go");
+        go.args(["build", "-trimpath", "-ldflags=-s -w", "-o"]).arg(unfinished.path()).arg("tool");
+        let status = go.env("CGO_ENABLED", "0").current_dir(&module).status().context("running go build")?;
+        if !status.success() {
+            bail!("go build of {} failed: see above", module.display());
+        }
+        let built = unfinished.keep();
+        fs::rename(&built, &dir).with_context(|| format!("moving the tools to {}", dir.display()))?;
+    }
+    Ok(MoreTools { dir })
+}
+
+/// Of all that goes into them, but for Go itself: any version of it will do, and none is needed once they are built.
+fn key(module: &Path) -> Result<String> {
+    let mut hash = Sha256::new();
+    for name in ["go.mod", "go.sum"] {
+        let path = module.join(name);
+        hash.update(fs::read(&path).with_context(|| format!("reading {}", path.display()))?);
+    }
+    hash.update(format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH));
+    Ok(format!("{:x}", hash.finalize()).chars().take(12).collect())
+}

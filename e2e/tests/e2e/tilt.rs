@@ -1,0 +1,128 @@
+//! The Tiltfile, evaluated by the interpreter that Tilt has too, with built-ins that note what they are asked for.
+//! What it would build and deploy fits together, and the API server takes it.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use haulout_e2e::Handle;
+use serde_json::{Value, json};
+
+use crate::chart::render::documents;
+use crate::support::shared;
+
+fn root() -> PathBuf {
+    crate::chart::chart().ancestors().nth(2).unwrap().into()
+}
+
+/// What the Tiltfile asks Tilt for in this context.
+async fn evaluate(cluster: &Handle, context: &str) -> Vec<Value> {
+    let folder = tempfile::tempdir().unwrap();
+    let starlark = haulout_e2e::tools::ensure_more(|_| ()).unwrap().path("starlark");
+    let tiltfile = std::fs::read_to_string(root().join("Tiltfile")).unwrap();
+    let mut rendered = "[]".to_owned();
+    // Once to learn the values that it asks Helm for, and once with what Helm makes of them.
+    loop {
+        let text = format!(
+            "CONTEXT = {}\nRENDERED = {}\n{}\n{tiltfile}\nprint(json.encode(_calls))\n",
+            json!(context),
+            json!(rendered),
+            include_str!("tilt/builtins.star"),
+        );
+        let file = folder.path().join("Tiltfile.star");
+        std::fs::write(&file, text).unwrap();
+        let args = ["-globalreassign", &file.display().to_string()].map(ToOwned::to_owned);
+        let args: Vec<_> = args.iter().map(String::as_str).collect();
+        let output = cluster.run(&starlark, &args, None).await.unwrap();
+        assert!(output.status.success(), "{}", output.stderr);
+        let calls: Vec<Value> = serde_json::from_str(output.stderr.lines().last().unwrap()).unwrap();
+        if rendered != "[]" {
+            return calls;
+        }
+        let helm = &calls.iter().find(|call| call["function"] == "helm").unwrap()["arguments"];
+        let path = root().join(helm["path"].as_str().unwrap()).display().to_string();
+        let values: Vec<String> = serde_json::from_value(helm["set"].clone()).unwrap();
+        let mut args = vec!["template", "haulout", &path, "--namespace", helm["namespace"].as_str().unwrap()];
+        args.extend(values.iter().flat_map(|value| ["--set", value]));
+        // Tilt leaves tests of Helm out.
+        args.push("--skip-tests");
+        rendered = json!(documents(&crate::chart::helm(cluster, &args).await)).to_string();
+    }
+}
+
+fn arguments<'a>(calls: &'a [Value], function: &str) -> Vec<&'a Value> {
+    calls.iter().filter(|call| call["function"] == function).map(|call| &call["arguments"]).collect()
+}
+
+fn deployments(calls: &[Value]) -> Vec<Value> {
+    let objects = arguments(calls, "k8s_yaml").into_iter().filter_map(|call| call["yaml"].as_array());
+    objects.flatten().filter(|object| object["kind"] == "Deployment").cloned().collect()
+}
+
+#[tokio::test]
+async fn tilt_would_build_what_it_deploys_and_the_api_server_would_take_it() {
+    let cluster = shared().await;
+    let calls = evaluate(&cluster, "kind-kind").await;
+    let deployments = deployments(&calls);
+    let containers = deployments.iter().map(|one| &one["spec"]["template"]["spec"]["containers"][0]);
+    let deployed: BTreeSet<_> = containers
+        .clone()
+        .map(|one| one["image"].as_str().unwrap().rsplit_once(':').unwrap().0.to_owned())
+        .collect();
+    let builds = arguments(&calls, "docker_build");
+    let built: BTreeSet<_> = builds.iter().map(|build| build["ref"].as_str().unwrap().to_owned()).collect();
+    assert_eq!((built.len(), &built), (4, &deployed));
+    for container in containers {
+        assert_eq!(
+            container["securityContext"]["readOnlyRootFilesystem"], false,
+            "else nothing can be put into it"
+        );
+    }
+    let compile =
+        arguments(&calls, "local_resource").into_iter().find(|one| one["name"] == "compile").unwrap();
+    for build in builds {
+        let program = build["only"][0].as_str().unwrap();
+        assert!(compile["cmd"].as_str().unwrap().contains(&format!("--bin {program}")));
+        let synced = &build["live_update"][0]["sync"];
+        assert_eq!(synced[0], json!(format!("{}/{program}", build["context"].as_str().unwrap())));
+        assert_eq!(synced[1], "/app/service");
+        assert!(build["dockerfile_contents"].as_str().unwrap().contains("/app/service"));
+    }
+    let names: BTreeSet<_> =
+        deployments.iter().map(|one| one["metadata"]["name"].clone().to_string()).collect();
+    let resources = arguments(&calls, "k8s_resource");
+    let attached: BTreeSet<_> = resources.iter().map(|one| one["workload"].to_string()).collect();
+    assert_eq!(names, attached);
+    let ports: BTreeSet<_> = resources.iter().map(|one| one["port_forwards"].to_string()).collect();
+    assert_eq!(ports.len(), 4, "each has a port of its own");
+
+    let objects = arguments(&calls, "k8s_yaml");
+    let list =
+        json!({"apiVersion": "v1", "kind": "List", "items": objects.last().unwrap()["yaml"]}).to_string();
+    let dry =
+        ["apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-f", "-"];
+    cluster.kubectl_with(&dry, &list).await.unwrap().success().unwrap();
+    for button in
+        arguments(&calls, "local_resource").into_iter().filter(|one| one["trigger_mode"] == "manual")
+    {
+        let files = button["cmd"].as_str().unwrap().split("-f ").skip(1);
+        for file in files.map(str::trim) {
+            assert!(root().join(file).is_file(), "{file} of {}", button["name"]);
+        }
+        assert_eq!(button["auto_init"], false);
+    }
+}
+
+#[tokio::test]
+async fn with_a_demo_cluster_tilt_would_run_the_programs_here() {
+    let cluster = shared().await;
+    let config = std::fs::read_to_string(&cluster.kubeconfig).unwrap();
+    assert!(config.contains("current-context: haulout"), "the Tiltfile knows it by that name");
+    let calls = evaluate(&cluster, "haulout").await;
+    assert_eq!(arguments(&calls, "docker_build").len(), 0);
+    let deployments = deployments(&calls);
+    assert_eq!(deployments.len(), 3);
+    assert!(deployments.iter().all(|deployment| deployment["spec"]["replicas"] == 0));
+    let serving =
+        arguments(&calls, "local_resource").into_iter().filter(|one| one["serve_cmd"] != "").count();
+    assert_eq!(serving, 3);
+}
