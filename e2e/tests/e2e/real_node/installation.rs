@@ -31,7 +31,7 @@ async fn real_pods_of_ours_drain_nodes_and_leave_nothing_behind() {
     let pods = wait::all(world.pods(NAMESPACE), watcher::Config::default(), "are gone", SOON, none).await;
     world.explained(pods).await;
     let left: BTreeSet<_> = traces(&world).await.difference(&before).cloned().collect();
-    assert!(left.is_subset(&made_by_services()), "the cluster is not as it was: {left:?}");
+    assert_eq!(left, BTreeSet::new(), "the cluster is as it was");
     assert_eq!(node_marks(&world).await, nodes_before, "nodes are as they were");
     world.cluster.shutdown().await;
     assert_eq!(cgroups(), [] as [PathBuf; 0], "what a node leaves on this machine");
@@ -163,17 +163,6 @@ async fn traces(world: &World) -> BTreeSet<String> {
     let of_namespace = ["serviceaccount/default", "configmap/kube-root-ca.crt"];
     let all = output.lines().chain(leases.lines()).filter(|name| !of_namespace.contains(name));
     all.map(str::to_owned).collect()
-}
-
-/// What Helm knows nothing of.
-fn made_by_services() -> BTreeSet<String> {
-    let made = [
-        "lease.coordination.k8s.io/haulout-evacuation-controller",
-        "lease.coordination.k8s.io/haulout-maintenance-controller",
-        "lease.coordination.k8s.io/haulout-taint-manager",
-        "secret/haulout-admission-webhook-certificate",
-    ];
-    made.map(String::from).into()
 }
 
 /// What nodes carry that a maintenance changes.
