@@ -2,7 +2,7 @@
 //! scheduled to them, where nodes of KWOK only pretend to.
 //!
 //! The control plane of such a cluster lives in the network of its first node, as on a machine of its own: it reaches
-//! Services and pods, and they reach it. From outside, a [`door`] leads in; nothing of this machine's own network is touched.
+//! Services and pods, and they reach it. From outside, a door leads in; nothing of this machine's own network is touched.
 
 mod cgroup;
 mod configuration;
