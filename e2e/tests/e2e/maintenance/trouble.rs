@@ -40,11 +40,11 @@ async fn a_drain_writes_its_status_once_a_second_and_nothing_at_rest(world: &Wor
         .await;
     let statuses = written(world, begun).resource("nodemaintenances", "status");
     let times: Vec<_> = statuses.iter().map(|request| request.received).collect();
-    // The first says that the stage has begun. A clock's second may be a little shorter than the other's.
-    for pair in times[1..].windows(2) {
-        let apart = pair[1].duration_since(pair[0]);
-        assert!(apart.as_millis() > 900, "two writes are only {apart:?} apart: {times:?}");
-    }
+    // One a second, besides the first, which says that the stage has begun. Requests do not all travel equally fast,
+    // so that what counts is how many there are.
+    let (first, last) = (times[0], times[times.len() - 1]);
+    let seconds = last.duration_since(first).as_secs();
+    assert!(times.len() <= 3 + usize::try_from(seconds).unwrap(), "these are too many: {times:?}");
 
     // At rest, for as long as it takes to renew the Lease three times.
     let rest = world.cluster.requests_mark().unwrap();

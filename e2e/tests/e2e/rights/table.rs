@@ -42,6 +42,7 @@ pub(super) fn rights() -> BTreeMap<String, &'static str> {
     needs(service, DRAIN, "", "namespaces", watched);
     needs(service, DRAIN, "", "pods", watched);
     needs(service, PLANS, "", "persistentvolumeclaims", &["get"]);
+    needs(service, PLANS, "", "persistentvolumes", &["get"]);
     needs(service, PLANS, "storage.k8s.io", "volumeattachments", watched);
     needs(service, DRAIN, "events.k8s.io", "events", &["create"]);
     needs(service, DRAIN, "events.k8s.io", "events", written);
