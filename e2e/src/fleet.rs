@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
 use haulout_api_types::node_maintenance::Stage;
 use haulout_api_types::{NodeMaintenance, names};
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
@@ -20,7 +20,7 @@ const NAMESPACE: &str = "fleet";
 const POOL: &str = "pool";
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// So many nodes with so many pods each, one Deployment for each node's worth of pods. It takes a scheduler.
+/// So many nodes with so many pods each, one ReplicaSet for each node's worth of pods. It takes a scheduler.
 pub(crate) struct Fleet {
     nodes: usize,
     pods_per_node: usize,
@@ -79,11 +79,11 @@ impl Fleet {
     /// Fills the nodes; the pods on them when all run. Successors go elsewhere from then on.
     pub(crate) async fn fill(&self) -> Result<Vec<Pod>> {
         self.open_spare(false).await?;
-        let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let sets: Api<ReplicaSet> = Api::namespaced(self.client.clone(), NAMESPACE);
         for number in 0..self.nodes {
             let app = objects::deployment(&format!("app-{number}")).namespace(NAMESPACE);
             let app = app.replicas(i32::try_from(self.pods_per_node)?).pods(self.pod);
-            deployments.create(&PostParams::default(), &app.build()).await.context("creating pods")?;
+            sets.create(&PostParams::default(), &app.build_replica_set()).await.context("creating pods")?;
         }
         let wanted = self.nodes * self.pods_per_node;
         let run = |pods: &[Pod]| pods.len() == wanted && pods.iter().all(runs);
@@ -94,11 +94,11 @@ impl Fleet {
 
     /// Takes all pods away, wherever they are, and opens the nodes.
     pub(crate) async fn clear(&self) -> Result<()> {
-        let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let sets: Api<ReplicaSet> = Api::namespaced(self.client.clone(), NAMESPACE);
         let params = ListParams::default();
-        deployments.delete_collection(&DeleteParams::foreground(), &params).await.context("deleting pods")?;
+        sets.delete_collection(&DeleteParams::foreground(), &params).await.context("deleting pods")?;
         wait::all(self.pods(), watcher::Config::default(), "are gone", LIMIT, <[_]>::is_empty).await?;
-        wait::all(deployments, watcher::Config::default(), "are gone", LIMIT, <[_]>::is_empty).await?;
+        wait::all(sets, watcher::Config::default(), "are gone", LIMIT, <[_]>::is_empty).await?;
         self.open(&self.names(), true).await
     }
 

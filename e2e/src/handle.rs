@@ -157,12 +157,13 @@ impl Handle {
 
     /// The same with another chart, such as one of an earlier version.
     pub async fn install_chart_from(&self, chart: &Path, values: &[(&str, &str)]) -> Result<()> {
+        let cleans_up = chart.join("templates/cleanup.yaml").exists();
         let chart = chart.display().to_string();
         let outside = service::VALUES.iter().map(|service| format!("{service}.replicas=0"));
         // Nobody could write to our kinds while it is registered and does not run: see [`crate::Webhook`].
         let outside = outside.chain(["admissionWebhook.enabled=false".to_owned()]);
         // It would only pretend to clean up.
-        let outside = outside.chain(["cleanup.enabled=false".to_owned()]);
+        let outside = outside.chain(cleans_up.then(|| "cleanup.enabled=false".to_owned()));
         let given = values.iter().map(|(key, value)| format!("{key}={value}"));
         let values: Vec<_> = outside.chain(given).collect();
         let mut args = vec!["upgrade", "--install", "haulout", &chart];

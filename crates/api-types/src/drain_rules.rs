@@ -12,8 +12,8 @@ pub struct DrainRules(Vec<Rule>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Rule {
     name: String,
-    behavior: DrainBehavior,
-    order: i32,
+    /// `None` if the rule cannot be read: it may say anything, of any pod.
+    drain: Option<(DrainBehavior, i32)>,
     nodes: Vec<LabelMatcher>,
     pods: Vec<PodMatcher>,
 }
@@ -43,12 +43,15 @@ pub enum Source<'a> {
     PodLabel,
     /// The drain rule of this name.
     Rule(&'a str),
+    /// The drain rule of this name cannot be read and may say something else: better wait.
+    Unreadable(&'a str),
     /// Nothing matched.
     Default,
 }
 
 impl DrainRules {
-    /// Reads rules. One that cannot be read is left out and returned by name; the others still apply.
+    /// Reads rules. One that cannot be read is returned by name, and takes every pod that no rule before it takes:
+    /// nobody knows whether it would spare it.
     pub fn new<'a>(rules: impl IntoIterator<Item = &'a DrainRule>) -> (Self, Vec<(String, SelectorError)>) {
         let mut read = Vec::new();
         let mut invalid = Vec::new();
@@ -56,11 +59,22 @@ impl DrainRules {
             let name = rule.metadata.name.clone().unwrap_or_default();
             match Rule::new(&name, rule) {
                 Ok(rule) => read.push(rule),
-                Err(error) => invalid.push((name, error)),
+                Err(error) => {
+                    read.push(Rule::unreadable(name.clone()));
+                    invalid.push((name, error));
+                }
             }
         }
         read.sort_by(|a, b| a.name.cmp(&b.name));
         (Self(read), invalid)
+    }
+
+    /// Adds rules of which only the names can be read.
+    #[must_use]
+    pub fn with_unreadable<'a>(mut self, names: impl IntoIterator<Item = &'a str>) -> Self {
+        self.0.extend(names.into_iter().map(|name| Rule::unreadable(name.into())));
+        self.0.sort_by(|a, b| a.name.cmp(&b.name));
+        self
     }
 
     /// What a drain does with a pod of this type and these labels on a node with those. The pod's own
@@ -77,7 +91,10 @@ impl DrainRules {
             return treatment(behavior, 0, Source::PodLabel);
         }
         match self.0.iter().find(|rule| rule.matches(node, namespace, pod, pod_type)) {
-            Some(rule) => treatment(rule.behavior, rule.order, Source::Rule(&rule.name)),
+            Some(Rule { name, drain: Some((behavior, order)), .. }) => {
+                treatment(*behavior, *order, Source::Rule(name))
+            }
+            Some(rule) => treatment(DrainBehavior::WaitCompleted, 0, Source::Unreadable(&rule.name)),
             None => treatment(DrainBehavior::Drain, 0, Source::Default),
         }
     }
@@ -87,7 +104,8 @@ impl DrainRules {
     pub fn shadowing(&self, name: &str) -> Option<&str> {
         let shadowed = self.0.iter().find(|rule| rule.name == name)?;
         let earlier = self.0.iter().take_while(|rule| rule.name.as_str() < name);
-        earlier.into_iter().find(|rule| rule.covers(shadowed)).map(|rule| rule.name.as_str())
+        let mut readable = earlier.filter(|rule| rule.drain.is_some());
+        readable.find(|rule| rule.covers(shadowed)).map(|rule| rule.name.as_str())
     }
 }
 
@@ -120,11 +138,14 @@ impl Rule {
         });
         Ok(Self {
             name: name.into(),
-            behavior: rule.spec.drain.behavior,
-            order: rule.spec.drain.order.unwrap_or_default(),
+            drain: Some((rule.spec.drain.behavior, rule.spec.drain.order.unwrap_or_default())),
             nodes: nodes.collect::<Result<_, _>>()?,
             pods: pods.collect::<Result<_, _>>()?,
         })
+    }
+
+    fn unreadable(name: String) -> Self {
+        Self { name, drain: None, nodes: Vec::new(), pods: Vec::new() }
     }
 
     fn matches(
@@ -287,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_cannot_be_read_is_named_and_the_others_apply() {
+    fn a_rule_that_cannot_be_read_is_named_and_holds_what_no_earlier_rule_takes() {
         let rule = |name: &str, operator: &str| -> DrainRule {
             serde_json::from_value(json!({
                 "apiVersion": "nodemaintenance.k8s.io/v1alpha1", "kind": "DrainRule", "metadata": {"name": name},
@@ -295,10 +316,20 @@ mod tests {
             }))
             .unwrap()
         };
-        let (rules, invalid) = DrainRules::new(&[rule("a", "in"), rule("b", "DoesNotExist")]);
+        let (rules, invalid) =
+            DrainRules::new(&[rule("b", "in"), rule("a", "Exists"), rule("c", "DoesNotExist")]);
         let none = labels(&[]);
-        assert_eq!(rules.treat(&none, &none, &none, PodType::Default).source, Source::Rule("b"));
-        assert_eq!(invalid[0].0, "a");
+        let x = labels(&[("x", "")]);
+        let treat = |rules: &DrainRules, namespace: &Map| {
+            let Treatment { behavior, source, .. } = rules.treat(&none, namespace, &none, PodType::Default);
+            (behavior, format!("{source:?}"))
+        };
+        assert_eq!(treat(&rules, &x), (DrainBehavior::Skip, r#"Rule("a")"#.into()));
+        assert_eq!(treat(&rules, &none), (DrainBehavior::WaitCompleted, r#"Unreadable("b")"#.into()));
+        assert_eq!(rules.shadowing("c"), None, "it may match nothing");
+        let rules = rules.with_unreadable(["A"]);
+        assert_eq!(treat(&rules, &x), (DrainBehavior::WaitCompleted, r#"Unreadable("A")"#.into()));
+        assert_eq!(invalid[0].0, "b");
         assert_eq!(
             invalid[0].1.to_string(),
             "spec.pods[0].namespaceSelector.matchExpressions[0]: operator \"in\" is not known"

@@ -99,6 +99,8 @@ pub mod reason {
     pub const VOLUMES_ATTACHED: &str = "VolumesAttached";
     /// A drain rule says to wait until the pod has finished by itself.
     pub const WAITING_FOR_COMPLETION: &str = "WaitingForCompletion";
+    /// A drain rule that cannot be read may say that the pod stays.
+    pub const DRAIN_RULE_UNREADABLE: &str = "DrainRuleUnreadable";
     /// An older maintenance on the same nodes has to get further first.
     pub const WAITING_FOR_MAINTENANCE: &str = "WaitingForMaintenance";
     /// Pods are on their way out and nothing holds them up.

@@ -94,18 +94,24 @@ pub(crate) async fn maintenances(feed: Feed) {
 /// Follows all drain rules.
 pub(crate) async fn rules(feed: Feed) {
     let controller = &*feed.controller;
-    let tell = |regarding, name: &str, why: &str| {
-        warn!(name, why, "a DrainRule cannot be followed");
-        controller.events.publish(news::not_followed(regarding, why));
-    };
-    let put = |name: Arc<str>, rule: Option<Read<DrainRule>>| match rule.transpose() {
-        Ok(rule) => {
-            for (rule, error) in controller.tell(|index| index.put_rule(name.to_string(), rule)) {
-                tell(reference(&rule), &rule.name_any(), &error.to_string());
+    let put = |name: Arc<str>, rule: Option<Read<DrainRule>>| {
+        let put = |rule| controller.tell(|index| index.put_rule(name.to_string(), rule));
+        let (regarding, why) = match rule {
+            None => return controller.tell(|index| index.remove_rule(&name)),
+            Some(Ok(rule)) => {
+                let regarding = reference(&rule);
+                match put(Some(rule)) {
+                    Ok(()) => return,
+                    Err(error) => (regarding, error.to_string()),
+                }
             }
-        }
-        // It stays as it was known, if it was.
-        Err(problem) => tell(news::unreadable::<DrainRule>(&problem.metadata), &name, &problem.error),
+            Some(Err(problem)) => {
+                let _unread = put(None);
+                (news::unreadable::<DrainRule>(&problem.metadata), problem.error)
+            }
+        };
+        warn!(%name, why, "a DrainRule cannot be followed; until it can, pods that it may mean stay");
+        controller.events.publish(news::not_followed(regarding, &why));
     };
     follow(&feed, "drainrules", feed.watch(), |guard| Some(guard.0), named, put).await;
 }

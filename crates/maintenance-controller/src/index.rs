@@ -73,7 +73,8 @@ pub struct Index {
     evacuations: HashMap<Uid, EvacuationSeen>,
     /// Evacuations that have been made and not been seen, and until when that is no wonder.
     made: HashMap<Uid, Timestamp>,
-    rules: BTreeMap<String, DrainRule>,
+    /// `None` for one that cannot be read, as may be after a downgrade.
+    rules: BTreeMap<String, Option<DrainRule>>,
     volumes: Volumes,
     /// Who asked while the planner was behind.
     waiting: BTreeSet<Work>,

@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::mem;
 use std::sync::Arc;
 
-use haulout_api_types::drain_rules::DrainRules;
+use haulout_api_types::drain_rules::{DrainRules, Source};
 use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::node_maintenance::Stage;
 use haulout_api_types::selector::Labels;
@@ -358,12 +358,16 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         let namespace = self.namespaces.get(&facts.key.namespace);
         let treatment = self.rules.treat(&node_labels, &namespace, &facts.labels, facts.pod_type);
         let (behavior, order) = (treatment.behavior, treatment.order);
+        let unclear = match treatment.source {
+            Source::Unreadable(rule) => Some(rule.into()),
+            _ => None,
+        };
         let draining = record.into_iter().flat_map(|record| &record.draining);
         let first = draining
             .filter_map(|id| self.maintenances.get(id))
             .map(|m| m.facts.plan.first_step(facts.pod_type, facts.priority, order, &facts.labels))
             .collect();
-        PodRecord { facts, behavior, order, first }
+        PodRecord { facts, behavior, order, unclear, first }
     }
 
     /// Applies the rules anew to pods of a node.

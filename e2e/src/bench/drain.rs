@@ -37,7 +37,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 /// When the last events have been written.
 const EVENTS_SETTLED: Duration = Duration::from_secs(3);
 
-/// Ten nodes have 50 pods each, which Deployments own, and whose successors find room on other nodes: the controller
+/// Ten nodes have 50 pods each, which ReplicaSets own, and whose successors find room on other nodes: the controller
 /// manager, the scheduler and the pretended kubelets are at work beside every drain. All pods have a grace period of
 /// 0, so that the Eviction API removes them at once. Figures are medians of three rounds in which all take turns in
 /// one cluster with the chart's webhook; our controllers, two replicas each, run in our own turns alone.

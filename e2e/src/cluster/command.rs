@@ -59,6 +59,8 @@ pub(super) fn command(component: Component, handle: &Handle, settings: &Settings
         // Nothing of the user's own may leak in.
         .env_remove("KUBECONFIG")
         .env("KWOK_WORKDIR", root.join("data/kwok"))
+        // There is more memory than processors on the machines where this runs.
+        .env("GOGC", "400")
 }
 
 /// The name of the kubeconfig that a component uses.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec};
+use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, ReplicaSet, ReplicaSetSpec};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -59,6 +59,18 @@ impl DeploymentBuilder {
             ..DeploymentSpec::default()
         };
         Deployment { metadata: self.metadata, spec: Some(spec), status: None }
+    }
+
+    /// A ReplicaSet in its place, which nobody owns.
+    pub fn build_replica_set(self) -> ReplicaSet {
+        let selector = app(self.metadata.name.as_deref().unwrap_or_default());
+        let spec = ReplicaSetSpec {
+            replicas: Some(self.replicas),
+            selector,
+            template: Some(self.template.template()),
+            ..ReplicaSetSpec::default()
+        };
+        ReplicaSet { metadata: self.metadata, spec: Some(spec), status: None }
     }
 }
 

@@ -24,7 +24,7 @@ pub(crate) async fn helm(cluster: &Handle, args: &[&str]) -> String {
 }
 
 /// The chart as an earlier version would have had it: one printer column less.
-pub(crate) fn earlier_chart(folder: &Path) -> PathBuf {
+fn earlier_chart(folder: &Path) -> PathBuf {
     let copy = folder.join("haulout");
     let status = std::process::Command::new("cp").arg("-r").arg(chart()).arg(&copy).status().unwrap();
     assert!(status.success());

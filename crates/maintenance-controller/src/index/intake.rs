@@ -208,22 +208,31 @@ impl Index {
         self.planner.apply(Change::Namespace(name.into(), labels));
     }
 
-    /// Takes in a drain rule; `None` if it is gone. Tells of those that have no effect, because they cannot be
-    /// followed, and what is wrong with them.
-    pub fn put_rule(&mut self, name: String, rule: Option<DrainRule>) -> Vec<(DrainRule, SelectorError)> {
-        let known = self.rules.get(&name).map(|known| &known.spec);
-        if known == rule.as_ref().map(|rule| &rule.spec) {
-            return Vec::new();
-        }
-        match rule {
-            Some(rule) => self.rules.insert(name, rule),
-            None => self.rules.remove(&name),
+    /// Takes in a drain rule, which cannot be read if it is `None`; tells what is wrong with its selectors.
+    pub fn put_rule(&mut self, name: String, rule: Option<DrainRule>) -> Result<(), SelectorError> {
+        let same = |known: &Option<DrainRule>| {
+            known.as_ref().map(|known| &known.spec) == rule.as_ref().map(|rule| &rule.spec)
         };
-        let (rules, invalid) = DrainRules::new(self.rules.values());
-        self.planner.apply(Change::Rules(rules));
-        let told =
-            invalid.into_iter().filter_map(|(name, error)| Some((self.rules.get(&name)?.clone(), error)));
-        told.collect()
+        if self.rules.get(&name).is_some_and(same) {
+            return Ok(());
+        }
+        self.rules.insert(name.clone(), rule);
+        let invalid = self.tell_rules();
+        invalid.into_iter().find(|(of, _)| *of == name).map_or(Ok(()), |(_, error)| Err(error))
+    }
+
+    /// A drain rule is gone.
+    pub fn remove_rule(&mut self, name: &str) {
+        if self.rules.remove(name).is_some() {
+            self.tell_rules();
+        }
+    }
+
+    fn tell_rules(&mut self) -> Vec<(String, SelectorError)> {
+        let unreadable = self.rules.iter().filter(|(_, rule)| rule.is_none()).map(|(name, _)| name.as_str());
+        let (rules, invalid) = DrainRules::new(self.rules.values().flatten());
+        self.planner.apply(Change::Rules(rules.with_unreadable(unreadable)));
+        invalid
     }
 
     /// Takes in an attachment of a volume; `None` if it is gone.

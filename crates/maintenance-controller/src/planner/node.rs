@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fixedbitset::FixedBitSet;
 use haulout_api_types::drain_rule::DrainBehavior;
 use haulout_api_types::drain_targets::DrainTargets;
-use haulout_api_types::names::reason;
+use haulout_api_types::names::{event, reason};
 use haulout_api_types::node_maintenance::PodType;
 use haulout_api_types::selector::Labels;
 use jiff::Timestamp;
@@ -20,6 +20,8 @@ pub(super) struct PodRecord<L> {
     pub facts: PodFacts<L>,
     pub behavior: DrainBehavior,
     pub order: i32,
+    /// The rule that may have something else in mind, if only it could be read.
+    pub unclear: Option<Arc<str>>,
     /// For each draining maintenance, the first step that selects it.
     pub first: Vec<StepNumber>,
 }
@@ -58,6 +60,16 @@ impl<L> PodRecord<L> {
         };
         if let Some(blocked) = &self.facts.blocked {
             return blocker(&blocked.reason, &blocked.message, blocked.since);
+        }
+        if let Some(rule) = &self.unclear {
+            return blocker(
+                reason::DRAIN_RULE_UNREADABLE,
+                &format!(
+                    "the DrainRule {rule} cannot be read and may say that this pod stays: mend or delete it, its event {} tells what is wrong",
+                    event::NOT_FOLLOWED
+                ),
+                None,
+            );
         }
         if self.behavior == DrainBehavior::WaitCompleted {
             return blocker(
@@ -332,7 +344,7 @@ impl<L: Labels> NodeRecord<L> {
         pod.facts.evacuation == EvacuationOf::Us
             && !pod.facts.finished
             && !(pod.fate(served) == Fate::Leaving
-                && pod.behavior == DrainBehavior::Drain
+                && (pod.behavior == DrainBehavior::Drain || pod.unclear.is_some())
                 && !self.draining.is_empty())
     }
 

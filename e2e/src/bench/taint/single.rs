@@ -17,7 +17,13 @@ impl World {
             self.taint(number..number + 1).await?;
             wait::gone(self.api(), &pod.name_any(), LIMIT).await?;
         }
-        let requests = self.cluster.requests_since(mark)?;
+        // The audit log may tell of a request after the watch has told what came of it.
+        let complete = wait::eventually("the audit log tells of all deletions", LIMIT, async || {
+            let requests = self.cluster.requests_since(mark)?;
+            let deletions = requests.verb("delete").resource("pods", "").code(200).count();
+            Ok((deletions >= NODES).then_some(requests))
+        });
+        let requests = complete.await?;
         self.untaint().await?;
         let by_us = requests.by_user_agent("haulout-e2e").verb("patch").resource("nodes", "").code(200);
         let tainted: HashMap<_, _> = by_us.iter().map(|request| (&request.name, request.answered)).collect();
@@ -30,7 +36,7 @@ impl World {
                 Some(to.duration_since(*from).as_secs_f64() * 1e3)
             })
             .collect();
-        ensure!(waits.len() == NODES, "{} of {NODES} deletions were found", waits.len());
+        ensure!(waits.len() == NODES, "{} of {NODES} pods were deleted by their names", waits.len());
         Ok(waits)
     }
 }

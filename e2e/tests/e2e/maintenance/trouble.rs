@@ -12,6 +12,7 @@ async fn a_drain_comes_through_whatever_happens_and_writes_little() {
     a_new_leader_carries_on_where_the_old_one_died(&world).await;
     a_drain_goes_on_after_an_outage_of_the_api_server(&world).await;
     nothing_is_released_while_a_maintenance_cannot_be_read(&world).await;
+    nobody_leaves_whom_a_rule_that_cannot_be_read_may_mean(&world).await;
 }
 
 /// What the maintenance controller has written since, but for its Lease.
@@ -90,9 +91,7 @@ async fn nothing_is_released_while_a_maintenance_cannot_be_read(world: &World) {
         let found = scene.maintenances().get(&newer.name_any()).await;
         let mut object = found.map_or_else(|_| json!(newer), |found| json!(found));
         object["spec"]["stage"] = json!(stage);
-        object["metadata"].as_object_mut().unwrap().remove("resourceVersion");
-        let key = format!("/registry/nodemaintenance.k8s.io/nodemaintenances/{}", newer.name_any());
-        world.cluster.etcd().unwrap().put(vec![(key, object.to_string().into_bytes())]).await.unwrap();
+        scene.store("nodemaintenances", object).await;
     };
     store("Hibernate").await;
     world.kill_controller().await;
@@ -114,6 +113,43 @@ async fn nothing_is_released_while_a_maintenance_cannot_be_read(world: &World) {
     scene.until_as_before(&before).await;
     assert!(is_marked(&scene.nodes().get(&scene.of("n2")).await.unwrap()));
     scene.delete("newer").await;
+}
+
+async fn nobody_leaves_whom_a_rule_that_cannot_be_read_may_mean(world: &World) {
+    let scene = world.scene("unclear").await;
+    scene.node("n1", "blue").await;
+    for pod in ["db", "web"] {
+        scene.pod_from(objects::pod(pod).label("app", pod), "n1").await;
+    }
+    let skip = json!({"drain": {"behavior": "Skip"}, "pods": [{"selector": {"matchLabels": {"app": "db"}}}]});
+    scene.rule("keep", skip).await;
+    let mut rule = json!(scene.rules().get(&scene.of("keep")).await.unwrap());
+    rule["spec"]["drain"]["behavior"] = json!("Freeze");
+    scene.store("drainrules", rule).await;
+    world.kill_controller().await;
+    world.controller().leads().await.unwrap();
+    scene.maintain("m", "blue", Stage::Drain).await;
+    let reason = names::reason::DRAIN_RULE_UNREADABLE;
+    let blocked = scene.until_blocked("m", &[(Some("db"), reason), (Some("web"), reason)]).await;
+    let message = &drain(&blocked).blockers[0].message;
+    assert!(message.contains(&scene.of("keep")), "{message}");
+    assert_eq!(scene.evacuated().await, BTreeSet::new());
+    let mend = Patch::Merge(json!({"spec": {"drain": {"behavior": "Skip"}}}));
+    scene.rules().patch(&scene.of("keep"), &PatchParams::default(), &mend).await.unwrap();
+    scene.until_drained("m").await;
+    scene.until_pod_gone("web").await;
+    assert!(scene.pods().get("db").await.is_ok(), "it was to be kept");
+    scene.delete("m").await;
+}
+
+impl Scene<'_> {
+    /// Puts an object into etcd, as a later version might have stored it.
+    async fn store(&self, resource: &str, mut object: Value) {
+        object["metadata"].as_object_mut().unwrap().remove("resourceVersion");
+        let name = object["metadata"]["name"].as_str().unwrap();
+        let key = format!("/registry/nodemaintenance.k8s.io/{resource}/{name}");
+        self.world.cluster.etcd().unwrap().put(vec![(key, object.to_string().into_bytes())]).await.unwrap();
+    }
 }
 
 async fn a_new_leader_carries_on_where_the_old_one_died(world: &World) {

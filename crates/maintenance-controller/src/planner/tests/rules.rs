@@ -147,3 +147,22 @@ fn what_is_to_complete_is_waited_for_until_it_has_finished() {
     assert_eq!(world.leaving(), ["web"]);
     assert_eq!(world.planner.maintenance("m").unwrap().evacuated, 1);
 }
+
+#[test]
+fn what_a_rule_that_cannot_be_read_may_mean_stays_as_it_is() {
+    let skip = json!({"drain": {"behavior": "Skip"}, "pods": [{"selector": {"matchLabels": {"app": "db"}}}]});
+    let early = || rules(&[("a-early", skip.clone())]);
+    let mut world = one_node(early(), Served::DEFAULT, vec![app("db", "db", 0), app("web", "web-1", 0)]);
+    world.act();
+    assert_eq!(world.leaving(), ["web-1"]);
+    world.apply(Change::Rules(early().with_unreadable(["later"])));
+    world.pod(app("web", "web-2", 0));
+    world.act();
+    assert_eq!(world.leaving(), ["web-1"], "nobody knows whether the other one is to leave");
+    let plan = world.planner.maintenance("m").unwrap();
+    assert_eq!(plan.blockers_by_reason, BTreeMap::from([(reason::DRAIN_RULE_UNREADABLE.into(), 2)]));
+    assert_eq!(world.planner.node("n").unwrap().withdraw, [], "and what is on its way goes on");
+    world.apply(Change::Rules(early()));
+    world.act();
+    assert_eq!(world.leaving(), ["web-1", "web-2"]);
+}
