@@ -6,6 +6,8 @@ use std::collections::BTreeSet;
 use haulout_api_types::names::{TAINTS_FIRST_SEEN_ANNOTATION, condition, instigator};
 use haulout_api_types::{Evacuation, evacuators, instigators};
 use haulout_service_runtime::pods::{self, Pod};
+use http::HeaderValue;
+use http::header::ACCEPT;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
@@ -173,10 +175,15 @@ fn manager() -> PatchParams {
     PatchParams { field_manager: Some(SOURCE.into()), ..PatchParams::default() }
 }
 
+const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+
 type Built = Result<http::Request<Vec<u8>>, kube::core::request::Error>;
 
+/// Nobody looks at the object that the API server answers with, so it is asked for as little of it as there is.
 async fn send(client: &Client, request: Built) -> kube::Result<()> {
-    client.request(request.map_err(kube::Error::BuildRequest)?).await.map(|IgnoredAny| ())
+    let mut request = request.map_err(kube::Error::BuildRequest)?;
+    request.headers_mut().insert(ACCEPT, HeaderValue::from_static(METADATA));
+    client.request(request).await.map(|IgnoredAny| ())
 }
 
 /// Whether it took effect; not if the object is gone.

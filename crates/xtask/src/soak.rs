@@ -1,6 +1,7 @@
 //! `cargo xtask soak`: long fault campaigns, repeatable by their seed.
 
 use anyhow::{Context, Result, bail};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use haulout_e2e::soak::{CAMPAIGNS, Campaign, Round};
 use haulout_e2e::tools;
 
@@ -17,6 +18,9 @@ pub struct Args {
     /// Repeats the run that printed this seed
     #[arg(long)]
     seed: Option<u64>,
+    /// How many rounds run at once, each with a cluster of its own; most of the time, a round waits
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    at_once: u32,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -29,7 +33,7 @@ pub fn run(args: &Args) -> Result<()> {
     tools::ensure(ui::note)?;
     repo::build_services()?;
     for campaign in campaigns {
-        run_one(campaign, args.rounds.unwrap_or(campaign.rounds), args.seed, true)?;
+        run_one(campaign, args.rounds.unwrap_or(campaign.rounds), args.at_once, args.seed, true)?;
     }
     Ok(())
 }
@@ -37,10 +41,11 @@ pub fn run(args: &Args) -> Result<()> {
 /// Runs all campaigns for a test run: with as many rounds as it can bear, and small ones, or with ten full ones.
 pub fn all(full: bool) -> Result<()> {
     let rounds = |campaign: &Campaign| if full { 10 } else { campaign.rounds_in_test };
-    CAMPAIGNS.iter().try_for_each(|campaign| run_one(campaign, rounds(campaign), None, full))
+    let at_once = if full { 3 } else { 1 };
+    CAMPAIGNS.iter().try_for_each(|campaign| run_one(campaign, rounds(campaign), at_once, None, full))
 }
 
-fn run_one(campaign: &Campaign, rounds: u32, seed: Option<u64>, full: bool) -> Result<()> {
+fn run_one(campaign: &Campaign, rounds: u32, at_once: u32, seed: Option<u64>, full: bool) -> Result<()> {
     if rounds == 0 {
         return Ok(());
     }
@@ -50,12 +55,13 @@ fn run_one(campaign: &Campaign, rounds: u32, seed: Option<u64>, full: bool) -> R
     let repeat = format!("cargo xtask soak {} --rounds {rounds} --seed {seed}", campaign.name);
     ui::note(&format!("    {}: {repeat}", campaign.about));
     let mut random = fastrand::Rng::with_seed(seed);
-    for round in 1..=rounds {
-        let step = Step::begin(&format!("{}, round {round} of {rounds}", campaign.name));
-        let result =
-            runtime.block_on((campaign.round)(Round { xtask: xtask.clone(), random: random.fork(), full }));
+    let all = (1..=rounds).map(|round| (round, Round { xtask: xtask.clone(), random: random.fork(), full }));
+    let run = async |(number, round)| {
+        let step = Step::begin(&format!("{}, round {number} of {rounds}", campaign.name));
+        let result = (campaign.round)(round).await;
         step.end(result.is_ok(), result.as_deref().unwrap_or_default());
-        result.with_context(|| format!("round {round} failed; repeat it with `{repeat}`"))?;
-    }
-    Ok(())
+        result.with_context(|| format!("round {number} failed; repeat it with `{repeat}`"))
+    };
+    let all = stream::iter(all).map(run).buffer_unordered(usize::try_from(at_once)?);
+    runtime.block_on(all.try_for_each(async |_| Ok(())))
 }

@@ -59,8 +59,9 @@ pub(super) fn command(component: Component, handle: &Handle, settings: &Settings
         // Nothing of the user's own may leak in.
         .env_remove("KUBECONFIG")
         .env("KWOK_WORKDIR", root.join("data/kwok"))
-        // There is more memory than processors on the machines where this runs.
+        // Where this runs, processors are scarcer than memory.
         .env("GOGC", "400")
+        .env("GOMEMLIMIT", "3GiB")
 }
 
 /// The name of the kubeconfig that a component uses.

@@ -2,8 +2,6 @@
 //! programs are local processes with the rights of the chart's ServiceAccounts, as everywhere in these tests; what
 //! Helm starts in hooks is started here as well, with the arguments of the hook.
 
-mod world;
-
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -18,27 +16,19 @@ use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use serde_json::json;
 
-use self::world::{NAMESPACE, SOON, World, slow};
 use crate::chart::helm;
-
-const CONTROLLERS: [&str; 2] = ["maintenance-controller", "evacuation-controller"];
-
-async fn start(cluster: &Handle, name: &str) -> Service {
-    let service = Service::start(cluster, name, &["--lease-seconds", "3"]).await.unwrap();
-    service.ready().await.unwrap();
-    service
-}
+use crate::maintenance::scene::{SOON, Scene, World, slow};
 
 /// A node with a pod whose evacuator takes its time and one that may only leave after it.
-async fn halfway(world: &World, name: &str) -> (Node, String) {
-    let node = world.node("n1", name).await;
+async fn halfway(scene: &Scene<'_>) -> (Node, String) {
+    let node = scene.node("n1", "blue").await;
     let first = objects::pod("first").label("app", "first").annotation(&slow(), "100");
-    let first = world.pod_from(first, "n1").await;
-    world.pod("later", "n1").await;
+    let first = scene.pod_from(first, "n1").await;
+    scene.pod("later", "n1").await;
     let plan = json!([{"podSelector": {"matchLabels": {"app": "first"}}, "podPriority": 1000, "podType": "Default"}]);
-    world.maintain_with(name, name, Stage::Drain, plan).await;
-    let evacuation = world.in_charge(&first).await;
-    world.until_cordoned("n1").await;
+    scene.maintain_with("blue", "blue", Stage::Drain, plan).await;
+    let evacuation = scene.in_charge(&first).await;
+    scene.until_cordoned("n1").await;
     (node, evacuation)
 }
 
@@ -64,33 +54,25 @@ async fn an_upgrade_and_a_rollback_halfway_through_a_drain_change_nothing_about_
     };
     let cluster = Cluster::builder().name("upgrade").scheduler(false).boot().await.unwrap();
     cluster.install_chart_from(&earlier, &[]).await.unwrap();
-    let mut world = World::on(cluster).await;
-    let (before, evacuation) = halfway(&world, "blue").await;
+    let world = World::on(cluster, None, &[]).await;
+    let scene = world.scene("shop").await;
+    let (before, evacuation) = halfway(&scene).await;
 
-    // The new version beside the old one, as a Deployment rolls.
     world.cluster.install_chart(&[("maintenanceController.resources.requests.cpu", "20m")]).await.unwrap();
-    for (old, name) in [&mut world.controller, &mut world.evacuation_controller].into_iter().zip(CONTROLLERS)
-    {
-        let new = start(&world.cluster, name).await;
-        let old = std::mem::replace(old, new);
-        old.signal(rustix::process::Signal::TERM).unwrap();
-        assert!(old.exited().await.success());
-    }
-    world.controller.leads().await.unwrap();
-    world.evacuation_controller.leads().await.unwrap();
+    world.roll().await;
 
     // And back: the definitions too, with the objects in place.
     helm(&world.cluster, &["rollback", "haulout", "1", "-n", OURS]).await;
-    let first = world.maintenances().get("blue").await.unwrap();
+    let first = scene.maintenances().get(&scene.of("blue")).await.unwrap();
     assert_eq!(first.spec.stage, Stage::Drain);
     let completed = Patch::Merge(json!({"status": {"activeEvacuatorCompleted": true}}));
-    world.evacuations().patch_status(&evacuation, &PatchParams::default(), &completed).await.unwrap();
-    world.until_pod_gone("first").await;
-    world.until_pod_gone("later").await;
-    world.until_drained("blue").await;
-    world.set_stage("blue", Stage::Complete).await;
-    world.until_completed("blue").await;
-    world.until_as_before(&before).await;
+    scene.evacuations().patch_status(&evacuation, &PatchParams::default(), &completed).await.unwrap();
+    scene.until_pod_gone("first").await;
+    scene.until_pod_gone("later").await;
+    scene.until_drained("blue").await;
+    scene.set_stage("blue", Stage::Complete).await;
+    scene.until_completed("blue").await;
+    scene.until_as_before(&before).await;
 }
 
 /// Runs a command of Helm that has a hook, and does itself what the pod of the hook would do.
@@ -152,29 +134,30 @@ async fn until_only(cluster: &Handle, expected: &BTreeSet<String>) {
 
 #[tokio::test]
 async fn an_uninstall_halfway_through_a_drain_leaves_nothing_and_hangs_nothing() {
-    let mut world = World::new("removal").await;
+    let world = World::new("removal", &[]).await;
+    let scene = world.scene("shop").await;
     let values = [("cleanup.enabled", "true"), ("taintManager.enabled", "true")];
     let webhook = Webhook::install(&world.cluster, &values).await.unwrap();
     let _replica = webhook.start(&world.cluster, &[]).await.unwrap();
     Webhook::reachable(&world.cluster).await.unwrap();
-    let _taints = start(&world.cluster, "taint-manager").await;
-    let (before, _) = halfway(&world, "blue").await;
-    let tainted = world.node("n2", "green").await;
-    let taint = Patch::Merge(json!({"spec": {"taints": [{"key": "mine", "effect": "NoExecute"}]}}));
-    world.nodes().patch("n2", &PatchParams::default(), &taint).await.unwrap();
+    let taints = Service::start(&world.cluster, "taint-manager", &[]).await.unwrap();
+    taints.leads().await.unwrap();
+    let (before, _) = halfway(&scene).await;
+    let tainted = scene.node("n2", "green").await;
+    scene.patch_node("n2", json!({"spec": {"taints": [{"key": "mine", "effect": "NoExecute"}]}})).await;
     let timed = |node: &Node| node.annotations().contains_key(names::TAINTS_FIRST_SEEN_ANNOTATION);
-    world.until_node("n2", "has the taint's time", timed).await;
+    scene.until_node("n2", "has the taint's time", timed).await;
     // Somebody else's wish, which only the evacuation controller would ever end.
-    world.node("n3", "red").await;
-    let pod = world.slow_pod("theirs", "n3").await;
+    scene.node("n3", "red").await;
+    let pod = scene.slow_pod("theirs", "n3").await;
     let (theirs, _) = haulout_api_types::evacuators::evacuation_for(
         &pod.metadata,
         "descheduler.example.com",
         &BTreeSet::new(),
     )
     .unwrap();
-    world.evacuations().create(&PostParams::default(), &theirs).await.unwrap();
-    world.in_charge(&pod).await;
+    scene.evacuations().create(&PostParams::default(), &theirs).await.unwrap();
+    scene.in_charge(&pod).await;
 
     hook(&world, "haulout-check", &["test", "haulout", "-n", OURS]).await;
     // The services go on running: without their rights they can do no harm.
@@ -185,37 +168,37 @@ async fn an_uninstall_halfway_through_a_drain_leaves_nothing_and_hangs_nothing()
         .collect();
     // As the chart says.
     until_only(&world.cluster, &definitions).await;
-    world.until_as_before(&before).await;
-    assert!(!timed(&world.nodes().get("n2").await.unwrap()));
-    assert_eq!(tainted.labels(), world.nodes().get("n2").await.unwrap().labels());
-    assert_eq!(world.evacuated().await, BTreeSet::new());
+    scene.until_as_before(&before).await;
+    assert!(!timed(&scene.nodes().get(&scene.of("n2")).await.unwrap()));
+    assert_eq!(tainted.labels(), scene.nodes().get(&scene.of("n2")).await.unwrap().labels());
+    assert_eq!(scene.evacuated().await, BTreeSet::new());
     assert_eq!(
-        world.pods().list(&ListParams::default()).await.unwrap().items.len(),
+        scene.pods().list(&ListParams::default()).await.unwrap().items.len(),
         3,
         "pods stay where they are"
     );
-    let kept = world.maintenances().get("blue").await.unwrap();
+    let kept = scene.maintenances().get(&scene.of("blue")).await.unwrap();
     assert_eq!((kept.spec.stage, kept.finalizers()), (Stage::Drain, &[] as &[String]));
     // Nobody stands in the way of anything.
-    world.maintain("green", "green", Stage::Drain).await;
-    world.maintenances().delete("green", &DeleteParams::default()).await.unwrap();
-    assert!(world.maintenances().get_opt("green").await.unwrap().is_none());
+    scene.maintain("green", "green", Stage::Drain).await;
+    let green = scene.of("green");
+    scene.maintenances().delete(&green, &DeleteParams::default()).await.unwrap();
+    assert!(scene.maintenances().get_opt(&green).await.unwrap().is_none());
 
     // Installed again, the maintenance goes on where it was, and now the definitions are to go as well.
     world.cluster.install_chart(&[("cleanup.enabled", "true"), ("crds.keep", "false")]).await.unwrap();
-    world.controller = start(&world.cluster, "maintenance-controller").await;
-    world.evacuation_controller = start(&world.cluster, "evacuation-controller").await;
-    world.until_cordoned("n1").await;
+    world.start_again().await;
+    scene.until_cordoned("n1").await;
     let drains = |all: &[Evacuation]| all.iter().any(|e| e.is_wanted_by(names::instigator::NODE_MAINTENANCE));
-    let evacuations = wait::all(world.evacuations(), watcher::Config::default(), "go on", SOON, drains).await;
-    world.explained(evacuations);
+    let evacuations = wait::all(scene.evacuations(), watcher::Config::default(), "go on", SOON, drains).await;
+    scene.explained(evacuations);
     uninstall(&world).await;
     let crds: Api<CustomResourceDefinition> = Api::all(world.client.clone());
     for crd in haulout_api_types::crds() {
-        world.explained(wait::gone(crds.clone(), &crd.name_any(), SOON).await);
+        scene.explained(wait::gone(crds.clone(), &crd.name_any(), SOON).await);
     }
-    world.until_as_before(&before).await;
+    scene.until_as_before(&before).await;
     until_only(&world.cluster, &BTreeSet::new()).await;
-    let namespace = ["delete", "namespace", NAMESPACE, "--timeout=60s"];
+    let namespace = ["delete", "namespace", "shop", "--timeout=60s"];
     world.cluster.kubectl(&namespace).await.unwrap().success().unwrap();
 }

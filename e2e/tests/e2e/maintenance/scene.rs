@@ -1,0 +1,377 @@
+//! A cluster with both controllers, and what the scenarios do there.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use haulout_api_types::evacuators::evacuation_name;
+use haulout_api_types::node_maintenance::{DrainStatus, Stage};
+use haulout_api_types::{Evacuation, NodeMaintenance, names};
+use haulout_e2e::nodes::Look;
+use haulout_e2e::objects::{DeploymentBuilder, PodBuilder};
+use haulout_e2e::{Cluster, Handle, Service, Webhook, objects, wait};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Affinity, Namespace, Node, Pod, ServiceAccount};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::runtime::watcher;
+use kube::{Client, ResourceExt as _};
+use serde_json::{Value, json};
+
+/// Long enough for a busy machine.
+pub(crate) const SOON: Duration = Duration::from_secs(60);
+
+/// The services that take part in a drain.
+const SERVICES: [&str; 2] = ["maintenance-controller", "evacuation-controller"];
+
+/// A cluster with one replica of each controller.
+pub(crate) struct World {
+    /// As in [`SERVICES`].
+    services: [Mutex<Arc<Service>>; 2],
+    _webhook: Option<(Webhook, Service)>,
+    pub(crate) client: Client,
+    pub(crate) cluster: Cluster,
+}
+
+impl World {
+    pub(crate) async fn new(name: &str, args: &[&str]) -> Self {
+        let cluster = Cluster::builder().name(name).audit(true).boot().await.unwrap();
+        cluster.install_chart(&[]).await.unwrap();
+        Self::on(cluster, None, args).await
+    }
+
+    pub(crate) async fn with_webhook(name: &str) -> Self {
+        let cluster = Cluster::builder().name(name).audit(true).boot().await.unwrap();
+        let webhook = Webhook::with_replica(&cluster).await.unwrap();
+        Self::on(cluster, Some(webhook), &[]).await
+    }
+
+    /// On a cluster with the chart; with further arguments of the maintenance controller.
+    pub(crate) async fn on(cluster: Cluster, webhook: Option<(Webhook, Service)>, args: &[&str]) -> Self {
+        let [maintenances, evacuations] = SERVICES;
+        let controller = start(&cluster, maintenances, args).await;
+        let evacuations = start(&cluster, evacuations, &[]).await;
+        controller.leads().await.unwrap();
+        evacuations.leads().await.unwrap();
+        let client = cluster.client().await.unwrap();
+        let services = [controller, evacuations].map(|service| Mutex::new(Arc::new(service)));
+        Self { services, _webhook: webhook, client, cluster }
+    }
+
+    /// The replica of the maintenance controller that leads.
+    pub(crate) fn controller(&self) -> Arc<Service> {
+        self.services[0].lock().unwrap().clone()
+    }
+
+    /// Starts another replica of a service, and returns the one that was there.
+    async fn replace(&self, which: usize) -> Arc<Service> {
+        let second = start(&self.cluster, SERVICES[which], &[]).await;
+        second.ready().await.unwrap();
+        std::mem::replace(&mut *self.services[which].lock().unwrap(), Arc::new(second))
+    }
+
+    /// Kills the maintenance controller; another replica stands by to take over.
+    pub(crate) async fn kill_controller(&self) {
+        self.replace(0).await.signal(rustix::process::Signal::KILL).unwrap();
+    }
+
+    /// Replaces all replicas by new ones, as a Deployment rolls: the old ones end in order.
+    pub(crate) async fn roll(&self) {
+        for which in 0..SERVICES.len() {
+            let old = self.replace(which).await;
+            old.signal(rustix::process::Signal::TERM).unwrap();
+            assert!(old.exited().await.success(), "{}", old.text());
+            let new = self.services[which].lock().unwrap().clone();
+            new.leads().await.unwrap();
+        }
+    }
+
+    /// Starts all services anew, whatever has become of them.
+    pub(crate) async fn start_again(&self) {
+        for which in 0..SERVICES.len() {
+            self.replace(which).await;
+        }
+    }
+
+    /// A place for a scenario: a namespace of this name, which is also in the names of all that it makes.
+    pub(crate) async fn scene(&self, name: &'static str) -> Scene<'_> {
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        namespaces.create(&PostParams::default(), &objects::namespace(name)).await.unwrap();
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), name);
+        wait::present(accounts, "default", "exists", SOON, |_| true).await.unwrap();
+        Scene { world: self, name }
+    }
+}
+
+async fn start(cluster: &Handle, name: &str, args: &[&str]) -> Service {
+    Service::start(cluster, name, &[&["--lease-seconds", "3"], args].concat()).await.unwrap()
+}
+
+/// What a scenario works with. Names of nodes, pools and maintenances are told without that of the scene.
+#[derive(Clone, Copy)]
+pub(crate) struct Scene<'a> {
+    pub(crate) world: &'a World,
+    pub(crate) name: &'static str,
+}
+
+impl Scene<'_> {
+    /// The whole name of a node, pool or maintenance of this scene.
+    pub(crate) fn of(&self, name: &str) -> String {
+        format!("{}-{name}", self.name)
+    }
+
+    pub(crate) fn nodes(&self) -> Api<Node> {
+        Api::all(self.world.client.clone())
+    }
+
+    pub(crate) fn maintenances(&self) -> Api<NodeMaintenance> {
+        Api::all(self.world.client.clone())
+    }
+
+    pub(crate) fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.world.client.clone(), self.name)
+    }
+
+    pub(crate) fn evacuations(&self) -> Api<Evacuation> {
+        Api::namespaced(self.world.client.clone(), self.name)
+    }
+
+    pub(crate) fn deployments(&self) -> Api<Deployment> {
+        Api::namespaced(self.world.client.clone(), self.name)
+    }
+
+    /// Runs pods on the nodes of a pool, wherever the scheduler finds room.
+    pub(crate) async fn deploy(&self, deployment: DeploymentBuilder, pools: &[&str]) {
+        let pools: Vec<_> = pools.iter().map(|pool| self.of(pool)).collect();
+        let here = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "pool", "operator": "In", "values": pools}]},
+        ]}}});
+        let here: Affinity = serde_json::from_value(here).unwrap();
+        let deployment =
+            deployment.namespace(self.name).pods(|pod| pod.with(|spec| spec.affinity = Some(here)));
+        self.deployments().create(&PostParams::default(), &deployment.build()).await.unwrap();
+    }
+
+    /// Waits until exactly so many pods run, all of them on this node.
+    pub(crate) async fn until_run_on(&self, node: &str, number: usize) {
+        let (node, all) = (self.of(node), watcher::Config::default());
+        let there = |pod: &Pod| {
+            pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) == Some(&node)
+                && pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running")
+        };
+        let run = |pods: &[Pod]| pods.len() == number && pods.iter().all(there);
+        self.explained(wait::all(self.pods(), all, &format!("run on {node}"), SOON, run).await);
+    }
+
+    pub(crate) fn explained<T>(&self, result: anyhow::Result<T>) -> T {
+        result.unwrap_or_else(|error| {
+            let text = self.world.controller().text();
+            let lines: Vec<_> = text.lines().collect();
+            panic!("in {}: {error:#}\n{}", self.name, lines[lines.len().saturating_sub(15)..].join("\n"))
+        })
+    }
+
+    /// A node with the label `pool`, which is ready.
+    pub(crate) async fn node(&self, name: &str, pool: &str) -> Node {
+        self.node_from(objects::node(&self.of(name)).label("pool", &self.of(pool))).await
+    }
+
+    pub(crate) async fn node_from(&self, node: haulout_e2e::objects::NodeBuilder) -> Node {
+        let node = self.nodes().create(&PostParams::default(), &node.build()).await.unwrap();
+        // The controller manager adds an annotation and labels of its own: what comes later would look like ours.
+        let is_complete = |node: &Node| {
+            condition(node, "Ready").is_some_and(|(status, _)| status == "True")
+                && node.annotations().contains_key("node.alpha.kubernetes.io/ttl")
+                && node.labels().contains_key("beta.kubernetes.io/os")
+        };
+        wait::present(self.nodes(), &node.name_any(), "is ready", SOON, is_complete).await.unwrap()
+    }
+
+    /// A running pod on a node.
+    pub(crate) async fn pod(&self, name: &str, node: &str) -> Pod {
+        self.pod_from(objects::pod(name), node).await
+    }
+
+    pub(crate) async fn pod_from(&self, pod: PodBuilder, node: &str) -> Pod {
+        let pod = pod.namespace(self.name).node(&self.of(node)).build();
+        let pod = self.pods().create(&PostParams::default(), &pod).await.unwrap();
+        let runs =
+            |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
+        wait::present(self.pods(), &pod.name_any(), "runs", SOON, runs).await.unwrap()
+    }
+
+    /// A pod whose evacuator takes its time, so that its Evacuation stays.
+    pub(crate) async fn slow_pod(&self, name: &str, node: &str) -> Pod {
+        self.pod_from(objects::pod(name).annotation(&slow(), "100"), node).await
+    }
+
+    /// The Evacuation of a pod, once its evacuator is in charge.
+    pub(crate) async fn in_charge(&self, pod: &Pod) -> String {
+        let name = evacuation_name(&pod.uid().unwrap(), &pod.name_any());
+        let active = |e: &Evacuation| e.status.as_ref().is_some_and(|s| s.active_evacuator_class.is_some());
+        self.explained(
+            wait::present(self.evacuations(), &name, "is in an evacuator's hands", SOON, active).await,
+        );
+        name
+    }
+
+    pub(crate) async fn until_pod_gone(&self, name: &str) {
+        self.explained(wait::gone(self.pods(), name, SOON).await);
+    }
+
+    /// A maintenance of the nodes in a pool.
+    pub(crate) async fn maintain(&self, name: &str, pool: &str, stage: Stage) -> NodeMaintenance {
+        self.maintain_with(name, pool, stage, json!([])).await
+    }
+
+    pub(crate) async fn maintain_with(
+        &self,
+        name: &str,
+        pool: &str,
+        stage: Stage,
+        plan: Value,
+    ) -> NodeMaintenance {
+        let pools: Vec<_> = pool.split(',').map(|pool| self.of(pool)).collect();
+        let maintenance = serde_json::from_value(json!({
+            "apiVersion": "nodemaintenance.k8s.io/v1alpha1",
+            "kind": "NodeMaintenance",
+            "metadata": {"name": self.of(name)},
+            "spec": {
+                "nodeSelector": {"nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "pool", "operator": "In", "values": pools}]},
+                ]},
+                "stage": stage,
+                "drainPlan": plan,
+            },
+        }));
+        self.maintenances().create(&PostParams::default(), &maintenance.unwrap()).await.unwrap()
+    }
+
+    pub(crate) async fn set_stage(&self, name: &str, stage: Stage) {
+        let patch = Patch::Merge(json!({"spec": {"stage": stage}}));
+        self.maintenances().patch(&self.of(name), &PatchParams::default(), &patch).await.unwrap();
+    }
+
+    /// Waits until a maintenance is like this.
+    pub(crate) async fn until(
+        &self,
+        name: &str,
+        what: &str,
+        condition: impl FnMut(&NodeMaintenance) -> bool,
+    ) -> NodeMaintenance {
+        self.explained(wait::present(self.maintenances(), &self.of(name), what, SOON, condition).await)
+    }
+
+    pub(crate) async fn until_drained(&self, name: &str) -> NodeMaintenance {
+        self.until(name, "is drained", |m| is(m, names::condition::DRAINED)).await
+    }
+
+    /// Deletes a maintenance and waits until it is gone.
+    pub(crate) async fn delete(&self, name: &str) {
+        let name = self.of(name);
+        self.maintenances().delete(&name, &DeleteParams::default()).await.unwrap();
+        self.explained(wait::gone(self.maintenances(), &name, SOON).await);
+    }
+
+    pub(crate) async fn patch_node(&self, name: &str, patch: Value) {
+        self.nodes().patch(&self.of(name), &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    }
+
+    /// Waits until a maintenance is completed and has let go of everything.
+    pub(crate) async fn until_completed(&self, name: &str) -> NodeMaintenance {
+        let done = |m: &NodeMaintenance| {
+            let begun = m.status.iter().flat_map(|status| &status.stage_statuses);
+            m.finalizers().is_empty() && begun.into_iter().any(|begun| begun.name == Stage::Complete)
+        };
+        self.until(name, "is completed", done).await
+    }
+
+    pub(crate) async fn until_node(
+        &self,
+        name: &str,
+        what: &str,
+        condition: impl FnMut(&Node) -> bool,
+    ) -> Node {
+        self.explained(wait::present(self.nodes(), &self.of(name), what, SOON, condition).await)
+    }
+
+    /// Waits until a node is cordoned, with our marks on it.
+    pub(crate) async fn until_cordoned(&self, name: &str) -> Node {
+        self.until_node(name, "is cordoned", |node| is_cordoned(node) && is_marked(node)).await
+    }
+
+    /// Waits until a node is as it was before its maintenance.
+    pub(crate) async fn until_as_before(&self, before: &Node) {
+        let same = |node: &Node| Look::of(node) == Look::of(before);
+        let name = before.name_any();
+        let found = wait::present(self.nodes(), &name, "is as it was", SOON, same).await;
+        if found.is_err() {
+            let node = self.nodes().get(&name).await.unwrap();
+            assert_eq!(Look::of(&node), Look::of(before), "node {name} is not as it was");
+        }
+        self.explained(found);
+    }
+
+    /// The pods that have an Evacuation.
+    pub(crate) async fn evacuated(&self) -> BTreeSet<String> {
+        let all = self.evacuations().list(&kube::api::ListParams::default()).await.unwrap();
+        all.items.into_iter().map(|evacuation| evacuation.spec.pod_ref.name).collect()
+    }
+
+    /// Waits until exactly these pods have an Evacuation.
+    pub(crate) async fn until_evacuating(&self, pods: &[&str]) {
+        let wanted: BTreeSet<&str> = pods.iter().copied().collect();
+        let what = format!("are those of {wanted:?}");
+        let same = |found: &[Evacuation]| {
+            found.iter().map(|e| e.spec.pod_ref.name.as_str()).collect::<BTreeSet<_>>() == wanted
+        };
+        let found = wait::all(self.evacuations(), watcher::Config::default(), &what, SOON, same).await;
+        self.explained(found);
+    }
+
+    /// Waits until there is an event with this reason on this maintenance, and returns what it says.
+    pub(crate) async fn until_event(&self, maintenance: &str, reason: &str) -> String {
+        let maintenance = self.of(maintenance);
+        let events: Api<k8s_openapi::api::events::v1::Event> =
+            Api::namespaced(self.world.client.clone(), "default");
+        let what = format!("tell {reason} of {maintenance}");
+        let is = |event: &k8s_openapi::api::events::v1::Event| {
+            let regarding = event.regarding.as_ref().and_then(|regarding| regarding.name.as_deref());
+            regarding == Some(maintenance.as_str()) && event.reason.as_deref() == Some(reason)
+        };
+        let told =
+            wait::all(events, watcher::Config::default(), &what, SOON, |events| events.iter().any(is)).await;
+        let told = self.explained(told);
+        told.into_iter().find(is).and_then(|event| event.note).unwrap()
+    }
+}
+
+/// The annotation of an evacuator that takes its time.
+pub(crate) fn slow() -> String {
+    format!("{}slow.example.com", names::EVACUATOR_ANNOTATION_PREFIX)
+}
+
+pub(crate) fn is_cordoned(node: &Node) -> bool {
+    node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or_default()
+}
+
+pub(crate) fn is_marked(node: &Node) -> bool {
+    node.annotations().contains_key(names::BEFORE_MAINTENANCE_ANNOTATION)
+        && condition(node, names::condition::MAINTENANCE_IN_PROGRESS).is_some()
+}
+
+/// Status and reason of a node's condition.
+pub(crate) fn condition(node: &Node, type_: &str) -> Option<(String, String)> {
+    let conditions = node.status.as_ref()?.conditions.as_ref()?;
+    let found = conditions.iter().find(|condition| condition.type_ == type_)?;
+    Some((found.status.clone(), found.reason.clone().unwrap_or_default()))
+}
+
+/// Whether a condition of a maintenance is true.
+pub(crate) fn is(maintenance: &NodeMaintenance, type_: &str) -> bool {
+    let conditions = maintenance.status.iter().flat_map(|status| &status.conditions);
+    conditions.into_iter().any(|condition| condition.type_ == type_ && condition.status == "True")
+}
+
+pub(crate) fn drain(maintenance: &NodeMaintenance) -> DrainStatus {
+    maintenance.status.as_ref().and_then(|status| status.drain_status.clone()).unwrap_or_default()
+}
