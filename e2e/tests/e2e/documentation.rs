@@ -1,5 +1,10 @@
-//! What we tell people works: every YAML in `examples/`, the README and `docs/` is one that the API
-//! server takes.
+//! What we tell people works: every YAML in `examples/`, the README and `docs/` is one that the API server takes, every
+//! command there does what it says, every link leads somewhere, and every name of ours exists.
+
+mod commands;
+mod links;
+mod names;
+mod pages;
 
 use std::path::{Path, PathBuf};
 
@@ -9,18 +14,13 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().into()
 }
 
+/// The files of a folder with this ending.
 fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(root().join(folder)).unwrap();
     let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == ending));
     files.sort();
     files
-}
-
-/// The YAML blocks of a Markdown file that are whole objects.
-fn yaml_blocks(markdown: &str) -> Vec<String> {
-    let blocks = markdown.split("```yaml\n").skip(1).filter_map(|rest| rest.split_once("```"));
-    blocks.map(|(block, _)| block.to_string()).filter(|block| block.contains("apiVersion:")).collect()
 }
 
 #[tokio::test]
@@ -44,26 +44,25 @@ async fn every_example_is_accepted() {
 #[tokio::test]
 async fn every_yaml_in_the_documentation_is_accepted() {
     let cluster = shared().await;
-    let mut pages = files("docs", "md");
-    pages.push(root().join("README.md"));
     let mut count = 0;
-    for page in pages {
-        for block in yaml_blocks(&std::fs::read_to_string(&page).unwrap()) {
+    for page in pages::told() {
+        let objects = page.blocks().into_iter().filter(|block| block.language == "yaml");
+        for block in objects.filter(|block| block.text.contains("apiVersion:")) {
             let apply = ["apply", "--dry-run=server", "--validate=strict", "-f", "-"];
-            let output = cluster.kubectl_with(&apply, &block).await.unwrap();
-            assert!(output.status.success(), "{}: {}\n{block}", page.display(), output.stderr);
+            let output = cluster.kubectl_with(&apply, &block.text).await.unwrap();
+            assert!(output.status.success(), "{}: {}\n{}", page.name, output.stderr, block.text);
             count += 1;
         }
     }
     assert!(count > 0, "no YAML was found, so that nothing was checked");
 }
 
-/// Commands of the README that xtask has, so that a renamed one is noticed.
+/// Commands that xtask has, wherever they are told of, so that a renamed one is noticed.
 #[test]
-fn every_command_in_the_readme_exists() {
-    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+fn every_command_of_xtask_exists() {
     let xtask = crate::support::xtask();
-    let commands: std::collections::BTreeSet<_> = readme
+    let all: String = pages::linked().into_iter().map(|page| page.text).collect();
+    let commands: std::collections::BTreeSet<_> = all
         .split("cargo xtask ")
         .skip(1)
         .filter_map(|rest| rest.split(|c: char| !c.is_ascii_alphanumeric()).next())
