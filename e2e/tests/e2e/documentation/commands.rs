@@ -110,6 +110,7 @@ impl World {
 
     /// The same cluster for every page: no wishes of ours, and a workload that runs and lets itself be evicted.
     async fn tidy(&self) {
+        Webhook::reachable(&self.cluster).await.unwrap();
         let script = "kubectl delete nodemaintenances,drainrules --all --timeout=60s
             kubectl delete deployment,poddisruptionbudget database --namespace shop --ignore-not-found
             kubectl rollout status deployment/web --namespace shop --timeout=60s";
@@ -137,9 +138,10 @@ impl World {
             symlink(root().join(name), folder.path().join(name)).unwrap();
         }
         for block in page.blocks().into_iter().filter(|block| block.language == "yaml") {
-            let title = block.text.lines().next().and_then(|line| line.strip_prefix("# "));
-            if let Some(name) = title.filter(|title| title.ends_with(".yaml") && !title.contains(' ')) {
-                fs::write(folder.path().join(name), &block.text).unwrap();
+            let title =
+                block.text.lines().next().and_then(|line| line.strip_prefix("# ")?.strip_suffix(".yaml"));
+            if let Some(name) = title.filter(|title| !title.contains(' ')) {
+                fs::write(folder.path().join(format!("{name}.yaml")), &block.text).unwrap();
             }
         }
         for script in scripts(page) {
