@@ -63,17 +63,6 @@ impl Controller {
         told
     }
 
-    /// Takes in all pods that there are.
-    pub(crate) fn learn_pods(&self) {
-        let (now, pods) = (self.clock.now(), self.pods.read());
-        let mut index = self.index();
-        for pod in pods.iter() {
-            if let Some(when) = index.put_pod(pod, now) {
-                self.queue.add_at(Work::Pod(pod.uid), when);
-            }
-        }
-    }
-
     /// Lets the planner catch up whenever there is something, a little at a time, and has what follows from it
     /// done.
     pub(crate) async fn settle(self: Arc<Self>) {

@@ -5,11 +5,11 @@ use std::fmt::Debug;
 use std::pin::pin;
 use std::sync::Arc;
 
-use futures::{Stream, TryStreamExt as _};
+use futures::{FutureExt as _, Stream, TryStreamExt as _};
 use haulout_api_types::{DrainRule, NodeMaintenance};
 use haulout_service_runtime::events::reference;
 use haulout_service_runtime::metrics::Metrics;
-use haulout_service_runtime::pods::LabelSet;
+use haulout_service_runtime::pods::{Change, LabelSet, Subscription};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::core::error_boundary::InvalidObject;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
@@ -34,24 +34,35 @@ pub(crate) struct Feed {
     pub(crate) listed: CancellationToken,
 }
 
-/// Follows all pods.
-pub(crate) async fn pods(controller: Arc<Controller>) {
+/// Takes in all pods that there are, and returns what tells of them from then on.
+pub(crate) fn learn_pods(controller: &Controller) -> Subscription {
+    // What it has told once, it tells the end of: between looking at all pods and following them, one could go unseen.
     let mut subscription = controller.pods.subscribe();
+    take_in(controller, subscription.changes().now_or_never().unwrap_or_default());
+    subscription
+}
+
+/// Follows all pods.
+pub(crate) async fn pods(controller: Arc<Controller>, mut subscription: Subscription) {
     loop {
         let changes = subscription.changes().await;
-        let now = controller.clock.now();
-        for change in changes {
-            let wake = controller.tell(|index| match (&change.old, &change.new) {
-                (_, Some(pod)) => Some((pod.uid, index.put_pod(pod, now)?)),
-                (Some(pod), None) => {
-                    index.remove_pod(pod);
-                    None
-                }
-                (None, None) => None,
-            });
-            if let Some((uid, when)) = wake {
-                controller.queue.add_at(Work::Pod(uid), when);
+        take_in(&controller, changes);
+    }
+}
+
+fn take_in(controller: &Controller, changes: Vec<Change>) {
+    let now = controller.clock.now();
+    for change in changes {
+        let wake = controller.tell(|index| match (&change.old, &change.new) {
+            (_, Some(pod)) => Some((pod.uid, index.put_pod(pod, now)?)),
+            (Some(pod), None) => {
+                index.remove_pod(pod);
+                None
             }
+            (None, None) => None,
+        });
+        if let Some((uid, when)) = wake {
+            controller.queue.add_at(Work::Pod(uid), when);
         }
     }
 }

@@ -226,10 +226,12 @@ async fn lead(args: &Args, context: &Context, metrics: Metrics, queue: WorkQueue
         () = context.stop.cancelled() => return,
     }
     // All of them before the first plan is made: what the planner has not been told of counts as gone.
-    controller.learn_pods();
-    let _planning =
-        [tokio::spawn(feed::pods(Arc::clone(&controller))), tokio::spawn(Arc::clone(&controller).settle())]
-            .map(AbortOnDropHandle::new);
+    let pods = feed::learn_pods(&controller);
+    let _planning = [
+        tokio::spawn(feed::pods(Arc::clone(&controller), pods)),
+        tokio::spawn(Arc::clone(&controller).settle()),
+    ]
+    .map(AbortOnDropHandle::new);
     info!("everything is known, and work begins");
     let workers = args.common.max_requests;
     queue.run(workers, context.stop.clone(), |work| Arc::clone(&controller).handle(work)).await;
