@@ -119,7 +119,7 @@ impl fmt::Display for Victim {
 /// Starts a demo, kills the victim with SIGKILL, and checks that every process of it ends.
 pub async fn kill_in_demo(xtask: &Path, victim: Victim) -> Result<()> {
     let mut demo = Command::new(xtask)
-        .args(["demo", "--nodes", "1"])
+        .args(["demo", "--no-story", "--nodes", "1"])
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
@@ -165,8 +165,8 @@ pub async fn kill_in_demo(xtask: &Path, victim: Victim) -> Result<()> {
     std::fs::remove_dir_all(&root).with_context(|| format!("removing {}", root.display()))
 }
 
-/// Processes whose command line names something below this folder: id and program.
-fn processes_of(folder: &Path) -> Result<Vec<(i32, String)>> {
+/// Processes whose command line or environment names something below this folder: id and program.
+pub fn processes_of(folder: &Path) -> Result<Vec<(i32, String)>> {
     let needle = folder.display().to_string();
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").context("listing processes")?.flatten() {
@@ -175,7 +175,9 @@ fn processes_of(folder: &Path) -> Result<Vec<(i32, String)>> {
         };
         // A process that has just ended has no command line any more.
         let line = std::fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default();
-        if line.contains(&needle) {
+        // Our services are told of the cluster in KUBECONFIG. Nobody may read that of another user's processes.
+        let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
+        if line.contains(&needle) || String::from_utf8_lossy(&environment).contains(&needle) {
             found.push((pid, line.split('\0').next().unwrap_or_default().to_owned()));
         }
     }

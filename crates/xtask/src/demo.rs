@@ -1,92 +1,186 @@
-//! `cargo xtask demo`: a cluster to play with, until Ctrl-C.
+//! `cargo xtask demo`: a cluster in which a node is emptied before your eyes and which then is yours, until Ctrl-C.
+//! This boots, fills and ends it; what is told in between is in `story`.
 
+mod picture;
+mod story;
+mod view;
+
+use std::cell::Cell;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use haulout_e2e::{Cluster, Exit, Service, objects, tools, wait};
+use clap::error::ErrorKind;
+use futures::FutureExt;
+use futures::future::select_all;
+use haulout_e2e::{Cluster, Handle, Service, Webhook, objects, tools, wait};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::PostParams;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::{repo, ui};
 
-/// What empties a node. The webhook is not among them: without a Service it can only be reached by URL.
-const SERVICES: [&str; 2] = ["evacuation-controller", "maintenance-controller"];
+const CONTROLLERS: [&str; 2] = ["evacuation-controller", "maintenance-controller"];
+/// Where the pods of a drained node go.
+const NODES_OF_A_STORY: u32 = 2;
+
+const EXAMPLES: &str = "Examples:
+  cargo xtask demo                     empties a node before your eyes, and stays for you to explore
+  cargo xtask demo --no-story          the same cluster, with nothing done to it
+  cargo xtask demo --once              the story only, for CI: exits with 0 when the drain is complete
+  cargo xtask demo --without-services  a cluster for `tilt up`, which runs the controllers itself
+
+Exit codes: 0 when the story was told or a ready demo was ended by Ctrl-C, 1 when something went wrong, 2 for
+arguments that do not fit, 128 and the signal's number when it was interrupted before.";
 
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
     /// How many pretended nodes the cluster has
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=5000))]
     nodes: u32,
-    /// Leaves it to you to start the controllers, as `tilt up` does
+    /// Ends when the story has been told, instead of staying until Ctrl-C
+    #[arg(long, conflicts_with_all = ["no_story", "without_services"])]
+    once: bool,
+    /// Drains nothing and leaves the cluster to you
+    #[arg(long)]
+    no_story: bool,
+    /// Leaves it to you to start the controllers, as `tilt up` does; tells no story
     #[arg(long)]
     without_services: bool,
 }
 
-pub fn run(args: &Args) -> Result<()> {
-    let begun = Instant::now();
+impl Args {
+    fn has_story(&self) -> bool {
+        !self.no_story && !self.without_services
+    }
+
+    /// What clap cannot see for itself.
+    fn check(&self) {
+        if self.has_story() && self.nodes < NODES_OF_A_STORY {
+            let message =
+                "the pods of a drained node need another one to go to: give --nodes 2 or more, or --no-story";
+            clap::Error::raw(ErrorKind::ValueValidation, format!("{message}\n")).exit();
+        }
+    }
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    args.check();
     let tools = tools::ensure(ui::note)?;
     repo::build_services()?;
+    let begun = Instant::now();
     let runtime = tokio::runtime::Runtime::new().context("starting the async runtime")?;
     runtime.block_on(async {
-        let mut interrupt = signal(SignalKind::interrupt()).context("listening for Ctrl-C")?;
-        let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
+        let mut signals = Signals::listen()?;
+        let ready = Cell::new(false);
         let builder = Cluster::builder().name("demo").tools(tools).progress(ui::note);
-        let stay = async {
+        let whole = async {
             let cluster = builder.boot().await?;
-            let _services = match prepare(&cluster, args).await {
-                Ok(services) => services,
-                Err(error) => {
-                    cluster.keep_logs();
-                    return Err(error);
-                }
-            };
-            ui::result(&manual(&cluster, begun.elapsed()));
-            anyhow::Ok((cluster.wait_for_exit().await, cluster))
-        };
-        tokio::select! {
-            died = stay => {
-                let (Exit { component, status, log }, cluster) = died?;
+            let result = live(&cluster, args, begun, &ready).await;
+            if result.is_err() {
                 cluster.keep_logs();
-                cluster.shutdown().await;
-                bail!("{component} ended ({status}), and the rest has been ended with it: see {}", log.display());
             }
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
+            cluster.shutdown().await;
+            result
+        };
+        let code = tokio::select! {
+            result = whole => result.map(|()| 0)?,
+            // Whatever was under way has been dropped, and with it all processes and files.
+            number = signals.next() => if ready.get() { 0 } else { 128 + number },
+        };
         ui::note("everything has been ended and removed");
-        Ok(())
+        Ok(ExitCode::from(code))
     })
 }
 
+/// What ends us in good order.
+struct Signals([(u8, Signal); 3]);
+
+impl Signals {
+    fn listen() -> Result<Self> {
+        let listen = |number: u8, kind| anyhow::Ok((number, signal(kind).context("listening for signals")?));
+        // Hangup: somebody closed the terminal.
+        Ok(Self([
+            listen(1, SignalKind::hangup())?,
+            listen(2, SignalKind::interrupt())?,
+            listen(15, SignalKind::terminate())?,
+        ]))
+    }
+
+    /// The number of the first that comes.
+    async fn next(&mut self) -> u8 {
+        let signals =
+            self.0.iter_mut().map(|(number, signal)| async move { signal.recv().await.map(|()| *number) });
+        select_all(signals.map(FutureExt::boxed_local)).await.0.unwrap_or_default()
+    }
+}
+
+/// Everything from an empty cluster to the end of the story or, without `--once`, to the first process that dies.
+async fn live(cluster: &Cluster, args: &Args, begun: Instant, ready: &Cell<bool>) -> Result<()> {
+    let services = prepare(cluster, args).await?;
+    let mut deaths = vec![
+        async {
+            let exit = cluster.wait_for_exit().await;
+            (exit.component.to_string(), exit.status, exit.log)
+        }
+        .boxed_local(),
+    ];
+    for service in services.running() {
+        let log = service.log().map(ToOwned::to_owned).unwrap_or_default();
+        let exited = service.exited().map(move |status| (service.name().to_owned(), status, log));
+        deaths.push(exited.boxed_local());
+    }
+    let told = async {
+        ui::result(&entrance(cluster, args, begun.elapsed()));
+        if args.has_story() {
+            story::tell(cluster).await?;
+        }
+        if !args.once {
+            ui::result(&hints(cluster, args).await?);
+            ready.set(true);
+            std::future::pending::<()>().await;
+        }
+        anyhow::Ok(())
+    };
+    tokio::select! {
+        told = told => told,
+        ((name, status, log), ..) = select_all(deaths) => {
+            bail!("{name} ended ({status}), and the rest has been ended with it: see {}", log.display())
+        }
+    }
+}
+
+/// What runs beside the cluster.
+#[derive(Default)]
+struct Services {
+    controllers: Vec<Service>,
+    webhook: Option<(Webhook, Service)>,
+}
+
+impl Services {
+    fn running(&self) -> impl Iterator<Item = &Service> {
+        self.controllers.iter().chain(self.webhook.iter().map(|(_, replica)| replica))
+    }
+}
+
 /// Fills the cluster: nodes, the chart, our services, the sample workload.
-async fn prepare(cluster: &Cluster, args: &Args) -> Result<Vec<Service>> {
+async fn prepare(cluster: &Handle, args: &Args) -> Result<Services> {
     let client = cluster.client().await?;
     let api: Api<Node> = Api::all(client.clone());
     for number in 1..=args.nodes {
         let node = objects::node(&format!("node-{number}")).build();
         api.create(&PostParams::default(), &node).await.context("creating a node")?;
     }
-    ui::note("installing the chart");
-    cluster.install_chart(&[]).await?;
-    let mut services = Vec::new();
-    for name in SERVICES.into_iter().filter(|_| !args.without_services) {
-        ui::note(&format!("starting the {name}"));
-        let service = Service::start(cluster, name, &[]).await?;
-        service.leads().await?;
-        services.push(service);
-    }
+    let services = install(cluster, args).await?;
     ui::note("starting the sample workload");
     let workload = repo::root().join("examples/sample-workload.yaml").display().to_string();
-    cluster
-        .kubectl(&["apply", "--filename", &workload])
-        .await?
-        .success()
-        .context("applying the sample workload")?;
-    for name in ["web", "database"] {
-        let deployments: Api<Deployment> = Api::namespaced(client.clone(), "shop");
+    let applied = cluster.kubectl(&["apply", "-f", &workload]).await?;
+    applied.success().context("applying the sample workload")?;
+    for name in ["web", "checkout", "database"] {
+        let deployments: Api<Deployment> = Api::namespaced(client.clone(), story::NAMESPACE);
         wait::present(deployments, name, "is available", Duration::from_secs(120), |deployment| {
             let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas);
             let status = deployment.status.as_ref();
@@ -97,25 +191,71 @@ async fn prepare(cluster: &Cluster, args: &Args) -> Result<Vec<Service>> {
     Ok(services)
 }
 
-fn manual(cluster: &Cluster, took: Duration) -> String {
+/// Installs the chart and starts what it would run, unless that is left to others.
+async fn install(cluster: &Handle, args: &Args) -> Result<Services> {
+    ui::note("installing the chart");
+    if args.without_services {
+        cluster.install_chart(&[]).await?;
+        return Ok(Services::default());
+    }
+    let webhook = Webhook::install(cluster, &[]).await?;
+    ui::note("starting the admission-webhook");
+    let replica = webhook.start(cluster, &[]).await?;
+    let mut controllers = Vec::new();
+    for name in CONTROLLERS {
+        ui::note(&format!("starting the {name}"));
+        controllers.push(Service::start(cluster, name, &[]).await?);
+    }
+    for controller in &controllers {
+        controller.leads().await?;
+    }
+    Webhook::reachable(cluster).await?;
+    Ok(Services { controllers, webhook: Some((webhook, replica)) })
+}
+
+/// How to get in.
+fn entrance(cluster: &Handle, args: &Args, took: Duration) -> String {
+    let missing = if args.without_services { " (without its services)" } else { "" };
     format!(
         "
-A Kubernetes {version} control plane with Haulout is ready after {took}. In another terminal:
+A Kubernetes {version} control plane with Haulout{missing} is ready after {took}. To look around in another terminal:
 
   export KUBECONFIG={kubeconfig}
   export PATH={tools}:$PATH
 
-  kubectl get nodes,pods --all-namespaces
-  kubectl apply --filename examples/maintenance.yaml
-  kubectl get nodemaintenances,evacuations --all-namespaces --watch
-  kubectl explain nodemaintenance.spec
-
-Nodes and pods are pretended by KWOK; everything else is real. Logs are in {logs}.
-Ctrl-C ends the cluster and removes it.",
+Nodes and pods are pretended by KWOK; everything else is real. Logs are in {logs}.",
         version = cluster.tools.kubernetes_version,
         took = ui::duration(took),
         kubeconfig = cluster.kubeconfig.display(),
         tools = cluster.tools.dir.display(),
         logs = cluster.logs.display(),
     )
+}
+
+/// What to do with a cluster that stays, from the root of the repository.
+async fn hints(cluster: &Handle, args: &Args) -> Result<String> {
+    let hints = if args.without_services {
+        let ours = std::env::current_exe().context("finding our own program")?;
+        let programs = CONTROLLERS.iter().zip(8082..).map(|(name, port)| {
+            let program = ours.with_file_name(name);
+            format!("\n  {} --namespace haulout-system --listen 127.0.0.1:{port}", program.display())
+        });
+        let way = "With that KUBECONFIG, `tilt up` compiles and runs them, or you do:\n";
+        format!("Nothing drains until the controllers run. {way}{}", programs.collect::<String>())
+    } else {
+        let node = story::node_of_the_database(cluster).await?;
+        format!(
+            "The cluster is yours. Three things to try:
+
+  1. Name a node that is not there, and read what the webhook says:
+       sed 's/node-1, node-2/nod-1/' examples/maintenance.yaml | kubectl create --dry-run=server -f -
+  2. Drain {node}, where the database is. Its pod names an evacuator, and waits for it:
+       sed 's/node-1, node-2/{node}/' examples/maintenance.yaml | kubectl apply -f -
+       kubectl get nodemaintenances,evacuations -A -o wide --watch
+  3. Be that evacuator. When it hands the pod back, only a budget is in the way:
+       cargo run --bin example-evacuator -- --namespace shop --selector app=database --class database.example.com --step-seconds 1
+       kubectl delete poddisruptionbudget database -n shop"
+        )
+    };
+    Ok(format!("\n{hints}\n\nCtrl-C ends the cluster and removes it."))
 }

@@ -25,7 +25,7 @@ struct Cli {
 }
 
 const EXAMPLES: &str = "Examples:
-  cargo xtask demo                   a real control plane with our API, until Ctrl-C
+  cargo xtask demo                   a node is emptied before your eyes, in a real control plane
   cargo xtask test                   everything that CI checks
   cargo xtask e2e refused            the end-to-end tests whose names contain \"refused\"
   cargo xtask bench baseline --json  one benchmark, for machines
@@ -33,7 +33,7 @@ const EXAMPLES: &str = "Examples:
 
 #[derive(Subcommand)]
 enum Command {
-    /// Boots a cluster with sample nodes and workload, installs the chart, and stays until Ctrl-C
+    /// Boots a cluster with Haulout, empties a node before your eyes, and stays for you to explore
     Demo(demo::Args),
     /// Runs every check: format, lints, docs, generated files, unit and end-to-end tests
     Test(test::Args),
@@ -51,7 +51,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        Command::Demo(args) => demo::run(&args),
+        Command::Demo(args) => return ended(demo::run(&args)),
         Command::Test(args) => test::run(&args),
         Command::E2e(args) => test::run_e2e(&args),
         Command::Bench(args) => bench::run(&args),
@@ -59,11 +59,12 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::run(&args),
         Command::Dist(args) => dist::run(&args),
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            ui::error(&format!("{error:#}"));
-            ExitCode::FAILURE
-        }
-    }
+    ended(result.map(|()| ExitCode::SUCCESS))
+}
+
+fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
+    result.unwrap_or_else(|error| {
+        ui::error(&format!("{error:#}"));
+        ExitCode::FAILURE
+    })
 }

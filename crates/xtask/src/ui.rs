@@ -4,7 +4,16 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 fn paint(code: &str, text: &str) -> String {
-    if std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none() {
+    painted(code, text, std::io::stderr().is_terminal())
+}
+
+/// Colour for a part of a result.
+pub fn paint_result(code: &str, text: &str) -> String {
+    painted(code, text, std::io::stdout().is_terminal())
+}
+
+fn painted(code: &str, text: &str, terminal: bool) -> String {
+    if terminal && std::env::var_os("NO_COLOR").is_none() {
         format!("\x1b[{code}m{text}\x1b[0m")
     } else {
         text.into()

@@ -5,6 +5,7 @@
 mod admission_rules;
 mod api;
 mod chart;
+mod demo;
 mod dist;
 mod documentation;
 mod evacuation;

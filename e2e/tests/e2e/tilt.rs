@@ -123,6 +123,11 @@ async fn with_a_demo_cluster_tilt_would_run_the_programs_here() {
     assert_eq!(deployments.len(), 3);
     assert!(deployments.iter().all(|deployment| deployment["spec"]["replicas"] == 0));
     let serving =
-        arguments(&calls, "local_resource").into_iter().filter(|one| one["serve_cmd"] != "").count();
-    assert_eq!(serving, 3);
+        arguments(&calls, "local_resource").into_iter().map(|one| one["serve_cmd"].as_str().unwrap());
+    let serving: Vec<_> = serving.filter(|command| !command.is_empty()).collect();
+    assert_eq!(serving.len(), 3);
+    for command in serving {
+        // Beside kube-controller-manager, which already makes pods leave tainted nodes.
+        assert_eq!(command.contains("--dry-run"), command.contains("taint-manager"), "{command}");
+    }
 }

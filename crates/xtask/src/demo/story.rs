@@ -1,0 +1,303 @@
+//! The story of a drain: each step says what it is about, shows the command that you would type and what it answers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use haulout_api_types::names::{condition, event};
+use haulout_api_types::node_maintenance::{NodeMaintenanceStatus, Stage};
+use haulout_e2e::{Handle, Output, wait};
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use kube::api::ListParams;
+use kube::runtime::watcher;
+use kube::{Api, Client, ResourceExt as _};
+
+use super::picture::{Picture, holds, is_cordoned};
+use super::view::View;
+use crate::ui;
+
+/// Where `examples/sample-workload.yaml` is.
+pub const NAMESPACE: &str = "shop";
+const MAINTENANCE: &str = "new-memory";
+/// The Deployment in it whose budget is as large as itself.
+const TIGHT: &str = "checkout";
+/// Time to read what was said, for people.
+const PAUSE: Duration = Duration::from_secs(4);
+
+/// Empties a node and puts it back into service.
+pub async fn tell(cluster: &Handle) -> Result<()> {
+    let client = cluster.client().await?;
+    let node = choose(&pods(&client, "").await?)?;
+    let mut view = View::open(&client, MAINTENANCE, &node);
+    let teller = Teller { cluster, node: &node };
+    teller.before().await?;
+    let before = teller.drain(&mut view).await?;
+    teller.find(&client).await?;
+    teller.meddle(&mut view).await?;
+    teller.release(&mut view).await?;
+    teller.complete(&mut view, &before).await
+}
+
+struct Teller<'a> {
+    cluster: &'a Handle,
+    node: &'a str,
+}
+
+impl Teller<'_> {
+    async fn before(&self) -> Result<()> {
+        let node = self.node;
+        chapter(
+            1,
+            &format!("Before: {node} needs new memory, and people's pods run on it"),
+            &format!(
+                "The Deployment {TIGHT} has two pods, one of them here, and a PodDisruptionBudget that wants two. Remember it."
+            ),
+        )
+        .await;
+        let on_node = format!("spec.nodeName={node}");
+        self.kubectl(&["get", "nodes"]).await?;
+        self.kubectl(&["get", "pods", "-n", NAMESPACE, "--field-selector", &on_node]).await?;
+        self.kubectl(&["get", "poddisruptionbudgets", "-n", NAMESPACE]).await
+    }
+
+    /// Returns the node as it was.
+    async fn drain(&self, view: &mut View) -> Result<Node> {
+        chapter(
+            2,
+            "Declare what you want: a NodeMaintenance in the stage Drain",
+            "The maintenance controller cordons the node and asks for each pod to leave, by an Evacuation.",
+        )
+        .await;
+        let mut before = None;
+        view.until("the node is known", |picture| {
+            before = picture.nodes.only().cloned();
+            before.is_some()
+        })
+        .await?;
+        self.apply(&manifest(self.node)).await?;
+        view.until(&format!("only {TIGHT} is left and blocked"), |picture| {
+            let drain = status(picture).and_then(|status| status.drain_status.as_ref());
+            drain.is_some_and(|drain| {
+                let blocker = drain.blockers.first().and_then(|blocker| blocker.pod.as_deref());
+                drain.pods_left == 1 && blocker.is_some_and(|pod| pod.starts_with(TIGHT))
+            })
+        })
+        .await?;
+        before.context("the node has vanished")
+    }
+
+    async fn find(&self, client: &Client) -> Result<()> {
+        chapter(
+            3,
+            "One pod is blocked: find out which, and why",
+            "The maintenance has a column for it, and names the pod and the reason; so do the Evacuation and events.",
+        )
+        .await;
+        // They are written in the background.
+        let blocked = watcher::Config::default().fields(&format!("reason={}", event::BLOCKED));
+        let events: Api<Event> = Api::all(client.clone());
+        let ours = |event: &Event| event.involved_object.name.as_deref() == Some(MAINTENANCE);
+        wait::all(events, blocked, "tell of the blocked maintenance", Duration::from_secs(60), |all| {
+            all.iter().any(ours)
+        })
+        .await?;
+        let blockers = r#"jsonpath={range .status.drainStatus.blockers[*]}{.pod}: {.message}{"\n"}{end}"#;
+        self.kubectl(&["get", "nodemaintenances", MAINTENANCE]).await?;
+        self.kubectl(&["get", "nodemaintenances", MAINTENANCE, "-o", blockers]).await?;
+        self.kubectl(&["get", "evacuations", "-n", NAMESPACE]).await?;
+        self.kubectl(&["events", "--for", &format!("nodemaintenance/{MAINTENANCE}")]).await
+    }
+
+    async fn meddle(&self, view: &mut View) -> Result<()> {
+        chapter(
+            4,
+            "Somebody uncordons the node by hand",
+            "The admission webhook warns them, and the controller cordons it again.",
+        )
+        .await;
+        self.kubectl(&["uncordon", self.node]).await?;
+        let mut uncordoned = false;
+        view.until("the node is cordoned again", |picture| {
+            let cordoned = picture.nodes.only().is_some_and(is_cordoned);
+            uncordoned |= !cordoned;
+            uncordoned && cordoned
+        })
+        .await
+    }
+
+    async fn release(&self, view: &mut View) -> Result<()> {
+        chapter(
+            5,
+            "Release the pod: give the budget room",
+            "With a third pod elsewhere, this one may go, and it does at once. Nobody had to try again.",
+        )
+        .await;
+        self.kubectl(&["scale", "deployment", TIGHT, "-n", NAMESPACE, "--replicas", "3"]).await?;
+        view.until("the node is drained", |picture| {
+            status(picture).is_some_and(|status| holds(&status.conditions, condition::DRAINED).is_some())
+        })
+        .await?;
+        self.kubectl(&["get", "nodemaintenances", MAINTENANCE]).await?;
+        ui::result(&format!("\n{} is drained: now its memory could be changed.", self.node));
+        Ok(())
+    }
+
+    async fn complete(&self, view: &mut View, before: &Node) -> Result<()> {
+        chapter(
+            6,
+            "Put the node back into service: the stage Complete",
+            "Whatever the maintenance has set on the node is taken off again.",
+        )
+        .await;
+        let complete = r#"{"spec": {"stage": "Complete"}}"#;
+        self.kubectl(&["patch", "nodemaintenances", MAINTENANCE, "--type", "merge", "-p", complete]).await?;
+        view.until("the node is as it was before", |picture| {
+            let stage = picture.maintenances.only().map(|maintenance| maintenance.spec.stage);
+            let node = picture.nodes.only();
+            stage == Some(Stage::Complete) && node.is_some_and(|node| looks(node) == looks(before))
+        })
+        .await?;
+        self.kubectl(&["get", "nodemaintenances", MAINTENANCE]).await?;
+        self.kubectl(&["get", "nodes"]).await?;
+        ui::result(&format!("\n{} is as it was before. That was the whole story.", self.node));
+        Ok(())
+    }
+
+    /// Shows a command and runs it.
+    async fn kubectl(&self, args: &[&str]) -> Result<()> {
+        let line = format!("kubectl {}", args.iter().map(|arg| quoted(arg)).collect::<Vec<_>>().join(" "));
+        show_command(&line);
+        answered(&line, self.cluster.kubectl(args).await?)
+    }
+
+    /// Shows a manifest and applies it.
+    async fn apply(&self, manifest: &str) -> Result<()> {
+        show_command(&format!("kubectl apply -f - <<'END'\n{manifest}END"));
+        answered("kubectl apply", self.cluster.kubectl_with(&["apply", "-f", "-"], manifest).await?)
+    }
+}
+
+/// The heading of a step and what it is about; on a terminal, after a pause.
+async fn chapter(number: u32, title: &str, text: &str) {
+    if number > 1 && std::io::stdout().is_terminal() {
+        tokio::time::sleep(PAUSE).await;
+    }
+    ui::result(&format!("\n{}\n{text}", ui::paint_result("1", &format!("Step {number} of 6. {title}"))));
+}
+
+fn show_command(line: &str) {
+    ui::result(&format!("\n{}", ui::paint_result("36", &format!("$ {line}"))));
+}
+
+/// Shows what a command said; warnings of the API server first, as on a terminal.
+fn answered(command: &str, output: Output) -> Result<()> {
+    ui::result(format!("{}{}", output.stderr, output.stdout).trim_end());
+    output.success().with_context(|| format!("{command} failed"))?;
+    Ok(())
+}
+
+/// An argument as a shell has to be given it.
+fn quoted(arg: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,".contains(c);
+    if arg.chars().all(plain) { arg.to_owned() } else { format!("'{arg}'") }
+}
+
+fn manifest(node: &str) -> String {
+    format!(
+        "apiVersion: nodemaintenance.k8s.io/v1alpha1
+kind: NodeMaintenance
+metadata:
+  name: {MAINTENANCE}
+spec:
+  reason: New memory
+  stage: Drain
+  nodeSelector:
+    nodeSelectorTerms:
+      - matchFields:
+          - {{key: metadata.name, operator: In, values: [{node}]}}
+"
+    )
+}
+
+fn status(picture: &Picture) -> Option<&NodeMaintenanceStatus> {
+    picture.maintenances.only()?.status.as_ref()
+}
+
+async fn pods(client: &Client, selector: &str) -> Result<Vec<Pod>> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+    Ok(pods.list(&ListParams::default().labels(selector)).await.context("listing the sample pods")?.items)
+}
+
+/// The node of the pod whose evacuator nobody has started.
+pub async fn node_of_the_database(cluster: &Handle) -> Result<String> {
+    let found = pods(&cluster.client().await?, "app=database").await?;
+    let node = found.into_iter().find_map(|pod| pod.spec?.node_name);
+    node.context("the database runs nowhere")
+}
+
+/// A node where the tight budget is in the way and nothing else: not the database's, whose evacuator nobody has
+/// started. Of several, the one with the most pods.
+fn choose(pods: &[Pod]) -> Result<String> {
+    let mut nodes: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for pod in pods {
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+        if let (Some(node), Some(app)) = (node, pod.labels().get("app")) {
+            nodes.entry(node).or_default().push(app);
+        }
+    }
+    let fit = nodes.into_iter().filter(|(_, apps)| {
+        apps.iter().filter(|app| **app == TIGHT).count() == 1 && !apps.contains(&"database")
+    });
+    let best = fit.max_by_key(|(_, apps)| apps.len()).map(|(node, _)| node.to_owned());
+    best.with_context(|| format!("no node has one pod of {TIGHT} and none of the database: try again"))
+}
+
+/// Whatever of a node a maintenance changes.
+fn looks(node: &Node) -> impl PartialEq + std::fmt::Debug + use<> {
+    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let conditions: BTreeSet<_> = conditions.map(|one| (one.type_.clone(), one.status.clone())).collect();
+    let spec = node.spec.clone().unwrap_or_default();
+    let annotations = node.metadata.annotations.clone().unwrap_or_default();
+    let labels = node.metadata.labels.clone().unwrap_or_default();
+    (is_cordoned(node), spec.taints.unwrap_or_default(), annotations, labels, conditions)
+}
+
+#[cfg(test)]
+mod tests {
+    use haulout_e2e::objects;
+
+    use super::*;
+
+    fn pods(placed: &[(&str, &str)]) -> Vec<Pod> {
+        let pod = |(app, node): &(&str, &str)| objects::pod(app).label("app", app).node(node).build();
+        placed.iter().map(pod).collect()
+    }
+
+    #[test]
+    fn the_node_has_the_tight_pod_and_not_the_database() {
+        let placed =
+            [("checkout", "n1"), ("database", "n1"), ("web", "n1"), ("checkout", "n2"), ("web", "n2")];
+        assert_eq!(choose(&pods(&placed)).unwrap(), "n2");
+        let more = [("checkout", "n1"), ("checkout", "n2"), ("web", "n2"), ("database", "n3")];
+        assert_eq!(choose(&pods(&more)).unwrap(), "n2", "more to see");
+        let both = [("checkout", "n1"), ("checkout", "n1"), ("database", "n2")];
+        assert!(choose(&pods(&both)).unwrap_err().to_string().contains("checkout"));
+    }
+
+    #[test]
+    fn commands_can_be_pasted() {
+        let args = ["-n", "spec.nodeName=node-1", "jsonpath={.pod}", r#"{"spec": {}}"#];
+        let shown = args.map(quoted);
+        assert_eq!(shown, ["-n", "spec.nodeName=node-1", "'jsonpath={.pod}'", r#"'{"spec": {}}'"#]);
+    }
+
+    #[test]
+    fn a_node_under_maintenance_does_not_look_as_before() {
+        let node = || objects::node("n");
+        let before = looks(&node().build());
+        assert_eq!(before, looks(&node().build()));
+        assert_ne!(before, looks(&node().unschedulable().build()));
+        assert_ne!(before, looks(&node().annotation("karpenter.sh/do-not-disrupt", "true").build()));
+    }
+}

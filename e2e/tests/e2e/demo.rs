@@ -1,0 +1,190 @@
+//! `cargo xtask demo` as its reader sees it, without a terminal: what it says step by step, how it ends, and that
+//! nothing of it is left, whenever it ends.
+
+use std::io::{BufRead as _, BufReader, PipeReader};
+use std::process::{Child, Command};
+
+use haulout_e2e::soak::processes_of;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::support::xtask;
+
+/// A demo in a folder of its own. Dropping it kills it, and with it all that it has started.
+struct Demo {
+    process: Child,
+    output: BufReader<PipeReader>,
+    folder: TempDir,
+}
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        // Nothing happens when it has ended.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Demo {
+    fn start(args: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (reader, writer) = std::io::pipe().unwrap();
+        let process = Command::new(xtask())
+            .arg("demo")
+            .args(args)
+            .env("TMPDIR", folder.path())
+            .stdout(writer.try_clone().unwrap())
+            .stderr(writer)
+            .spawn()
+            .unwrap();
+        Self { process, output: BufReader::new(reader), folder }
+    }
+
+    /// What it says up to a line with this text, or to its end.
+    fn read_until(&mut self, text: Option<&str>) -> String {
+        let mut said = String::new();
+        loop {
+            let mut line = String::new();
+            let ended = self.output.read_line(&mut line).unwrap() == 0;
+            said += &line;
+            match text {
+                Some(text) if line.contains(text) => return said,
+                Some(text) => assert!(!ended, "it ended before it said {text:?}:\n{said}"),
+                None if ended => return said,
+                None => {}
+            }
+        }
+    }
+
+    /// Waits for its end, checks that it left nothing, and returns its exit code.
+    fn end(&mut self) -> Option<i32> {
+        let code = self.process.wait().unwrap().code();
+        let left: Vec<_> = std::fs::read_dir(self.folder.path()).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}");
+        let left = processes_of(self.folder.path()).unwrap();
+        assert!(left.is_empty(), "{left:?}");
+        code
+    }
+
+    /// Ctrl-C as soon as it says this; its exit code.
+    fn interrupt_at(mut self, text: &str) -> Option<i32> {
+        self.read_until(Some(text));
+        kill_process(Pid::from_child(&self.process), Signal::INT).unwrap();
+        let rest = self.read_until(None);
+        assert!(rest.contains("everything has been ended and removed"), "{rest}");
+        self.end()
+    }
+}
+
+/// The steps of the story, the first of which is what comes before it.
+fn steps(said: &str) -> Vec<&str> {
+    let mut steps = Vec::new();
+    let mut rest = said;
+    for number in 1.. {
+        let Some(at) = rest.find(&format!("\nStep {number} of ")) else { break };
+        let (before, after) = rest.split_at(at);
+        steps.push(before);
+        rest = after.trim_start();
+    }
+    steps.push(rest);
+    steps
+}
+
+/// Asserts that a text has these parts in this order.
+fn assert_says(text: &str, parts: &[&str]) {
+    let mut rest = text;
+    for part in parts {
+        let found = rest.split_once(part);
+        assert!(found.is_some(), "{part:?} is missing, or not at its place, in:\n{text}");
+        rest = found.unwrap().1;
+    }
+}
+
+#[test]
+fn the_demo_empties_a_node_finds_and_releases_the_blocked_pod_and_puts_the_node_back() {
+    let mut demo = Demo::start(&["--once"]);
+    let said = demo.read_until(None);
+    assert_eq!(demo.end(), Some(0), "{said}");
+    assert!(!said.contains('\x1b'), "colours and cursor movements are for terminals:\n{said}");
+    let [boot, before, drain, find, meddle, release, complete] = steps(&said)[..] else {
+        panic!("it has other steps:\n{said}");
+    };
+    assert_says(boot, &["export KUBECONFIG="]);
+
+    let node = before.split_once("Before: ").unwrap().1.split_whitespace().next().unwrap();
+    let pod =
+        find.lines().find_map(|line| line.split_once(": ").filter(|(pod, _)| pod.starts_with("checkout-")));
+    let (pod, why) = pod.expect(find);
+    assert!(why.contains("PodDisruptionBudget"), "{why}");
+    assert_says(
+        before,
+        &["$ kubectl get nodes", "$ kubectl get pods", pod, "$ kubectl get poddisruptionbudgets"],
+    );
+
+    assert_says(
+        drain,
+        &["$ kubectl apply", &format!("values: [{node}]"), "nodemaintenance.k8s.io/new-memory created"],
+    );
+    assert_says(drain, &[&format!("node {node}: takes pods"), &format!("node {node}: cordoned")]);
+    assert_says(drain, &[&format!("pod shop/{pod}: Evacuation blocked: DisruptionBudgetExhausted")]);
+    let last = drain.lines().rfind(|line| line.contains("maintenance new-memory: Drain")).unwrap();
+    // All pods of Deployments have gone but this one.
+    let all = before.lines().filter(|line| line.starts_with("checkout-") || line.starts_with("web-")).count();
+    let gone = format!("{} of {all} gone, blocked: DisruptionBudgetExhausted", all - 1);
+    assert_says(last, &[&gone]);
+
+    assert_says(find, &["$ kubectl get nodemaintenances new-memory", "Drain", "DisruptionBudgetExhausted"]);
+    assert_says(find, &["$ kubectl get evacuations -n shop", pod, "DisruptionBudgetExhausted"]);
+    assert_says(find, &["$ kubectl events --for nodemaintenance/new-memory", "Blocked"]);
+
+    let warning = format!("Warning: node {node} is under maintenance by NodeMaintenance new-memory");
+    let (free, cordoned) = (format!("node {node}: takes pods"), format!("node {node}: cordoned"));
+    assert_says(meddle, &["$ kubectl uncordon", &warning, "uncordoned", &free, &cordoned]);
+
+    assert_says(
+        release,
+        &["$ kubectl scale deployment checkout", "scaled", &format!("pod shop/{pod}: has left")],
+    );
+    assert_says(
+        release,
+        &["Drained, ", "$ kubectl get nodemaintenances", "True", &format!("{node} is drained")],
+    );
+
+    assert_says(
+        complete,
+        &["$ kubectl patch", "patched", "maintenance new-memory: Complete", &free, "$ kubectl get nodes"],
+    );
+    assert_says(complete, &[&format!("{node} is as it was before"), "everything has been ended and removed"]);
+    assert!(!complete.contains("SchedulingDisabled"), "{complete}");
+}
+
+#[test]
+fn ctrl_c_while_the_demo_boots_leaves_nothing() {
+    assert_eq!(Demo::start(&[]).interrupt_at("installing the chart"), Some(130));
+}
+
+#[test]
+#[ignore = "slow"]
+fn ctrl_c_in_the_middle_of_the_story_leaves_nothing() {
+    assert_eq!(Demo::start(&[]).interrupt_at("Evacuation"), Some(130));
+}
+
+#[test]
+#[ignore = "slow"]
+fn a_demo_without_a_story_stays_until_ctrl_c() {
+    assert_eq!(Demo::start(&["--no-story"]).interrupt_at("Ctrl-C ends the cluster"), Some(0));
+}
+
+#[test]
+fn arguments_that_do_not_fit_are_refused_with_a_way_out() {
+    for (args, way_out) in [
+        (&["--nodes", "1"][..], "--no-story"),
+        (&["--once", "--no-story"], "cannot be used with"),
+        (&["--once", "--without-services"], "cannot be used with"),
+    ] {
+        let mut demo = Demo::start(args);
+        let said = demo.read_until(None);
+        assert_eq!(demo.end(), Some(2), "{said}");
+        assert!(said.contains(way_out), "{said}");
+    }
+}
