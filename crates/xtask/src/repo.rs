@@ -1,6 +1,6 @@
 //! Where things are in the repository, and how our services are built.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
