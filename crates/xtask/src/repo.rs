@@ -1,17 +1,14 @@
 //! Where things are in the repository, and how our services are built.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// The root of the repository. Checkouts share a build folder, and `cargo run` may start a program that was built in
-/// another one: it tells where we are.
+/// The root of the repository.
 pub fn root() -> PathBuf {
-    let told = std::env::var_os("CARGO_MANIFEST_DIR")
-        .filter(|_| std::env::var_os("CARGO_PKG_NAME").is_some_and(|name| name == env!("CARGO_PKG_NAME")));
-    let here = told.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    here.ancestors().nth(2).unwrap_or(&here).to_path_buf()
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).unwrap_or(here).to_path_buf()
 }
 
 /// Cargo, as if it had been called from the command line. `cargo run` tells us about our own package in variables
