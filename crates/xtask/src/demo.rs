@@ -176,10 +176,13 @@ async fn prepare(cluster: &Handle, args: &Args) -> Result<Services> {
     }
     let services = install(cluster, args).await?;
     ui::note("starting the sample workload");
-    let workload = repo::root().join("examples/sample-workload.yaml").display().to_string();
-    let applied = cluster.kubectl(&["apply", "-f", &workload]).await?;
-    applied.success().context("applying the sample workload")?;
-    for name in ["web", "checkout", "database"] {
+    let tight = args.has_story();
+    for example in ["sample-workload.yaml"].into_iter().chain(tight.then_some("tight-budget.yaml")) {
+        let file = repo::root().join("examples").join(example).display().to_string();
+        let applied = cluster.kubectl(&["apply", "-f", &file]).await?;
+        applied.success().with_context(|| format!("applying examples/{example}"))?;
+    }
+    for name in ["web", "database"].into_iter().chain(tight.then_some(story::TIGHT)) {
         let deployments: Api<Deployment> = Api::namespaced(client.clone(), story::NAMESPACE);
         wait::present(deployments, name, "is available", Duration::from_secs(120), |deployment| {
             let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas);

@@ -17,11 +17,11 @@ use super::picture::{Picture, holds, is_cordoned};
 use super::view::View;
 use crate::ui;
 
-/// Where `examples/sample-workload.yaml` is.
+/// Where the pods of `examples/sample-workload.yaml` and `tight-budget.yaml` are.
 pub const NAMESPACE: &str = "shop";
 const MAINTENANCE: &str = "new-memory";
-/// The Deployment in it whose budget is as large as itself.
-const TIGHT: &str = "checkout";
+/// The Deployment whose budget is as large as itself.
+pub const TIGHT: &str = "checkout";
 /// Time to read what was said, for people.
 const PAUSE: Duration = Duration::from_secs(4);
 
