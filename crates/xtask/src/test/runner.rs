@@ -197,7 +197,7 @@ fn execute(test: &Test, name: &str, env: &[(&str, OsString)]) -> Result<Ended> {
     let mut command = process::Command::new(&test.binary.executable)
         .args([&test.name, "--exact", "--include-ignored", "--nocapture"])
         .current_dir(&test.binary.folder)
-        // Both, as cargo does: an xtask that a test starts would take the test's folder for its own.
+        // Both, as cargo does: ours would not fit the folder.
         .env("CARGO_MANIFEST_DIR", &test.binary.folder)
         .env("CARGO_PKG_NAME", &test.binary.package)
         .env("INSTA_WORKSPACE_ROOT", repo::root())
