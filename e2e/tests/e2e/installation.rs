@@ -12,7 +12,7 @@ use haulout_e2e::{Cluster, Handle, Service, Webhook, objects, wait};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::ResourceExt as _;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use kube::runtime::watcher;
 use serde_json::json;
 
@@ -150,13 +150,7 @@ async fn an_uninstall_halfway_through_a_drain_leaves_nothing_and_hangs_nothing()
     // Somebody else's wish, which only the evacuation controller would ever end.
     scene.node("n3", "red").await;
     let pod = scene.slow_pod("theirs", "n3").await;
-    let (theirs, _) = haulout_api_types::evacuators::evacuation_for(
-        &pod.metadata,
-        "descheduler.example.com",
-        &BTreeSet::new(),
-    )
-    .unwrap();
-    scene.evacuations().create(&PostParams::default(), &theirs).await.unwrap();
+    scene.evacuation_by_others(&pod).await;
     scene.in_charge(&pod).await;
 
     hook(&world, "haulout-check", &["test", "haulout", "-n", OURS]).await;

@@ -202,13 +202,7 @@ async fn what_others_take_away_is_put_back_and_an_evacuation_of_others_is_shared
     let scene = world.scene("intent").await;
     scene.node("n1", "blue").await;
     let pod = scene.slow_pod("web-1", "n1").await;
-    let (theirs, _) = haulout_api_types::evacuators::evacuation_for(
-        &pod.metadata,
-        "descheduler.example.com",
-        &BTreeSet::new(),
-    )
-    .unwrap();
-    scene.evacuations().create(&PostParams::default(), &theirs).await.unwrap();
+    let theirs = scene.evacuation_by_others(&pod).await;
     scene.maintain("blue", "blue", Stage::Drain).await;
     let name = scene.in_charge(&pod).await;
     let both =

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use haulout_api_types::evacuators::evacuation_name;
+use haulout_api_types::evacuators::{evacuation_for, evacuation_name};
 use haulout_api_types::node_maintenance::{DrainStatus, Stage};
 use haulout_api_types::{Evacuation, NodeMaintenance, names};
 use haulout_e2e::nodes::Look;
@@ -202,6 +202,12 @@ impl Scene<'_> {
     /// A pod whose evacuator takes its time, so that its Evacuation stays.
     pub(crate) async fn slow_pod(&self, name: &str, node: &str) -> Pod {
         self.pod_from(objects::pod(name).annotation(&slow(), "100"), node).await
+    }
+
+    /// Has somebody else ask for a pod to leave.
+    pub(crate) async fn evacuation_by_others(&self, pod: &Pod) -> Evacuation {
+        let (theirs, _) = evacuation_for(&pod.metadata, "descheduler.example.com", &BTreeSet::new()).unwrap();
+        self.evacuations().create(&PostParams::default(), &theirs).await.unwrap()
     }
 
     /// The Evacuation of a pod, once its evacuator is in charge.
