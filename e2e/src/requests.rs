@@ -38,6 +38,8 @@ pub struct Request {
     pub name: String,
     /// The status code of the answer.
     pub code: u16,
+    /// Whether whoever asked may ask that, whatever the answer was.
+    pub allowed: bool,
     /// When the API server got it.
     pub received: Timestamp,
     /// When its answer was complete, and of a watch, when it began.
@@ -153,6 +155,8 @@ struct Event {
     #[serde(default)]
     response_status: ResponseStatus,
     #[serde(default)]
+    annotations: Annotations,
+    #[serde(default)]
     request_received_timestamp: Timestamp,
     #[serde(default)]
     stage_timestamp: Timestamp,
@@ -172,6 +176,12 @@ struct ObjectRef {
     subresource: String,
     namespace: String,
     name: String,
+}
+
+#[derive(Default, Deserialize)]
+struct Annotations {
+    #[serde(default, rename = "authorization.k8s.io/decision")]
+    decision: String,
 }
 
 #[derive(Default, Deserialize)]
@@ -200,6 +210,7 @@ impl From<Event> for Request {
             namespace: event.object_ref.namespace,
             name: event.object_ref.name,
             code: event.response_status.code,
+            allowed: event.annotations.decision == "allow",
             received: event.request_received_timestamp,
             answered: event.stage_timestamp,
         }

@@ -27,7 +27,7 @@ pub(crate) fn note(cluster: &Handle) -> Result<()> {
     let prefix = format!("system:serviceaccount:{NAMESPACE}:haulout-");
     let mut lines = BTreeSet::new();
     for request in &cluster.requests()? {
-        let Some(service) = request.user.strip_prefix(&prefix).filter(|_| request.code != 403) else {
+        let Some(service) = request.user.strip_prefix(&prefix).filter(|_| request.allowed) else {
             continue;
         };
         let slash = if request.subresource.is_empty() { "" } else { "/" };

@@ -248,5 +248,5 @@ rules:
   - apiGroups: [coordination.k8s.io]
     resources: [leases]
     resourceNames: [{{ include "haulout.leaseName" . }}]
-    verbs: [get, list, watch, update]
+    verbs: [list, watch, update]
 {{- end -}}

@@ -61,7 +61,7 @@ pub const EVENTS: &[Permission] = &[
 
 /// What standing for election takes: everything but creating on the service's own Lease alone.
 pub fn election(service: &str) -> Vec<Permission> {
-    let verbs = ["get", "list", "watch", "update"];
+    let verbs = ["list", "watch", "update"];
     let own =
         verbs.map(|verb| Permission::own(verb, "coordination.k8s.io", "leases").on(&lease_name(service)));
     own.into_iter().chain([Permission::own("create", "coordination.k8s.io", "leases")]).collect()

@@ -8,7 +8,7 @@ use futures::{FutureExt as _, Stream, StreamExt as _};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
-use kube::api::PostParams;
+use kube::api::{ListParams, PostParams};
 use kube::runtime::watcher;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -233,7 +233,11 @@ async fn perform(place: &Place, request: Request) -> Result<Answer, kube::Error>
     let post = PostParams::default();
     let now = Timestamp::now();
     let (written, replaces) = match request {
-        Request::Read => return Ok(Answer::Read(api.get_opt(name).await?)),
+        Request::Read => {
+            // With the right that the watch needs too.
+            let own = ListParams::default().fields(&format!("metadata.name={name}"));
+            return Ok(Answer::Read(api.list(&own).await?.items.into_iter().next()));
+        }
         Request::Hold(None) => {
             let mut lease = held(None, identity, timing, now);
             lease.metadata.name = Some(name.clone());

@@ -6,7 +6,7 @@ use haulout_e2e::rights::line;
 
 const NODE_MAINTENANCE: &str = "nodemaintenance.k8s.io";
 const EVACUATION: &str = "evacuation.coordination.k8s.io";
-const ELECTED: [&str; 5] = ["get", "list", "watch", "create", "update"];
+const ELECTED: [&str; 4] = ["list", "watch", "create", "update"];
 
 const DRAIN: &str = "maintenance::life::maintenances_do_what_their_stages_say_and_leave_nothing_behind";
 const TROUBLE: &str = "maintenance::trouble::a_drain_comes_through_whatever_happens_and_writes_little";
