@@ -5,7 +5,7 @@
 //! and keep nothing else. What a candidate does is decided in `decide`, done in `driver` and
 //! enforced in `fence`.
 //!
-//! It needs `get`, `list`, `watch` and `update` on this Lease and `create` on leases. `list` and `watch` may
+//! It needs `list`, `watch` and `update` on this Lease and `create` on leases. `list` and `watch` may
 //! be granted by resource name, because both ask for this one name.
 //!
 //! Whoever writes the Lease's spec by hand can make two candidates lead for a moment, and so can
