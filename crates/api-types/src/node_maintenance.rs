@@ -58,7 +58,7 @@ pub const MAX_BLOCKERS: usize = 20;
         name = "Blocked",
         type_ = "string",
         json_path = r#".status.conditions[?(@.type=="Blocked")].reason"#,
-        description = "What keeps pods from leaving; status.blockers has more."
+        description = "What keeps pods from leaving; status.drainStatus.blockers has more."
     ),
     printcolumn(
         name = "Message",

@@ -165,6 +165,7 @@ async fn typos_in_values_are_refused_by_name() {
         ("cleanup.enable=false", "'enable' not allowed"),
         ("networkPolicy.from=x", "'from' not allowed"),
         ("podMonitor.interval=often", "podMonitor/interval"),
+        ("podMonitor.enabled=true,serviceMonitor.enabled=true", "choose one"),
         ("taintManager.policy.rules[0].key=x", "missing property 'action'"),
         ("maintenanceController.podTypes={Mirror}", "podTypes/0"),
     ] {

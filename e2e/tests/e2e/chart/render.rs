@@ -75,6 +75,7 @@ fn definitions_of_others() -> String {
     let items = [
         definition("cert-manager.io", "Certificate", "certificates"),
         definition("monitoring.coreos.com", "PodMonitor", "podmonitors"),
+        definition("monitoring.coreos.com", "ServiceMonitor", "servicemonitors"),
     ];
     json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
 }
@@ -85,7 +86,11 @@ async fn the_api_server_takes_everything_that_is_rendered() {
     let kubectl = async |args: &[&str], text: &str| cluster.kubectl_with(args, text).await.unwrap();
     kubectl(&["apply", "-f", "-"], &definitions_of_others()).await.success().unwrap();
     let established = ["wait", "--for=condition=Established", "--timeout=60s"];
-    let crds = ["crd/certificates.cert-manager.io", "crd/podmonitors.monitoring.coreos.com"];
+    let crds = [
+        "crd/certificates.cert-manager.io",
+        "crd/podmonitors.monitoring.coreos.com",
+        "crd/servicemonitors.monitoring.coreos.com",
+    ];
     cluster.kubectl(&[established.as_slice(), &crds].concat()).await.unwrap().success().unwrap();
     // A pod is only taken, even in a dry run, when its account is there.
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount",

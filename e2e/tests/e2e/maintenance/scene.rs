@@ -12,6 +12,7 @@ use haulout_e2e::objects::{DeploymentBuilder, PodBuilder};
 use haulout_e2e::{Cluster, Handle, Service, Webhook, objects, wait};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Affinity, Namespace, Node, Pod, ServiceAccount};
+use k8s_openapi::api::events::v1::Event;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use kube::{Client, ResourceExt as _};
@@ -336,18 +337,26 @@ impl Scene<'_> {
 
     /// Waits until there is an event with this reason on this maintenance, and returns what it says.
     pub(crate) async fn until_event(&self, maintenance: &str, reason: &str) -> String {
+        self.event(maintenance, reason, |_| true).await.note.unwrap()
+    }
+
+    /// The same news twice are one event, and the second is written a while after the first.
+    pub(crate) async fn until_event_repeated(&self, maintenance: &str, reason: &str) {
+        let is_repeated = |event: &Event| event.series.as_ref().is_some_and(|series| series.count > 1);
+        self.event(maintenance, reason, is_repeated).await;
+    }
+
+    async fn event(&self, maintenance: &str, reason: &str, has: impl Fn(&Event) -> bool) -> Event {
         let maintenance = self.of(maintenance);
-        let events: Api<k8s_openapi::api::events::v1::Event> =
-            Api::namespaced(self.world.client.clone(), "default");
+        let events: Api<Event> = Api::namespaced(self.world.client.clone(), "default");
         let what = format!("tell {reason} of {maintenance}");
-        let is = |event: &k8s_openapi::api::events::v1::Event| {
+        let is = |event: &Event| {
             let regarding = event.regarding.as_ref().and_then(|regarding| regarding.name.as_deref());
-            regarding == Some(maintenance.as_str()) && event.reason.as_deref() == Some(reason)
+            regarding == Some(maintenance.as_str()) && event.reason.as_deref() == Some(reason) && has(event)
         };
         let told =
             wait::all(events, watcher::Config::default(), &what, SOON, |events| events.iter().any(is)).await;
-        let told = self.explained(told);
-        told.into_iter().find(is).and_then(|event| event.note).unwrap()
+        self.explained(told).into_iter().find(is).unwrap()
     }
 }
 

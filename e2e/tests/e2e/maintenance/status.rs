@@ -21,26 +21,44 @@ pub async fn what_autoscalers_were_told_before_is_put_back(world: &World) {
 pub async fn a_budget_in_the_way_is_told_and_so_is_that_it_is_gone(world: &World) {
     let scene = world.scene("budget").await;
     scene.node("n1", "blue").await;
-    scene.pod_from(objects::pod("web-1").label("app", "web"), "n1").await;
-    let budgets: Api<PodDisruptionBudget> = Api::namespaced(world.client.clone(), scene.name);
-    let budget = objects::pdb("web").namespace(scene.name).min_available("1").build();
-    budgets.create(&PostParams::default(), &budget).await.unwrap();
-    let covers = |budget: &PodDisruptionBudget| budget.status.as_ref().is_some_and(|s| s.expected_pods == 1);
-    wait::present(budgets.clone(), "web", "covers the pod", SOON, covers).await.unwrap();
-
+    budget_and_pod(&scene, "web").await;
     scene.maintain("blue", "blue", Stage::Drain).await;
-    let blocked = scene.until_blocked("blue", &[(Some("web-1"), names::reason::BUDGET_EXHAUSTED)]).await;
+    let blocked = scene.until_blocked("blue", &[(Some("web"), names::reason::BUDGET_EXHAUSTED)]).await;
     let message = drain(&blocked).blockers.swap_remove(0).message;
     assert!(message.contains("PodDisruptionBudget web"), "{message}");
     let is_blocked = |m: &NodeMaintenance| is(m, names::condition::BLOCKED);
     assert!(is_blocked(&blocked));
-    let note = scene.until_event("blue", names::event::BLOCKED).await;
-    assert_eq!(note, "Not leaving: 1 DisruptionBudgetExhausted");
+    let told = scene.until_event("blue", names::event::BLOCKED).await;
+    assert_eq!(told, "Not leaving: 1 DisruptionBudgetExhausted");
 
-    let loosen = Patch::Merge(json!({"spec": {"minAvailable": 0}}));
-    budgets.patch("web", &PatchParams::default(), &loosen).await.unwrap();
-    let note = scene.until_event("blue", names::event::UNBLOCKED).await;
-    assert_eq!(note, "Nothing is in the way any longer");
+    loosen(&scene, "web").await;
+    let told = scene.until_event("blue", names::event::UNBLOCKED).await;
+    assert_eq!(told, "Nothing is in the way any longer");
     let drained = scene.until_drained("blue").await;
     assert!(!is_blocked(&drained));
+
+    // Once more: the same event, with a count.
+    budget_and_pod(&scene, "late").await;
+    scene.until_blocked("blue", &[(Some("late"), names::reason::BUDGET_EXHAUSTED)]).await;
+    scene.until_event_repeated("blue", names::event::BLOCKED).await;
+    loosen(&scene, "late").await;
+    scene.until_drained("blue").await;
+}
+
+/// A pod on the node, and a budget that does not let it go.
+async fn budget_and_pod(scene: &Scene<'_>, app: &str) {
+    let budget = objects::pdb(app).namespace(scene.name).min_available("1").build();
+    budgets(scene).create(&PostParams::default(), &budget).await.unwrap();
+    let observed = |budget: &PodDisruptionBudget| budget.status.is_some();
+    wait::present(budgets(scene), app, "is observed", SOON, observed).await.unwrap();
+    scene.pod_from(objects::pod(app).label("app", app), "n1").await;
+}
+
+async fn loosen(scene: &Scene<'_>, app: &str) {
+    let patch = Patch::Merge(json!({"spec": {"minAvailable": 0}}));
+    budgets(scene).patch(app, &PatchParams::default(), &patch).await.unwrap();
+}
+
+fn budgets(scene: &Scene<'_>) -> Api<PodDisruptionBudget> {
+    Api::namespaced(scene.world.client.clone(), scene.name)
 }

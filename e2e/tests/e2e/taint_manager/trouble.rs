@@ -167,6 +167,7 @@ async fn what_is_refused_happens_in_the_end(world: &World, service: &Service) {
     world.taint("two", taint("k")).await;
     world.event("TaintEvictionFailed", "not this one").await;
     at_least(service, "taint_manager_failures_total", 3.0).await;
+    world.event_repeated("TaintEvictionFailed", "not this one").await;
     world.stays("precious").await;
     bindings.delete("precious", &DeleteParams::default()).await.unwrap();
     // The next try may be a minute away.

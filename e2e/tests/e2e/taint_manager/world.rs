@@ -84,11 +84,22 @@ impl World {
     }
 
     pub async fn event(&self, reason: &str, note: &str) {
+        self.event_that(reason, note, |_| true).await;
+    }
+
+    /// The same news again are the same event, with a count.
+    pub async fn event_repeated(&self, reason: &str, note: &str) {
+        self.event_that(reason, note, |event| event.series.as_ref().is_some_and(|series| series.count > 1))
+            .await;
+    }
+
+    async fn event_that(&self, reason: &str, note: &str, has: impl Fn(&Event) -> bool) {
         let api: Api<Event> = Api::namespaced(self.client.clone(), NAMESPACE);
         let found = |events: &[Event]| {
             events.iter().any(|event| {
                 event.reason.as_deref() == Some(reason)
                     && event.note.as_deref().is_some_and(|said| said.contains(note))
+                    && has(event)
             })
         };
         wait::all(api, watcher::Config::default(), note, SOON, found).await.unwrap();
