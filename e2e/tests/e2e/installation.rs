@@ -132,6 +132,17 @@ async fn until_only(cluster: &Handle, expected: &BTreeSet<String>) {
     same.unwrap();
 }
 
+/// Installed again, the maintenance goes on where it was.
+async fn install_again(scene: &Scene<'_>, keep: &str) {
+    let values = [("cleanup.enabled", "true"), ("crds.keep", keep)];
+    scene.world.cluster.install_chart(&values).await.unwrap();
+    scene.world.start_again().await;
+    scene.until_cordoned("n1").await;
+    let drains = |all: &[Evacuation]| all.iter().any(|e| e.is_wanted_by(names::instigator::NODE_MAINTENANCE));
+    let evacuations = wait::all(scene.evacuations(), watcher::Config::default(), "go on", SOON, drains).await;
+    scene.explained(evacuations);
+}
+
 #[tokio::test]
 async fn an_uninstall_halfway_through_a_drain_leaves_nothing_and_hangs_nothing() {
     let world = World::new("removal", &[]).await;
@@ -179,13 +190,20 @@ async fn an_uninstall_halfway_through_a_drain_leaves_nothing_and_hangs_nothing()
     scene.maintenances().delete(&green, &DeleteParams::default()).await.unwrap();
     assert!(scene.maintenances().get_opt(&green).await.unwrap().is_none());
 
-    // Installed again, the maintenance goes on where it was, and now the definitions are to go as well.
-    world.cluster.install_chart(&[("cleanup.enabled", "true"), ("crds.keep", "false")]).await.unwrap();
-    world.start_again().await;
-    scene.until_cordoned("n1").await;
-    let drains = |all: &[Evacuation]| all.iter().any(|e| e.is_wanted_by(names::instigator::NODE_MAINTENANCE));
-    let evacuations = wait::all(scene.evacuations(), watcher::Config::default(), "go on", SOON, drains).await;
-    scene.explained(evacuations);
+    // The same without hooks, and with the second step that docs/upgrade.md has for it.
+    install_again(&scene, "true").await;
+    helm(&world.cluster, &["uninstall", "haulout", "-n", OURS, "--no-hooks", "--wait"]).await;
+    let release = format!("{OURS}.haulout");
+    let args = ["cleanup", "--release", &release];
+    let kubeconfig = world.cluster.kubeconfig.clone();
+    let by_hand = Service::start_as(&world.cluster, "maintenance-controller", &kubeconfig, &args).unwrap();
+    assert!(by_hand.exited().await.success(), "{}", by_hand.text());
+    until_only(&world.cluster, &definitions).await;
+    scene.until_as_before(&before).await;
+    assert_eq!(scene.evacuated().await, BTreeSet::new());
+
+    // Now the definitions are to go as well.
+    install_again(&scene, "false").await;
     uninstall(&world).await;
     let crds: Api<CustomResourceDefinition> = Api::all(world.client.clone());
     for crd in haulout_api_types::crds() {
