@@ -177,9 +177,10 @@ impl World {
         self.explained(wait::all(deployments, all, "are available", SOON, available).await).await
     }
 
-    /// Where the pods of a namespace are.
+    /// Where the pods of a namespace are that have not finished: those count as gone.
     async fn places(&self, namespace: &str) -> BTreeSet<String> {
-        let pods = self.pods(namespace).list(&ListParams::default()).await.unwrap();
+        let unfinished = ListParams::default().fields("status.phase!=Succeeded,status.phase!=Failed");
+        let pods = self.pods(namespace).list(&unfinished).await.unwrap();
         pods.items.into_iter().filter_map(|pod| pod.spec?.node_name).collect()
     }
 }
