@@ -7,6 +7,9 @@ one, and it has at most 40 characters, which leaves room for what follows.
 {{- if ne $name "haulout" -}}
 {{- $name = printf "%s-haulout" $name -}}
 {{- end -}}
+{{- if and (not .Values.fullnameOverride) (regexMatch "^[0-9]|[.]" $name) -}}
+{{- fail (printf "release %s: Services of this name would be refused, because it begins with a digit or has a dot in it; set fullnameOverride" .Release.Name) -}}
+{{- end -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
 {{- else if gt (len $name) 40 -}}
@@ -26,7 +29,7 @@ namespace has no dot in its name.
 
 {{- define "haulout.labels" -}}
 app.kubernetes.io/name: haulout
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | replace "+" "_" | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}

@@ -12,7 +12,7 @@ optionally: args, a list; ports, volumeMounts and volumes, lists of what the pod
 
 {{- define "haulout.serviceSelector" -}}
 app.kubernetes.io/name: haulout
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .name }}
 {{- end -}}
 
@@ -24,7 +24,7 @@ app.kubernetes.io/component: {{ .name }}
 {{/* The metadata of a ServiceAccount, Role and the like in the release's namespace. */}}
 {{- define "haulout.serviceMetadata" -}}
 name: {{ include "haulout.serviceName" . }}
-namespace: {{ .root.Release.Namespace }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
   {{- include "haulout.serviceLabels" . | nindent 2 }}
 {{- end -}}
@@ -39,12 +39,15 @@ labels:
 {{- define "haulout.serviceSubject" -}}
 - kind: ServiceAccount
   name: {{ include "haulout.serviceName" . }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ .root.Release.Namespace | quote }}
 {{- end -}}
 
+{{/* The image of a service, whose values have its name in camel case. */}}
 {{- define "haulout.image" -}}
 {{- $image := .root.Values.image -}}
+{{- $digest := (get .root.Values (.name | replace "-" " " | title | nospace | untitle)).digest -}}
 {{- printf "%s%s/%s:%s" (empty $image.registry | ternary "" (printf "%s/" $image.registry)) $image.repository .name (default .root.Chart.AppVersion $image.tag) -}}
+{{- with $digest -}}@{{ . }}{{- end -}}
 {{- end -}}
 
 {{/* What the pods of services, of the clean-up and of the test have in common. */}}

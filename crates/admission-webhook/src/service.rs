@@ -1,13 +1,13 @@
 //! The service as a whole: certificate, rules and server, from the first argument to the last connection.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 
+use haulout_service_runtime::server::{everywhere, listen};
 use haulout_service_runtime::service::{CommonArgs, Context};
 use thiserror::Error;
-use tokio::net::TcpListener;
 use tracing::info;
 
 use crate::admit::{Rules, Settings};
@@ -25,7 +25,7 @@ pub struct Args {
     pub common: CommonArgs,
 
     /// Where the API server reaches the webhooks, with TLS
-    #[arg(long, env = "HAULOUT_WEBHOOK_LISTEN", default_value_t = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 8443)))]
+    #[arg(long, env = "HAULOUT_WEBHOOK_LISTEN", default_value_t = everywhere(8443))]
     pub webhook_listen: SocketAddr,
 
     /// A file of PEM certificates: only clients with a certificate of one of these authorities are let in, such
@@ -70,9 +70,9 @@ pub async fn run(args: Args, context: Context) -> Result<(), WebhookError> {
     let certificate = Served::new(&context.metrics, context.readiness.clone());
     let clients = Clients { authority: args.client_ca, names: args.client_names };
     let tls = tls::config(Arc::new(certificate.clone()), &clients)?;
-    let listen = |source| WebhookError::Listen { address: args.webhook_listen, source };
-    let listener = TcpListener::bind(args.webhook_listen).await.map_err(listen)?;
-    info!(webhook = %listener.local_addr().map_err(listen)?, "the webhook listens");
+    let not_listening = |source| WebhookError::Listen { address: args.webhook_listen, source };
+    let listener = listen(args.webhook_listen).map_err(not_listening)?;
+    info!(webhook = %listener.local_addr().map_err(not_listening)?, "the webhook listens");
     let server = Server {
         admit: Rules::start(&context, &args.rules),
         tls,

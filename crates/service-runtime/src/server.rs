@@ -1,7 +1,8 @@
 //! The small HTTP server of every service: `/livez`, `/readyz`, `/metrics`.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,7 +15,9 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
@@ -90,9 +93,36 @@ impl Door {
     }
 }
 
-/// Listens on this address.
-pub async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
-    TcpListener::bind(address).await
+/// How many may wait to be accepted.
+const BACKLOG: u32 = 1024;
+
+/// Every address of this machine.
+pub const fn everywhere(port: u16) -> SocketAddr {
+    SocketAddr::new(std::net::IpAddr::V6(Ipv6Addr::UNSPECIFIED), port)
+}
+
+/// Listens on this address. [`everywhere`] is IPv4 too, whatever the machine's default, and IPv4 alone on a machine that
+/// has nothing else.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    match bind(address) {
+        Err(error)
+            if address.ip() == Ipv6Addr::UNSPECIFIED
+                && Errno::from_io_error(&error) == Some(Errno::AFNOSUPPORT) =>
+        {
+            bind((Ipv4Addr::UNSPECIFIED, address.port()).into())
+        }
+        listener => listener,
+    }
+}
+
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv6() { TcpSocket::new_v6()? } else { TcpSocket::new_v4()? };
+    if address.ip() == Ipv6Addr::UNSPECIFIED {
+        sockopt::set_ipv6_v6only(&socket, false)?;
+    }
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 /// Serves until the order to stop.
@@ -176,8 +206,9 @@ mod tests {
 
     #[tokio::test]
     async fn who_does_not_finish_asking_is_sent_away_and_holds_up_nobody() {
-        let listener = listen(([127, 0, 0, 1], 0).into()).await.unwrap();
-        let address = listener.local_addr().unwrap();
+        let listener = listen(everywhere(0)).unwrap();
+        // Who listens everywhere is there for IPv4 as well.
+        let address = (Ipv4Addr::LOCALHOST, listener.local_addr().unwrap().port()).into();
         let readiness = Readiness::default();
         let shown = Shown {
             metrics: Metrics::new("test", "0"),

@@ -47,7 +47,7 @@
 //! ```
 
 use std::fmt::Display;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,7 +77,7 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(8);
 #[derive(Clone, Debug, clap::Args)]
 pub struct CommonArgs {
     /// Where /livez, /readyz and /metrics are served
-    #[arg(long, env = "HAULOUT_LISTEN", default_value_t = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 8080)))]
+    #[arg(long, env = "HAULOUT_LISTEN", default_value_t = server::everywhere(8080))]
     pub listen: SocketAddr,
 
     /// The service's own namespace, where its Lease is; in a pod it is known
@@ -290,7 +290,7 @@ where
 
     let clock = Clock::default();
     let listener =
-        server::listen(args.listen).await.map_err(|error| format!("--listen {}: {error}", args.listen))?;
+        server::listen(args.listen).map_err(|error| format!("--listen {}: {error}", args.listen))?;
     let listening = listener.local_addr().map_err(text)?;
     let instance = given(&args.instance).unwrap_or_else(host::name);
     let controller = format!("haulout-{}", service.name);

@@ -9,7 +9,7 @@ mod sbom;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use haulout_e2e::image::architecture;
 use rustix::fs::{FlockOperation, flock};
 use sha2::{Digest, Sha256};
@@ -22,18 +22,21 @@ use crate::{needs, repo};
 pub const SERVICES: [&str; 4] =
     ["admission-webhook", "evacuation-controller", "maintenance-controller", "taint-manager"];
 
+const CHECKSUMS: &str = "SHA256SUMS";
+
 #[derive(clap::Args)]
 pub struct Args {
     /// Only this service; may be given more than once
     #[arg(long = "service", value_name = "NAME", value_parser = SERVICES)]
     services: Vec<String>,
-    /// Where everything is put; what is there goes
+    /// Where everything is put, instead of target/distribution: a new folder, or that of an earlier run, which goes
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
     /// What makes the images; only our own writer makes the same bytes everywhere
     #[arg(long, value_enum, default_value_t = Builder::Own)]
     builder: Builder,
-    /// What comes before the service's name in the images' names, such as example.com/haulout; else what the chart says
+    /// What comes before the service's name in the images' names, such as example.com/haulout, here and in the chart's
+    /// package; else what the chart says
     #[arg(long)]
     repository: Option<String>,
     /// Where cargo builds; else where it builds everything of ours
@@ -43,8 +46,11 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     let target = repo::root().join("target");
-    let output = args.output.clone().unwrap_or_else(|| target.join("dist"));
-    let output = std::path::absolute(&output).context("finding the output folder")?;
+    let output = match &args.output {
+        Some(folder) => not_in_use(std::path::absolute(folder).context("finding the output folder")?)?,
+        // Not `dist`, where cargo keeps what it builds with that profile.
+        None => target.join("distribution"),
+    };
     needs::free_disk(&repo::root(), 5)?;
     fs::create_dir_all(&target).with_context(|| format!("creating {}", target.display()))?;
     let lock = File::create(target.join("dist.lock")).context("creating the lock of `cargo xtask dist`")?;
@@ -63,7 +69,7 @@ pub fn run(args: &Args) -> Result<()> {
         let repository = args.repository.clone().map_or_else(chart::repository, Ok)?;
         images::build(&services, &output, args.builder, &repository)
     })?;
-    step("chart", || chart::package(&output))?;
+    step("chart", || chart::package(&output, args.repository.as_deref()))?;
     step("bills of materials", || sbom::write(&services, &output))?;
     step("checksums", || checksums(&output))?;
     for (name, path) in files(&output)? {
@@ -80,6 +86,17 @@ pub fn prepare() -> Result<()> {
     binaries::build(&SERVICES, folder.path(), None)
 }
 
+/// This folder, if nothing else is in it than an earlier `dist`.
+fn not_in_use(folder: PathBuf) -> Result<PathBuf> {
+    if folder.exists() && !files(&folder)?.is_empty() && !folder.join(CHECKSUMS).exists() {
+        bail!(
+            "--output {}: it holds other files, which would go; name a new folder, or that of an earlier run",
+            folder.display()
+        );
+    }
+    Ok(folder)
+}
+
 /// What a file is called that is made for this architecture only.
 fn for_platform(service: &str, suffix: &str) -> String {
     format!("{service}-linux-{}{suffix}", architecture())
@@ -92,14 +109,14 @@ fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     result
 }
 
-/// Writes `SHA256SUMS`, which `sha256sum --check` reads.
+/// Writes [`CHECKSUMS`], which `sha256sum --check` reads.
 fn checksums(output: &Path) -> Result<()> {
     let sums = files(output)?.into_iter().map(|(name, path)| {
         let bytes = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
         Ok(format!("{:x}  {name}\n", Sha256::digest(&bytes)))
     });
     let sums = sums.collect::<Result<String>>()?;
-    fs::write(output.join("SHA256SUMS"), sums).context("writing SHA256SUMS")
+    fs::write(output.join(CHECKSUMS), sums).context("writing the checksums")
 }
 
 /// The names and paths of what has been made, sorted.
@@ -117,4 +134,22 @@ fn files(output: &Path) -> Result<Vec<(String, PathBuf)>> {
 #[expect(clippy::cast_precision_loss, reason = "it is only shown")]
 fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_with_other_files_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().to_path_buf();
+        not_in_use(path.join("new")).unwrap();
+        not_in_use(path.clone()).unwrap();
+        fs::write(path.join("letter"), "precious").unwrap();
+        let refused = not_in_use(path.clone()).unwrap_err().to_string();
+        assert!(refused.starts_with("--output ") && refused.contains("name a new folder"), "{refused}");
+        fs::write(path.join(CHECKSUMS), "").unwrap();
+        not_in_use(path).unwrap();
+    }
 }

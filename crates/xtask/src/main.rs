@@ -29,7 +29,7 @@ const EXAMPLES: &str = "Examples:
   cargo xtask test                   everything that CI checks
   cargo xtask e2e refused            the end-to-end tests whose names contain \"refused\"
   cargo xtask bench baseline --json  one benchmark, for machines
-  cargo xtask dist                   programs, images and chart of a release, in target/dist";
+  cargo xtask dist                   programs, images and chart of a release, in target/distribution";
 
 #[derive(Subcommand)]
 enum Command {

@@ -65,7 +65,7 @@ fn images_are_small_not_roots_and_hold_one_static_program_and_the_rest_describes
         // The limit that people care about is what the image takes on their disks.
         assert!(program.len() < 25 << 20, "{service} has {} bytes", program.len());
 
-        let bill = json(&fs::read(folder.path().join(format!("{service}.cdx.json"))).unwrap());
+        let bill = json(&fs::read(folder.path().join(format!("{service}-{platform}.cdx.json"))).unwrap());
         let names: Vec<_> = bill["components"].as_array().unwrap().iter().map(|one| &one["name"]).collect();
         assert!(names.iter().any(|name| *name == "kube") && names.iter().all(|name| *name != "haulout-e2e"));
         let help =

@@ -190,14 +190,20 @@ async fn an_uninstall_halfway_through_a_drain_leaves_nothing_and_hangs_nothing()
     scene.maintenances().delete(&green, &DeleteParams::default()).await.unwrap();
     assert!(scene.maintenances().get_opt(&green).await.unwrap().is_none());
 
-    // The same without hooks, and with the second step that docs/upgrade.md has for it.
+    // The same where no Job can run: without hooks, and with what docs/upgrade.md has for it.
     install_again(&scene, "true").await;
+    let fails = ["uninstall", "haulout", "-n", OURS, "--timeout", "5s"];
+    assert!(!world.cluster.helm(&fails).await.unwrap().status.success(), "nobody runs the Job");
     helm(&world.cluster, &["uninstall", "haulout", "-n", OURS, "--no-hooks", "--wait"]).await;
     let release = format!("{OURS}.haulout");
     let args = ["cleanup", "--release", &release];
     let kubeconfig = world.cluster.kubeconfig.clone();
     let by_hand = Service::start_as(&world.cluster, "maintenance-controller", &kubeconfig, &args).unwrap();
     assert!(by_hand.exited().await.success(), "{}", by_hand.text());
+    let kinds = "jobs,pods,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings";
+    let hooks = "app.kubernetes.io/instance=haulout,app.kubernetes.io/component in (cleanup, check)";
+    let delete = ["delete", kinds, "--namespace", OURS, "--selector", hooks];
+    world.cluster.kubectl(&delete).await.unwrap().success().unwrap();
     until_only(&world.cluster, &definitions).await;
     scene.until_as_before(&before).await;
     assert_eq!(scene.evacuated().await, BTreeSet::new());

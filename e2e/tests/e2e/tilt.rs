@@ -101,15 +101,32 @@ async fn tilt_would_build_what_it_deploys_and_the_api_server_would_take_it() {
     let dry =
         ["apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-f", "-"];
     cluster.kubectl_with(&dry, &list).await.unwrap().success().unwrap();
-    for button in
-        arguments(&calls, "local_resource").into_iter().filter(|one| one["trigger_mode"] == "manual")
+    press_the_buttons(&cluster, &calls).await;
+}
+
+/// Without any effect, but for finding a node.
+async fn press_the_buttons(cluster: &Handle, calls: &[Value]) {
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "tilt-1"}}).to_string();
+    cluster.kubectl_with(&["create", "-f", "-"], &node).await.unwrap().success().unwrap();
+    let kubectl = cluster.tools.kubectl().display().to_string();
+    let mut said = String::new();
+    for button in arguments(calls, "local_resource").into_iter().filter(|one| one["trigger_mode"] == "manual")
     {
-        let files = button["cmd"].as_str().unwrap().split("-f ").skip(1);
-        for file in files.map(str::trim) {
-            assert!(root().join(file).is_file(), "{file} of {}", button["name"]);
-        }
         assert_eq!(button["auto_init"], false);
+        let command = button["cmd"].as_str().unwrap().replace("kubectl ", &format!("{kubectl} "));
+        let command = ["apply", "delete"].iter().fold(command, |command, verb| {
+            command.replace(&format!("{kubectl} {verb} "), &format!("{kubectl} {verb} --dry-run=client "))
+        });
+        let shell = cluster.command(std::path::Path::new("/bin/sh")).args(["-c", &command]);
+        let output = shell.current_dir(root()).output("pressing a button").await.unwrap();
+        assert!(output.status.success(), "{}: {}", button["name"], output.stderr);
+        said += &output.stdout;
     }
+    cluster.kubectl(&["delete", "node", "tilt-1"]).await.unwrap().success().unwrap();
+    assert!(
+        said.contains("nodemaintenance.nodemaintenance.k8s.io/kernel-upgrade created (dry run)"),
+        "{said}"
+    );
 }
 
 #[tokio::test]

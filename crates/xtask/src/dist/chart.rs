@@ -26,13 +26,17 @@ fn read(file: &str) -> Result<Value> {
     serde_yaml::from_str(&text).with_context(|| format!("reading {}", path.display()))
 }
 
-pub fn package(output: &Path) -> Result<()> {
-    let version = read("Chart.yaml")?.get("appVersion").and_then(Value::as_str).map(str::to_owned);
-    if version.as_deref() != Some(env!("CARGO_PKG_VERSION")) {
-        bail!(
-            "the chart's appVersion is {version:?}, and our crates' version is {}",
-            env!("CARGO_PKG_VERSION")
-        );
+/// Packages the chart, which looks for its images in this repository if one is given.
+pub fn package(output: &Path, repository: Option<&str>) -> Result<()> {
+    let chart = read("Chart.yaml")?;
+    for field in ["version", "appVersion"] {
+        let version = chart.get(field).and_then(Value::as_str);
+        if version != Some(env!("CARGO_PKG_VERSION")) {
+            bail!(
+                "the chart's {field} is {version:?}, and our crates' version is {}: they have to be the same",
+                env!("CARGO_PKG_VERSION")
+            );
+        }
     }
     let helm = tools::ensure(ui::note)?.helm();
     let folder = tempfile::tempdir().context("making a folder for Helm")?;
@@ -49,18 +53,56 @@ pub fn package(output: &Path) -> Result<()> {
     let package = entries.next().context("Helm made no package")?.context("reading what Helm made")?;
     let bytes = fs::read(package.path()).context("reading the chart's package")?;
     let to = output.join(package.file_name());
-    fs::write(&to, without_time(&bytes)?).with_context(|| format!("writing {}", to.display()))
+    fs::write(&to, repack(&bytes, repository)?).with_context(|| format!("writing {}", to.display()))
 }
 
-fn without_time(package: &[u8]) -> Result<Vec<u8>> {
+/// The package without times, and with this repository in its values.
+fn repack(package: &[u8], repository: Option<&str>) -> Result<Vec<u8>> {
     let what = "reading the chart's package";
     let mut files = Vec::new();
     for entry in tar::Archive::new(GzDecoder::new(package)).entries().context(what)? {
         let mut entry = entry.context(what)?;
         let mut contents = Vec::new();
         entry.read_to_end(&mut contents).context(what)?;
-        files.push((entry.path().context(what)?.display().to_string(), contents));
+        let path = entry.path().context(what)?.display().to_string();
+        if let Some(repository) = repository.filter(|_| path == "haulout/values.yaml") {
+            let values = String::from_utf8(contents).context(what)?;
+            contents = with_repository(&values, repository)?.into_bytes();
+        }
+        files.push((path, contents));
     }
     let files = files.iter().map(|(path, contents)| (path.as_str(), 0o644, contents.as_slice()));
     image::gzip(&image::tar(files)?)
+}
+
+/// The values, comments included, with another `image.registry` and `image.repository`.
+fn with_repository(values: &str, repository: &str) -> Result<String> {
+    let (registry, path) = repository.split_once('/').with_context(|| {
+        format!("--repository {repository}: give a registry too, as in example.com/haulout")
+    })?;
+    let (before, image) = values.split_once("\nimage:\n").context("the chart's values have no image")?;
+    let mut image = image.to_owned();
+    for (field, value) in [("registry", registry), ("repository", path)] {
+        let start = image.find(&format!("\n  {field}: ")).context("the chart's image has no such field")? + 1;
+        let end = start + image[start..].find('\n').context("the chart's values end early")?;
+        image.replace_range(start..end, &format!("  {field}: {value}"));
+    }
+    Ok(format!("{before}\nimage:\n{image}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_packaged_chart_pulls_what_was_built_with_it() {
+        let values = fs::read_to_string(repo::root().join("charts/haulout/values.yaml")).unwrap();
+        let changed = with_repository(&values, "registry.example.com/ours/haulout").unwrap();
+        let mut expected: Value = serde_yaml::from_str(&values).unwrap();
+        expected["image"]["registry"] = "registry.example.com".into();
+        expected["image"]["repository"] = "ours/haulout".into();
+        assert_eq!(serde_yaml::from_str::<Value>(&changed).unwrap(), expected);
+        assert_eq!(changed.lines().count(), values.lines().count(), "comments stay");
+        assert!(with_repository(&values, "haulout").unwrap_err().to_string().contains("example.com/haulout"));
+    }
 }

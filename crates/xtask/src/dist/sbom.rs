@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::for_platform;
 use crate::repo;
 
 pub fn write(services: &[&str], output: &Path) -> Result<()> {
@@ -24,7 +25,7 @@ pub fn write(services: &[&str], output: &Path) -> Result<()> {
         let tree = cargo(&[options.as_slice(), &edges].concat())?;
         let bill = serde_json::to_string_pretty(&packages.bill(&name, &included(&tree)))
             .with_context(|| format!("printing the bill of {service}"))?;
-        let path = output.join(format!("{service}.cdx.json"));
+        let path = output.join(for_platform(service, ".cdx.json"));
         fs::write(&path, bill + "\n").with_context(|| format!("writing {}", path.display()))?;
     }
     Ok(())
