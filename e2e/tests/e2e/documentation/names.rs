@@ -166,7 +166,7 @@ async fn every_flag_is_one_of_ours_or_of_a_program_that_is_told_of() {
     programs.extend(
         ["apply", "delete", "drain", "patch", "wait"].map(|name| (tools.kubectl(), vec![name, "--help"])),
     );
-    programs.extend(["upgrade", "uninstall"].map(|name| (tools.helm(), vec![name, "--help"])));
+    programs.extend(["upgrade", "uninstall", "template"].map(|name| (tools.helm(), vec![name, "--help"])));
     let mut known = BTreeSet::new();
     for (program, args) in programs {
         let output = Command::new(&program).args(&args).output().unwrap();
