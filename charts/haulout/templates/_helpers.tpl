@@ -8,7 +8,7 @@ one, and it has at most 40 characters, which leaves room for what follows.
 {{- $name = printf "%s-haulout" $name -}}
 {{- end -}}
 {{- if and (not .Values.fullnameOverride) (regexMatch "^[0-9]|[.]" $name) -}}
-{{- fail (printf "release %s: Services of this name would be refused, because it begins with a digit or has a dot in it; set fullnameOverride" .Release.Name) -}}
+{{- fail (printf "release %s: a name that begins with a digit or has a dot in it does not do for Services; choose another, or set fullnameOverride" .Release.Name) -}}
 {{- end -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}

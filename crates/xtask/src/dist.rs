@@ -37,7 +37,7 @@ pub struct Args {
     builder: Builder,
     /// What comes before the service's name in the images' names, such as example.com/haulout, here and in the chart's
     /// package; else what the chart says
-    #[arg(long)]
+    #[arg(long, value_parser = repository)]
     repository: Option<String>,
     /// Where cargo builds; else where it builds everything of ours
     #[arg(long, value_name = "FOLDER")]
@@ -86,11 +86,27 @@ pub fn prepare() -> Result<()> {
     binaries::build(&SERVICES, folder.path(), None)
 }
 
-/// This folder, if nothing else is in it than an earlier `dist`.
+/// A registry and a path in it.
+fn repository(text: &str) -> std::result::Result<String, &'static str> {
+    let parts: Vec<_> = text.split('/').collect();
+    if parts.len() < 2 || parts.iter().any(|part| part.is_empty() || part.contains(char::is_whitespace)) {
+        return Err("give a registry and a path in it, as in example.com/haulout");
+    }
+    Ok(text.to_owned())
+}
+
+/// This folder, if nothing else is in it than what an earlier run may have made.
 fn not_in_use(folder: PathBuf) -> Result<PathBuf> {
-    if folder.exists() && !files(&folder)?.is_empty() && !folder.join(CHECKSUMS).exists() {
+    let is_ours = |name: &str| {
+        let prefixes = SERVICES.map(|service| format!("{service}-linux-"));
+        name == CHECKSUMS
+            || name.starts_with("haulout-")
+            || prefixes.iter().any(|prefix| name.starts_with(prefix))
+    };
+    let present = if folder.exists() { files(&folder)? } else { Vec::new() };
+    if let Some((name, _)) = present.iter().find(|(name, _)| !is_ours(name)) {
         bail!(
-            "--output {}: it holds other files, which would go; name a new folder, or that of an earlier run",
+            "--output {}: everything in it would go, and {name} is not from an earlier run; name another folder",
             folder.display()
         );
     }
@@ -145,11 +161,20 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().to_path_buf();
         not_in_use(path.join("new")).unwrap();
+        for ours in [CHECKSUMS, "haulout-0.1.0.tgz", "taint-manager-linux-amd64.oci.tar"] {
+            fs::write(path.join(ours), "").unwrap();
+        }
         not_in_use(path.clone()).unwrap();
         fs::write(path.join("letter"), "precious").unwrap();
-        let refused = not_in_use(path.clone()).unwrap_err().to_string();
-        assert!(refused.starts_with("--output ") && refused.contains("name a new folder"), "{refused}");
-        fs::write(path.join(CHECKSUMS), "").unwrap();
-        not_in_use(path).unwrap();
+        let refused = not_in_use(path).unwrap_err().to_string();
+        assert!(refused.starts_with("--output ") && refused.contains("letter is not from"), "{refused}");
+    }
+
+    #[test]
+    fn a_repository_is_a_registry_and_a_path() {
+        assert_eq!(repository("example.com/ours/haulout").unwrap(), "example.com/ours/haulout");
+        for wrong in ["haulout", "/owner/repository", "example.com/", "example.com/haulout/", "a b/c"] {
+            assert!(repository(wrong).unwrap_err().contains("example.com/haulout"), "{wrong}");
+        }
     }
 }

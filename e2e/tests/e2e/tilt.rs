@@ -2,7 +2,7 @@
 //! What it would build and deploy fits together, and the API server takes it.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use haulout_e2e::Handle;
 use serde_json::{Value, json};
@@ -104,29 +104,36 @@ async fn tilt_would_build_what_it_deploys_and_the_api_server_would_take_it() {
     press_the_buttons(&cluster, &calls).await;
 }
 
-/// Without any effect, but for finding a node.
+/// Without any effect: they find a node, and all else is a dry run.
 async fn press_the_buttons(cluster: &Handle, calls: &[Value]) {
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "tilt-1"}}).to_string();
     cluster.kubectl_with(&["create", "-f", "-"], &node).await.unwrap().success().unwrap();
     let kubectl = cluster.tools.kubectl().display().to_string();
-    let mut said = String::new();
+    let mut outputs = Vec::new();
     for button in arguments(calls, "local_resource").into_iter().filter(|one| one["trigger_mode"] == "manual")
     {
         assert_eq!(button["auto_init"], false);
         let command = button["cmd"].as_str().unwrap().replace("kubectl ", &format!("{kubectl} "));
-        let command = ["apply", "delete"].iter().fold(command, |command, verb| {
-            command.replace(&format!("{kubectl} {verb} "), &format!("{kubectl} {verb} --dry-run=client "))
+        let dry = [
+            ("apply", "apply --dry-run=client --output=yaml"),
+            ("delete", "delete --dry-run=client"),
+            ("rollout", "version --client >&2 #"),
+        ];
+        let command = dry.iter().fold(command, |command, (verb, dry)| {
+            command.replace(&format!("{kubectl} {verb} "), &format!("{kubectl} {dry} "))
         });
-        let shell = cluster.command(std::path::Path::new("/bin/sh")).args(["-c", &command]);
+        let shell = cluster.command(Path::new("/bin/sh")).args(["-c", &command]);
         let output = shell.current_dir(root()).output("pressing a button").await.unwrap();
-        assert!(output.status.success(), "{}: {}", button["name"], output.stderr);
-        said += &output.stdout;
+        outputs.push((button["name"].clone(), output));
     }
     cluster.kubectl(&["delete", "node", "tilt-1"]).await.unwrap().success().unwrap();
-    assert!(
-        said.contains("nodemaintenance.nodemaintenance.k8s.io/kernel-upgrade created (dry run)"),
-        "{said}"
-    );
+    for (button, output) in &outputs {
+        assert!(output.status.success(), "{button}: {}", output.stderr);
+    }
+    let (_, drain) = outputs.iter().find(|(button, _)| button == "sample drain").unwrap();
+    let maintenance = drain.stdout.split("kind: NodeMaintenance").nth(1).unwrap();
+    let nodes = maintenance.split("values:").nth(1).unwrap().trim_start();
+    assert!(nodes.starts_with("- ") && !nodes.contains("node-1"), "a node of this cluster: {nodes}");
 }
 
 #[tokio::test]
