@@ -15,6 +15,8 @@ const NAMED: usize = 3;
 #[derive(Debug, Default)]
 pub struct Budgets {
     namespaces: HashMap<Arc<str>, Vec<Budget>>,
+    /// How many changes have been seen.
+    changes: u64,
 }
 
 /// One budget as it was last seen, and the evictions that its numbers do not show yet.
@@ -34,6 +36,8 @@ pub struct Budget {
     /// Names of pods that the API server has let go and the numbers already leave out.
     disrupted: BTreeSet<Box<str>>,
     in_flight: Vec<InFlight>,
+    /// The number of the change that made it so.
+    change: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +76,7 @@ impl Budget {
             unhealthy_always: spec.unhealthy_pod_eviction_policy.as_deref() == Some("AlwaysAllow"),
             disrupted: status.disrupted_pods.into_iter().flatten().map(|(name, _)| name.into()).collect(),
             in_flight: Vec::new(),
+            change: 0,
         }
     }
 
@@ -127,6 +132,8 @@ impl Budgets {
     /// another one.
     pub fn apply(&mut self, namespace: &Arc<str>, budget: PodDisruptionBudget) -> bool {
         let mut budget = Budget::read(budget);
+        self.changes += 1;
+        budget.change = self.changes;
         let all = self.namespaces.entry(Arc::clone(namespace)).or_default();
         let Some(old) = all.iter_mut().find(|old| old.name == budget.name) else {
             all.push(budget);
@@ -175,6 +182,12 @@ impl Budgets {
                 [one, other].into_iter().chain(covering).map(|budget| budget.name.as_ref()).collect(),
             ),
         }
+    }
+
+    /// Which change of the budgets that cover this pod was the last; `None` if there are none.
+    pub fn last_change(&self, pod: &Pod) -> Option<u64> {
+        let all = self.namespaces.get(&pod.namespace).into_iter().flatten();
+        all.filter(|budget| budget.covers(pod)).map(|budget| budget.change).max()
     }
 
     /// What people should know of the budgets of this pod. `unhealthy` are the pods of its namespace that no budget

@@ -250,7 +250,7 @@ impl Controller {
             }
             Verdict::Refused(refusal) => {
                 self.events.publish(events::refused(record, &refusal));
-                index.keep_unwritten(record.uid, Some(refusal));
+                index.keep_unwritten(record.uid, refusal);
                 Next::Again
             }
             Verdict::Conflict => Next::Retry,
@@ -264,7 +264,8 @@ impl Controller {
     async fn write_refusal(&self, record: &Record, refusal: &Refusal) -> Result<Next, StepError> {
         let next = self.write(record, act::refused(record, refusal, self.clock.now())).await?;
         if !matches!(next, Next::Retry) {
-            self.index().keep_unwritten(record.uid, None);
+            let admitted = self.index().refusal_written(record.uid, &self.pods.read());
+            self.enqueue(admitted);
         }
         Ok(next)
     }

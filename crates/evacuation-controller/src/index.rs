@@ -52,6 +52,8 @@ struct Entry {
     /// The number under which it was first seen.
     seen: u64,
     pod_gone: bool,
+    /// The last change of its budgets that was known when it was last tried.
+    tried: Option<u64>,
     /// A refusal that has not been written yet, because somebody else wrote at the same time.
     unwritten: Option<Box<Refusal>>,
 }
@@ -105,7 +107,8 @@ impl Index {
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.record = record;
         } else {
-            let entry = Entry { record, live: Live::default(), seen, pod_gone: false, unwritten: None };
+            let entry =
+                Entry { record, live: Live::default(), seen, pod_gone: false, tried: None, unwritten: None };
             self.entries.insert(key, entry);
         }
         true
@@ -242,6 +245,7 @@ impl Index {
         self.budgets.begin(key, pod);
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.live.admitted = false;
+            entry.tried = self.budgets.last_change(pod);
         }
     }
 
@@ -271,10 +275,23 @@ impl Index {
     }
 
     /// Keeps a refusal until it has been written.
-    pub fn keep_unwritten(&mut self, key: Key, refusal: Option<Refusal>) {
+    pub fn keep_unwritten(&mut self, key: Key, refusal: Refusal) {
         if let Some(entry) = self.entries.get_mut(&key) {
-            entry.unwritten = refusal.map(Box::new);
+            entry.unwritten = Some(Box::new(refusal));
         }
+    }
+
+    /// A refusal has been written, and who was refused waits from now on. What its budgets did since it tried has woken
+    /// nobody: who may try now.
+    pub fn refusal_written(&mut self, key: Key, pods: &PodIndex) -> Vec<Key> {
+        let Some(entry) = self.entries.get_mut(&key) else { return Vec::new() };
+        entry.unwritten = None;
+        let pod = pods.get(entry.record.pod_uid);
+        if pod.is_none_or(|pod| self.budgets.last_change(pod) == entry.tried) {
+            return Vec::new();
+        }
+        let namespace = Arc::clone(&entry.record.namespace);
+        self.admit(&namespace, pods)
     }
 
     /// We have deleted the Evacuation.

@@ -152,6 +152,24 @@ fn an_eviction_under_way_takes_room_until_its_pod_is_seen_to_leave() {
 }
 
 #[test]
+fn room_that_a_budget_makes_while_the_refusal_is_on_its_way_is_not_missed() {
+    let mut index = index();
+    index.apply(record(1));
+    let pods = pods([pod(1)]);
+    index.budget_applied(budget("web", 0, &[]), &pods);
+    index.eviction_begins(key(1), &pod(1));
+    assert_eq!(index.budget_applied(budget("web", 1, &[]), &pods), [], "nobody waits yet");
+    index.eviction_ends(key(1), None);
+    index.apply(Record { version: "2".into(), ..waiting(1) });
+    assert_eq!(index.refusal_written(key(1), &pods), [key(1)]);
+    // Refused although it seems to have room: only another change lets it try again.
+    index.eviction_begins(key(1), &pod(1));
+    index.eviction_ends(key(1), None);
+    assert_eq!(index.refusal_written(key(1), &pods), []);
+    assert_eq!(index.budget_applied(budget("web", 1, &[]), &pods), [key(1)]);
+}
+
+#[test]
 fn a_pod_that_is_not_ready_any_more_is_tried_again() {
     let mut index = index();
     index.apply(waiting(1));

@@ -3,6 +3,7 @@
 use haulout_e2e::{objects, wait};
 use k8s_openapi::api::apps::v1::{DaemonSet, StatefulSet};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
@@ -167,6 +168,10 @@ pub async fn a_pod_that_a_stateful_set_makes_anew_under_the_same_name_is_another
     };
     let ready = |api| async move { wait::present(api, "db-0", "is ready", SOON, is_ready).await.unwrap() };
     let first = ready(world.pods()).await;
+    let allows = |budget: &PodDisruptionBudget| {
+        budget.status.as_ref().is_some_and(|status| status.disruptions_allowed == 1)
+    };
+    wait::present(world.budgets(), "db", "has counted the pod", SOON, allows).await.unwrap();
     let evacuation = world.evacuate(&first).await;
     world.until_gone(&first, &evacuation).await;
     let second = ready(world.pods()).await;
