@@ -27,9 +27,14 @@ namespace has no dot in its name.
 {{- printf "%s.%s" .Release.Namespace (include "haulout.fullname" .) -}}
 {{- end -}}
 
-{{- define "haulout.labels" -}}
+{{/* The labels by which everything of a release is found. */}}
+{{- define "haulout.selector" -}}
 app.kubernetes.io/name: haulout
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end -}}
+
+{{- define "haulout.labels" -}}
+{{ include "haulout.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | replace "+" "_" | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}

@@ -11,8 +11,7 @@ optionally: args, a list; ports, volumeMounts and volumes, lists of what the pod
 {{- end -}}
 
 {{- define "haulout.serviceSelector" -}}
-app.kubernetes.io/name: haulout
-app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
+{{ include "haulout.selector" .root }}
 app.kubernetes.io/component: {{ .name }}
 {{- end -}}
 

@@ -200,8 +200,9 @@ async fn an_uninstall_halfway_through_a_drain_leaves_nothing_and_hangs_nothing()
     helm(&world.cluster, &["uninstall", "haulout", "-n", OURS, "--no-hooks", "--wait"]).await;
     let release = format!("{OURS}.haulout");
     let args = ["cleanup", "--release", &release];
-    let kubeconfig = world.cluster.kubeconfig.clone();
-    let by_hand = Service::start_as(&world.cluster, "maintenance-controller", &kubeconfig, &args).unwrap();
+    let by_hand =
+        Service::start_as(&world.cluster, "maintenance-controller", &world.cluster.kubeconfig, &args)
+            .unwrap();
     assert!(by_hand.exited().await.success(), "{}", by_hand.text());
     let kinds = "jobs,pods,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings";
     let hooks = "app.kubernetes.io/instance=haulout,app.kubernetes.io/component in (cleanup, check)";

@@ -21,7 +21,7 @@ pub async fn what_autoscalers_were_told_before_is_put_back(world: &World) {
 pub async fn a_budget_in_the_way_is_told_and_so_is_that_it_is_gone(world: &World) {
     let scene = world.scene("budget").await;
     scene.node("n1", "blue").await;
-    budget_and_pod(&scene, "web", "n1").await;
+    pod_and_budget(&scene, "web", "n1").await;
     scene.maintain("blue", "blue", Stage::Drain).await;
     let blocked = scene.until_blocked("blue", &[(Some("web"), names::reason::BUDGET_EXHAUSTED)]).await;
     let message = drain(&blocked).blockers.swap_remove(0).message;
@@ -39,7 +39,7 @@ pub async fn a_budget_in_the_way_is_told_and_so_is_that_it_is_gone(world: &World
 
     // Once more, on a node that is added with a running pod: the same event, with a count.
     scene.node("n2", "green").await;
-    budget_and_pod(&scene, "late", "n2").await;
+    pod_and_budget(&scene, "late", "n2").await;
     scene.patch_node("n2", json!({"metadata": {"labels": {"pool": scene.of("blue")}}})).await;
     scene.until_blocked("blue", &[(Some("late"), names::reason::BUDGET_EXHAUSTED)]).await;
     scene.until_event_repeated("blue", names::event::BLOCKED).await;
@@ -48,12 +48,12 @@ pub async fn a_budget_in_the_way_is_told_and_so_is_that_it_is_gone(world: &World
 }
 
 /// A running pod, and a budget that does not let it go.
-async fn budget_and_pod(scene: &Scene<'_>, app: &str, node: &str) {
+async fn pod_and_budget(scene: &Scene<'_>, app: &str, node: &str) {
+    scene.pod_from(objects::pod(app).label("app", app), node).await;
     let budget = objects::pdb(app).namespace(scene.name).min_available("1").build();
     budgets(scene).create(&PostParams::default(), &budget).await.unwrap();
-    let observed = |budget: &PodDisruptionBudget| budget.status.is_some();
-    wait::present(budgets(scene), app, "is observed", SOON, observed).await.unwrap();
-    scene.pod_from(objects::pod(app).label("app", app), node).await;
+    let covers = |budget: &PodDisruptionBudget| budget.status.as_ref().is_some_and(|s| s.expected_pods == 1);
+    wait::present(budgets(scene), app, "covers the pod", SOON, covers).await.unwrap();
 }
 
 async fn loosen(scene: &Scene<'_>, app: &str) {
