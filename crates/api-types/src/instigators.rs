@@ -1,6 +1,6 @@
-//! Instigator finalizers: who asked for an evacuation and still wants it.
+//! Instigator finalizers: who asked for an evacuation and still wants it, and when an evacuation is cancelled.
 
-use crate::evacuation::Evacuation;
+use crate::evacuation::{CancellationPolicy, Evacuation, Evacuator};
 use crate::names::INSTIGATOR_FINALIZER_PREFIX;
 
 /// The finalizer with which an instigator of this subdomain (at most 52 characters) marks its wish.
@@ -13,19 +13,51 @@ pub fn subdomain(finalizer: &str) -> Option<&str> {
     finalizer.strip_prefix(INSTIGATOR_FINALIZER_PREFIX).filter(|subdomain| !subdomain.is_empty())
 }
 
+/// The subdomains of the instigators among these finalizers. A finalizer of the instigator form whose subdomain is
+/// one of the evacuator classes belongs to an evacuator that wants to clean up, and is no instigator's.
+pub fn among<'a>(
+    finalizers: impl IntoIterator<Item = &'a str>,
+    evacuators: &'a [Evacuator],
+) -> impl Iterator<Item = &'a str> {
+    let is_evacuator = |name: &str| evacuators.iter().any(|evacuator| evacuator.evacuator_class == name);
+    finalizers.into_iter().filter_map(subdomain).filter(move |name| !is_evacuator(name))
+}
+
+/// Whether an evacuation with these finalizers is cancelled: no instigator is left, and its policy allows to cancel
+/// it. Only this counts. A `deletionTimestamp` does not: a deleted Evacuation goes on while an instigator's finalizer
+/// is on it.
+pub fn is_cancelled<'a>(
+    finalizers: impl IntoIterator<Item = &'a str>,
+    evacuators: &'a [Evacuator],
+    policy: CancellationPolicy,
+) -> bool {
+    policy == CancellationPolicy::Allow && among(finalizers, evacuators).next().is_none()
+}
+
 impl Evacuation {
     /// All finalizers of the instigator form. They are removed when the pod is gone.
     pub fn instigator_finalizers(&self) -> impl Iterator<Item = &str> {
-        self.metadata.finalizers.iter().flatten().map(String::as_str).filter(|f| subdomain(f).is_some())
+        self.all_finalizers().filter(|finalizer| subdomain(finalizer).is_some())
     }
 
-    /// The subdomains of those who want this evacuation. A finalizer of the instigator form whose
-    /// subdomain is one of the evacuator classes belongs to an evacuator that wants to clean up, and
-    /// does not keep the evacuation alive.
+    fn all_finalizers(&self) -> impl Iterator<Item = &str> {
+        self.metadata.finalizers.iter().flatten().map(String::as_str)
+    }
+
+    /// The subdomains of those who want this evacuation: see [`among`].
     pub fn instigators(&self) -> impl Iterator<Item = &str> {
-        self.instigator_finalizers()
-            .filter_map(subdomain)
-            .filter(|name| !self.spec.evacuators.iter().any(|evacuator| evacuator.evacuator_class == *name))
+        among(self.all_finalizers(), &self.spec.evacuators)
+    }
+
+    /// Whether the evacuation is cancelled, so that its pod stays: see [`is_cancelled`]. Evacuators stop then, and
+    /// undo what they have done.
+    pub fn is_cancelled(&self) -> bool {
+        is_cancelled(self.all_finalizers(), &self.spec.evacuators, self.cancellation_policy())
+    }
+
+    /// Its cancellation policy, which is `Allow` until an evacuator says otherwise.
+    pub fn cancellation_policy(&self) -> CancellationPolicy {
+        self.status.as_ref().map(|status| status.evacuation_cancellation_policy).unwrap_or_default()
     }
 
     /// Whether the instigator of this subdomain wants this evacuation.
@@ -37,8 +69,9 @@ impl Evacuation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::evacuation::Evacuator;
+    use crate::evacuation::EvacuationStatus;
     use crate::names;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use proptest::prelude::*;
 
     fn evacuation(finalizers: &[&str], classes: &[&str]) -> Evacuation {
@@ -75,6 +108,35 @@ mod tests {
                 .count(),
             2
         );
+    }
+
+    #[test]
+    fn cancelled_means_no_instigator_left_and_not_forbid() {
+        let instigator = "evacuation.coordination.k8s.io/instigator_descheduler.example.com";
+        let evacuator = "evacuation.coordination.k8s.io/instigator_a.example.com";
+        let foreign = "example.com/cleanup";
+        let cases: [(&[&str], bool); 5] = [
+            (&[], true),
+            (&[instigator], false),
+            (&[instigator, evacuator], false),
+            (&[evacuator], true),
+            (&[foreign], true),
+        ];
+        for (finalizers, cancelled) in cases {
+            for deleted in [false, true] {
+                for policy in [None, Some(CancellationPolicy::Allow), Some(CancellationPolicy::Forbid)] {
+                    let mut evacuation = evacuation(finalizers, &["a.example.com"]);
+                    evacuation.metadata.deletion_timestamp =
+                        deleted.then(|| Time("2026-11-16T10:00:00Z".parse().unwrap()));
+                    evacuation.status = policy.map(|policy| EvacuationStatus {
+                        evacuation_cancellation_policy: policy,
+                        ..EvacuationStatus::default()
+                    });
+                    let expected = cancelled && policy != Some(CancellationPolicy::Forbid);
+                    assert_eq!(evacuation.is_cancelled(), expected, "{finalizers:?} {deleted} {policy:?}");
+                }
+            }
+        }
     }
 
     #[test]

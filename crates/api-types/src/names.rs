@@ -87,8 +87,12 @@ pub mod reason {
     pub const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
     /// Another admission webhook or policy refused the eviction.
     pub const EVICTION_FORBIDDEN: &str = "EvictionForbidden";
-    /// The API server asked us to slow down, or failed.
+    /// Somebody else moves the pod and refuses evictions meanwhile, as KubeVirt does during a live migration.
+    pub const HANDLED_ELSEWHERE: &str = "HandledElsewhere";
+    /// The API server asked us to slow down, failed, or did not answer.
     pub const SERVER_BUSY: &str = "ServerBusy";
+    /// The evacuation has ended, and finalizers keep its Evacuation from being removed.
+    pub const EVACUATION_HELD: &str = "EvacuationHeld";
     /// The pod tolerates the cordon and comes back to the node each time it leaves.
     pub const RETURNS_TO_NODE: &str = "ReturnsToNode";
     /// The pod is terminating and does not finish.
