@@ -150,7 +150,7 @@ pub async fn kill_in_demo(xtask: &Path, victim: Victim) -> Result<()> {
             ensure!(status.code() == Some(1), "xtask ended with {status} instead of an error");
         }
     }
-    wait::eventually("every process of the demo has ended", Duration::from_secs(20), async || {
+    wait::eventually("every process of the demo has ended", Duration::from_secs(60), async || {
         Ok(processes_of(&root)?.is_empty().then_some(()))
     })
     .await

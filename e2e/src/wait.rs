@@ -178,7 +178,7 @@ mod tests {
     #[tokio::test]
     async fn eventually_gives_the_first_value_or_says_what_never_came() {
         let mut tries = 0;
-        let value = eventually("three", Duration::from_secs(1), async || {
+        let value = eventually("three", Duration::from_secs(60), async || {
             tries += 1;
             Ok((tries == 3).then_some(tries))
         });

@@ -46,16 +46,32 @@ impl Process {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
-    use crate::process::Command;
+    use crate::process::{Command, Process};
+
+    /// Waits until the process waits for its time to pass: one that the kernel has not run yet has used nothing,
+    /// and while it is started it has the memory of nobody.
+    fn until_asleep(process: &Process) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let stat = process.proc("stat").unwrap();
+            if stat.contains(") S ") && process.processor_time().unwrap() > Duration::ZERO {
+                return;
+            }
+            assert!(Instant::now() < deadline, "it does not fall asleep: {stat}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
 
     #[test]
     fn a_process_that_sleeps_is_small_and_takes_no_time() {
-        let sleep = Command::new("sleep").arg("60").spawn("sleep").unwrap();
+        let sleep = Command::new("sleep").arg("600").spawn("sleep").unwrap();
+        until_asleep(&sleep);
+        // Processor time, of which a busy machine gives it no more than it needs.
         assert!(sleep.processor_seconds().unwrap() < 0.5);
         let used = sleep.processor_time().unwrap();
-        assert!(used > Duration::ZERO && used < Duration::from_millis(500), "{used:?}");
+        assert!(used < Duration::from_millis(500), "{used:?}");
         assert!((1e3..1e9).contains(&sleep.resident_bytes().unwrap()));
     }
 }

@@ -37,7 +37,7 @@ impl Cgroup {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         // The kernel frees them some moments after their last process.
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while hierarchies().any(|hierarchy| !remove(&hierarchy.join(&self.name))) && Instant::now() < deadline
         {
             std::thread::sleep(Duration::from_millis(20));

@@ -255,7 +255,7 @@ async fn a_service_account_has_its_own_rights_and_no_others() {
 async fn a_wait_for_what_never_comes_prints_the_object() {
     let cluster = shared().await;
     let namespaces: Api<Namespace> = Api::all(cluster.client().await.unwrap());
-    let wait = wait::present(namespaces, "default", "is purple", Duration::from_secs(1), |_| false);
+    let wait = wait::present(namespaces, "default", "is purple", Duration::from_secs(5), |_| false);
     let message = format!("{:#}", wait.await.unwrap_err());
     assert!(message.contains("Namespace default is purple"), "{message}");
     assert!(message.contains("kubernetes.io/metadata.name: default"), "{message}");

@@ -213,9 +213,18 @@ mod tests {
     #[tokio::test]
     async fn a_request_on_its_way_is_given_up_when_leadership_is_lost() {
         let (plain, sent) = client(false);
-        let maps: Api<ConfigMap> =
-            Api::default_namespaced(leadership(Duration::from_millis(50)).fence(&plain));
-        let error = maps.delete("x", &DeleteParams::default()).await.map(|_| ()).unwrap_err();
+        let leadership = leadership(Duration::from_secs(600));
+        let maps: Api<ConfigMap> = Api::default_namespaced(leadership.fence(&plain));
+        let params = DeleteParams::default();
+        let lose = async {
+            // Not before the request is on its way.
+            while sent.load(Ordering::Relaxed) == 0 {
+                tokio::task::yield_now().await;
+            }
+            leadership.end();
+        };
+        let (answer, ()) = tokio::join!(maps.delete("x", &params), lose);
+        let error = answer.map(|_| ()).unwrap_err();
         assert_eq!(sent.load(Ordering::Relaxed), 1);
         let reason = NotLeading::find(&error).unwrap().to_string();
         assert_eq!(

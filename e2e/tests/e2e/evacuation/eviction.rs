@@ -194,7 +194,8 @@ pub async fn an_eviction_that_was_refused_is_tried_again_after_the_backoff(groun
         world.let_it_act(&format!("other-{count}")).await;
         shift += std::time::Duration::from_secs(5 << (count - 2));
         world.controller.shift_clock(shift).await.unwrap();
-        world.until(&evacuation, "was refused again", |e| failed(e) == count).await;
+        // Time passes by itself as well: on a busy machine there may be one more.
+        world.until(&evacuation, "was refused again", |e| failed(e) >= count).await;
     }
     assert!(blocked(&world.evacuations().get(&evacuation).await.unwrap()).is_some());
     assert!(world.is_left_alone(&pod).await);

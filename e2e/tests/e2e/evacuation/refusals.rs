@@ -178,7 +178,7 @@ pub async fn an_eviction_in_a_namespace_that_is_being_deleted_is_refused_until_t
     // Refused for another reason than before, and counted on.
     assert_eq!(status.failed_eviction_counter, 2);
     world.controller.shift_clock(Duration::from_secs(20)).await.unwrap();
-    world.until(&evacuation, "was refused again", |e| failed(e) == 3).await;
+    world.until(&evacuation, "was refused again", |e| failed(e) >= 3).await;
     assert!(world.is_left_alone(&pod).await);
     world.cluster.resume(Component::ControllerManager).unwrap();
     world.until_gone(&pod, &evacuation).await;
