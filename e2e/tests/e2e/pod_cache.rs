@@ -17,7 +17,6 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 const SOON: Duration = Duration::from_secs(60);
-const CHANGES: usize = 20_000;
 
 /// A cluster in which nobody but the test touches pods.
 async fn boot(name: &str) -> Cluster {
@@ -94,7 +93,18 @@ fn follow(mut changes: Subscription) -> JoinHandle<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_cache_equals_the_api_after_20_000_random_changes_and_a_restarted_api_server() {
+async fn the_cache_equals_the_api_after_random_changes_and_an_outage() {
+    equal_after(3_000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "slow"]
+async fn the_cache_equals_the_api_after_20_000_random_changes() {
+    equal_after(20_000).await;
+}
+
+/// So many random changes, and a restart of the API server halfway.
+async fn equal_after(changes: usize) {
     let cluster = boot("pod-cache").await;
     for name in ["shop", "batch"] {
         namespace(&cluster, name).await;
@@ -103,8 +113,8 @@ async fn the_cache_equals_the_api_after_20_000_random_changes_and_a_restarted_ap
         PodCache::start(cluster.client().await.unwrap(), Options { page_size: 50, ..Options::default() });
     cache.ready().await;
     let follower = follow(cache.subscribe());
-    let mut churn = churn::Churn::start(&cluster, CHANGES).await;
-    churn.until(CHANGES / 2).await;
+    let mut churn = churn::Churn::start(&cluster, changes).await;
+    churn.until(changes / 2).await;
     cluster.restart(Component::ApiServer).await.unwrap();
     churn.finish().await;
     until_equal(&cluster, &cache).await;
