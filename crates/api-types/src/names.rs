@@ -115,21 +115,27 @@ pub mod reason {
     pub const COMPLETE: &str = "Complete";
     /// The nodes are made unschedulable, not all of them are yet.
     pub const CORDONING: &str = "Cordoning";
+    /// Somebody makes a node schedulable again and again, and its cordon is put back after a growing pause.
+    pub const CORDON_RACE: &str = "CordonRace";
     /// The nodes are unschedulable.
     pub const CORDONED: &str = "Cordoned";
     /// The maintenance is over, and the nodes are schedulable unless somebody else holds them.
     pub const RELEASED: &str = "Released";
     /// The controller cannot read what is asked for, and leaves everything as it is.
     pub const NOT_FOLLOWED: &str = "NotFollowed";
-    /// The selector matches no node.
+    /// The selector has never matched a node.
     pub const NO_NODES: &str = "NoNodes";
+    /// Every node that was selected was deleted or relabelled before it was drained.
+    pub const NO_NODES_LEFT: &str = "NoNodesLeft";
+    /// The selector names a node that does not exist.
+    pub const NODE_MISSING: &str = "NodeMissing";
 }
 
 /// Reasons of the events that our services emit.
 pub mod event {
     /// NodeMaintenance: a new stage began.
     pub const STAGE_STARTED: &str = "StageStarted";
-    /// NodeMaintenance: someone keeps changing `unschedulable` of a node under maintenance.
+    /// NodeMaintenance: somebody makes a node under maintenance schedulable again and again.
     pub const CORDON_RACE: &str = "CordonRace";
     /// NodeMaintenance: an older maintenance had already drained further than this plan would have.
     pub const FAST_FORWARDED: &str = "FastForwarded";

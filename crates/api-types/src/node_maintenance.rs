@@ -15,6 +15,9 @@ use crate::schema;
 /// How many blockers the status lists; the metric counts them all.
 pub const MAX_BLOCKERS: usize = 20;
 
+/// How many names of drained nodes the status lists.
+pub const MAX_DRAINED_NODES: usize = 100;
+
 /// The desired maintenance. Nodes and plan are fixed at creation; only stage and reason change.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
@@ -303,10 +306,22 @@ pub struct DrainStatus {
     #[schemars(range(min = 0))]
     pub nodes_selected: i32,
 
-    /// Number of selected nodes that are drained.
+    /// Number of selected nodes that are drained: cordoned, and nothing is left on them that has to leave.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub nodes_drained: i32,
+
+    /// Number of nodes that were deleted after they had been drained. A node that is created again under
+    /// the same name has to be drained again and is no longer counted here.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub nodes_drained_and_deleted: i32,
+
+    /// Names of drained nodes, at most 100: first those that have been deleted since.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 100))]
+    #[x_kube(merge_strategy = ListMerge::Atomic)]
+    pub drained_nodes: Vec<String>,
 
     /// The first 20 pods that cannot leave, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -358,6 +373,19 @@ pub struct BeforeMaintenance {
     /// The annotations that a maintenance has set, with the values that they had, if they were there.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, Option<String>>,
+    /// How often the cordon was put back after somebody had taken it off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reverts: Option<CordonReverts>,
+}
+
+/// How often, and when last, a node was cordoned again that somebody had made schedulable during its maintenance.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct CordonReverts {
+    /// How often in a row.
+    pub times: u32,
+    /// When last.
+    pub last: Time,
 }
 
 #[cfg(test)]

@@ -187,8 +187,8 @@ impl NodeMatcher {
     /// Whether the node with this name and these labels is selected.
     pub fn matches(&self, name: &str, labels: &impl Labels) -> bool {
         self.0.iter().any(|term| {
-            !(term.labels.is_empty() && term.names.is_empty())
-                && term.names.iter().all(|requirement| requirement.matches(Some(name)))
+            !term.is_empty()
+                && term.allows_name(name)
                 && term.labels.iter().all(|requirement| requirement.matches(labels.label(&requirement.key)))
         })
     }
@@ -197,18 +197,42 @@ impl NodeMatcher {
     /// labelled later could match too.
     pub fn named_nodes(&self) -> Option<BTreeSet<&str>> {
         let mut all = BTreeSet::new();
-        for term in &self.0 {
-            if term.labels.is_empty() && term.names.is_empty() {
-                continue;
-            }
-            let names = term.names.iter().find_map(|requirement| match &requirement.test {
-                Test::In(names) => Some(names),
-                _ => None,
-            })?;
-            let possible = |name: &&String| term.names.iter().all(|other| other.matches(Some(name)));
-            all.extend(names.iter().filter(possible).map(String::as_str));
+        for term in self.0.iter().filter(|term| !term.is_empty()) {
+            all.extend(term.named()?);
         }
         Some(all)
+    }
+
+    /// All nodes that some term names, whatever other terms match.
+    pub fn names(&self) -> BTreeSet<&str> {
+        self.0.iter().filter_map(Term::named).flatten().collect()
+    }
+
+    /// Whether some term names this node.
+    pub fn names_node(&self, name: &str) -> bool {
+        self.0.iter().any(|term| {
+            let named = |requirement: &Requirement| matches!(requirement.test, Test::In(_));
+            term.names.iter().any(named) && term.allows_name(name)
+        })
+    }
+}
+
+impl Term {
+    fn is_empty(&self) -> bool {
+        self.labels.is_empty() && self.names.is_empty()
+    }
+
+    fn allows_name(&self, name: &str) -> bool {
+        self.names.iter().all(|requirement| requirement.matches(Some(name)))
+    }
+
+    /// The names of the only nodes that it can match, if it says so.
+    fn named(&self) -> Option<impl Iterator<Item = &str>> {
+        let names = self.names.iter().find_map(|requirement| match &requirement.test {
+            Test::In(names) => Some(names),
+            _ => None,
+        })?;
+        Some(names.iter().map(String::as_str).filter(|name| self.allows_name(name)))
     }
 }
 

@@ -112,22 +112,16 @@ impl Controller {
             Err(Unsettled) => return Ok(self.later()),
         };
         let changes = cordon::decide(&seen.marks, &plan, self.protect, now);
-        let allowed = if changes == NodeChanges::default() {
-            None
-        } else {
-            Some(self.index().throttle.ask(&Work::Node(name.clone()), now))
-        };
-        match allowed {
-            Some(Err(when)) if changes.unschedulable.is_none() => {
-                self.work_on_pods(name, &seen, &plan).await?;
-                Ok(Next::Rest(Outcome::Until(when)))
-            }
-            Some(_) => self.mark(name, &seen, &plan, &changes).await,
-            None => {
-                self.work_on_pods(name, &seen, &plan).await?;
-                Ok(Next::Rest(Outcome::Done))
+        let mut again = changes.again;
+        if !changes.is_empty() {
+            let allowed = self.index().throttle.ask(&Work::Node(name.clone()), now);
+            match allowed {
+                Err(when) if changes.unschedulable.is_none() => again = again.into_iter().chain([when]).min(),
+                _ => return self.mark(name, &seen, &plan, &changes).await,
             }
         }
+        self.work_on_pods(name, &seen, &plan).await?;
+        Ok(Next::Rest(again.map_or(Outcome::Done, Outcome::Until)))
     }
 
     async fn mark(
@@ -164,18 +158,13 @@ impl Controller {
     fn tell_of_cordon(&self, name: &Arc<str>, plan: &NodePlan, notice: Option<CordonNotice>) {
         let mut index = self.index();
         let holders = if plan.holders.is_empty() {
-            index.races.forget(name);
             index.holders.remove(name).unwrap_or_default()
         } else {
             index.holders.insert(name.clone(), plan.holders.clone());
             plan.holders.clone()
         };
         let Some(notice) = notice else { return };
-        let reverts = match notice {
-            CordonNotice::Reverted => index.races.reverted(name, self.clock.now()),
-            CordonNotice::LeftCordoned => None,
-        };
-        let Some(told) = status::cordon_notice(name, notice, reverts) else { return };
+        let told = status::cordon_notice(name, notice);
         let maintenances: Vec<_> = holders
             .iter()
             .filter_map(|name| index.maintenance_seen(name))

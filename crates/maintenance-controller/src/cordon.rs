@@ -1,19 +1,19 @@
 //! What a maintenance changes on a node and puts back afterwards: the cordon, annotations and conditions. Whatever
 //! was there before is kept in an annotation of the node, so that any replica can put it back.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use haulout_api_types::names::{
     BEFORE_MAINTENANCE_ANNOTATION, DO_NOT_DISRUPT_ANNOTATION, MAINTENANCE_STATUS_ANNOTATION,
     SCALE_DOWN_DISABLED_ANNOTATION, condition, reason,
 };
-use haulout_api_types::node_maintenance::{BeforeMaintenance, MaintenanceStatus};
+use haulout_api_types::node_maintenance::{BeforeMaintenance, CordonReverts, MaintenanceStatus};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::NodeCondition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
+use crate::pause;
 use crate::planner::{NodePlan, NodeState};
 
 /// The annotations that keep autoscalers away from a node under maintenance.
@@ -68,6 +68,20 @@ impl NodeMarks {
         serde_json::from_str(self.annotations.get(MAINTENANCE_STATUS_ANNOTATION)?).ok()
     }
 
+    /// Since when the node is under maintenance.
+    pub fn held_since(&self) -> Option<Timestamp> {
+        let is = |known: &&NodeCondition| {
+            known.type_ == condition::MAINTENANCE_IN_PROGRESS && known.status == "True"
+        };
+        self.conditions.iter().find(is)?.last_transition_time.as_ref().map(|time| time.0)
+    }
+
+    /// When the cordon may be put back that somebody has taken off more than once.
+    pub fn cordon_due(&self) -> Option<Timestamp> {
+        let reverts = self.before().filter(|_| !self.unschedulable)?.reverts?;
+        Some(reverts.last.0.saturating_add(pause::after(reverts.times)).unwrap_or(Timestamp::MAX))
+    }
+
     /// How the node was before; somebody's scribbling in the annotation counts as nothing.
     fn before(&self) -> Option<BeforeMaintenance> {
         let text = self.annotations.get(BEFORE_MAINTENANCE_ANNOTATION)?;
@@ -78,7 +92,7 @@ impl NodeMarks {
 /// Something about a node that its maintenances should tell as an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CordonNotice {
-    /// Somebody made it schedulable, and that was reverted.
+    /// Somebody makes it schedulable again and again, and that was reverted.
     Reverted,
     /// It stays cordoned, because somebody had cordoned it before.
     LeftCordoned,
@@ -97,9 +111,16 @@ pub struct NodeChanges {
     pub remove_conditions: Vec<&'static str>,
     /// What is to be told.
     pub notice: Option<CordonNotice>,
+    /// When to look again, because time alone changes something.
+    pub again: Option<Timestamp>,
 }
 
 impl NodeChanges {
+    /// Whether there is nothing to write.
+    pub fn is_empty(&self) -> bool {
+        self.node_patch("").is_none() && self.status_patch().is_none()
+    }
+
     fn annotate(&mut self, marks: &NodeMarks, key: &str, value: String) {
         if marks.annotations.get(key) != Some(&value) {
             self.annotations.insert(key.into(), Some(value));
@@ -155,20 +176,17 @@ fn hold(marks: &NodeMarks, plan: &NodePlan, protect: bool, now: Timestamp) -> No
     let mut before = known.clone().unwrap_or_else(|| BeforeMaintenance {
         // If only this one annotation has been lost, the cordon is ours.
         unschedulable: marks.unschedulable && !marks.is_labelled(),
-        annotations: BTreeMap::new(),
+        ..BeforeMaintenance::default()
     });
     for key in PROTECTIVE.into_iter().filter(|_| protect) {
         let value = marks.annotations.get(key);
         before.annotations.entry(key.into()).or_insert_with(|| value.cloned());
         changes.annotate(marks, key, "true".into());
     }
-    if !marks.unschedulable {
+    if !marks.unschedulable && known.is_some() {
+        revert_uncordon(marks, &mut before, &mut changes, now);
+    } else if !marks.unschedulable {
         changes.unschedulable = Some(true);
-        if known.is_some() {
-            changes.notice = Some(CordonNotice::Reverted);
-            // Whoever had cordoned it does not want that any longer.
-            before.unschedulable = false;
-        }
     }
     if known.as_ref() != Some(&before) {
         changes.annotate(marks, BEFORE_MAINTENANCE_ANNOTATION, json!(before).to_string());
@@ -180,6 +198,30 @@ fn hold(marks: &NodeMarks, plan: &NodePlan, protect: bool, now: Timestamp) -> No
     }
     set_conditions(marks, plan, now, &mut changes);
     changes
+}
+
+/// Puts back the cordon that somebody has taken off; if that happens again and again, after a growing pause.
+fn revert_uncordon(
+    marks: &NodeMarks,
+    before: &mut BeforeMaintenance,
+    changes: &mut NodeChanges,
+    now: Timestamp,
+) {
+    // A clock that was put back must not hold it up for as long as it was wrong.
+    let lately = before
+        .reverts
+        .as_ref()
+        .filter(|reverts| (SignedDuration::ZERO..pause::QUIET).contains(&now.duration_since(reverts.last.0)));
+    let times = lately.map_or(0, |reverts| reverts.times);
+    if let Some(due) = marks.cordon_due().filter(|due| times > 0 && now < *due) {
+        changes.again = Some(due);
+        return;
+    }
+    changes.unschedulable = Some(true);
+    changes.notice = (times > 0).then_some(CordonNotice::Reverted);
+    // Whoever had cordoned it does not want that any longer.
+    before.unschedulable = false;
+    before.reverts = Some(CordonReverts { times: times.saturating_add(1), last: Time(now) });
 }
 
 fn status_annotation(plan: &NodePlan) -> String {
@@ -207,10 +249,10 @@ fn set_conditions(marks: &NodeMarks, plan: &NodePlan, now: Timestamp, changes: &
         held.as_str(),
     )];
     if plan.draining {
-        let (why, text) = if drained {
-            (reason::COMPLETE, "Every pod that has to leave has left")
-        } else {
-            (reason::EVACUATING, "Pods are being evacuated")
+        let (why, text) = match plan.state {
+            NodeState::Drained => (reason::COMPLETE, "Every pod that has to leave has left"),
+            NodeState::Cordoning => (reason::CORDONING, "The node is not cordoned yet"),
+            _ => (reason::EVACUATING, "Pods are being evacuated"),
         };
         wanted.push((condition::DRAIN_IN_PROGRESS, !drained, why, text));
         wanted.push((condition::DRAINED, drained, why, text));
@@ -246,18 +288,17 @@ fn set_conditions(marks: &NodeMarks, plan: &NodePlan, now: Timestamp, changes: &
 fn release(marks: &NodeMarks, uncordon: bool) -> NodeChanges {
     let mut changes = NodeChanges::default();
     let before = marks.before();
-    let wants = match &before {
+    let somebody_elses = match &before {
         // Without our marks a cordon is somebody else's.
-        None if !marks.is_labelled() => marks.unschedulable,
-        None => false,
+        None => !marks.is_labelled(),
         Some(before) => before.unschedulable,
     };
-    let unschedulable = wants && !uncordon;
-    if marks.unschedulable != unschedulable && (marks.is_marked() || uncordon) {
-        changes.unschedulable = Some(unschedulable);
+    // A cordon is never put back: whoever took it off meanwhile wants the node to be schedulable.
+    if marks.unschedulable && (uncordon || !somebody_elses) {
+        changes.unschedulable = Some(false);
     }
     if let Some(before) = before {
-        if unschedulable {
+        if marks.unschedulable && changes.unschedulable.is_none() {
             changes.notice = Some(CordonNotice::LeftCordoned);
         }
         for (key, earlier) in before.annotations {
@@ -277,33 +318,6 @@ fn release(marks: &NodeMarks, uncordon: bool) -> NodeChanges {
     let ours = |name: &&str| marks.conditions.iter().any(|known| known.type_ == **name);
     changes.remove_conditions = CONDITIONS.into_iter().filter(ours).collect();
     changes
-}
-
-/// Counts how often somebody made a node schedulable against a maintenance.
-#[derive(Clone, Debug, Default)]
-pub struct Races(BTreeMap<Arc<str>, VecDeque<Timestamp>>);
-
-impl Races {
-    /// So many within [`Self::WINDOW`] are a race that is worth an event.
-    pub const LIMIT: usize = 3;
-    /// The time that is looked at.
-    pub const WINDOW: SignedDuration = SignedDuration::from_mins(10);
-
-    /// Takes note of a revert; returns how many there were lately if that is a race.
-    pub fn reverted(&mut self, node: &Arc<str>, now: Timestamp) -> Option<usize> {
-        let lately = self.0.entry(node.clone()).or_default();
-        lately.retain(|then| now.duration_since(*then) < Self::WINDOW);
-        lately.push_back(now);
-        if lately.len() > 100 {
-            lately.pop_front();
-        }
-        (lately.len() >= Self::LIMIT).then_some(lately.len())
-    }
-
-    /// Forgets a node that is no longer under maintenance.
-    pub fn forget(&mut self, node: &str) {
-        self.0.remove(node);
-    }
 }
 
 #[cfg(test)]

@@ -43,12 +43,21 @@ pub struct PodFacts<L> {
     pub evacuation: EvacuationOf,
     /// The persistent volumes that it uses, by name.
     pub volumes: Arc<[Arc<str>]>,
-    /// When it was created.
-    pub created: Option<Timestamp>,
-    /// Whether it tolerates `node.kubernetes.io/unschedulable:NoSchedule`.
-    pub tolerates_cordon: bool,
+    /// Set if it was put onto the node after the drain had begun, and is not merely late.
+    pub returned: Option<Box<Returned>>,
     /// What keeps it from leaving, as its Evacuation says, or as its overdue end shows.
     pub blocked: Option<Blocked>,
+}
+
+/// A pod that was put onto a node after its drain had begun.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Returned {
+    /// Whether it tolerates `node.kubernetes.io/unschedulable:NoSchedule`.
+    pub tolerates_cordon: bool,
+    /// When it was created.
+    pub since: Timestamp,
+    /// Until when it is left alone, because pods of its owner come back again and again.
+    pub until: Option<Timestamp>,
 }
 
 /// Whether a pod has an Evacuation, and whose wish that is.
@@ -99,6 +108,8 @@ pub struct NodeFacts<L> {
     pub labels: L,
     /// Whether it is unschedulable.
     pub cordoned: bool,
+    /// When its cordon may be put back, if somebody takes it off again and again.
+    pub cordon_due: Option<Timestamp>,
     /// Whether it carries any of our marks; see [`cordon::NodeMarks`](crate::cordon::NodeMarks).
     pub marked: bool,
     /// The persistent volumes that are attached to it, by name.
@@ -126,6 +137,12 @@ pub struct MaintenanceFacts {
     pub plan: Arc<Plan>,
     /// How many pods have left so far according to its status. Counts when it is first seen.
     pub evacuated: u32,
+    /// The nodes that its status names as drained. Those of them that do not exist were deleted since. Counts when
+    /// it is first seen.
+    pub drained_nodes: Arc<[Arc<str>]>,
+    /// How many nodes were deleted after they had been drained, according to its status. Counts when it is first
+    /// seen.
+    pub drained_and_deleted: u32,
     /// When its drain began, once it has.
     pub drain_began: Option<Timestamp>,
 }

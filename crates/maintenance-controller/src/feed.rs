@@ -56,7 +56,7 @@ fn take_in(controller: &Controller, changes: Vec<Change>) {
         let wake = controller.tell(|index| match (&change.old, &change.new) {
             (_, Some(pod)) => Some((pod.uid, index.put_pod(pod, now)?)),
             (Some(pod), None) => {
-                index.remove_pod(pod);
+                index.remove_pod(pod, now);
                 None
             }
             (None, None) => None,

@@ -2,6 +2,7 @@
 //! synchronous code; `feed` tells it what happens, `controller` asks it what to do.
 
 mod intake;
+mod returns;
 mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -11,8 +12,8 @@ use haulout_api_types::{DrainRule, NodeMaintenance};
 use haulout_service_runtime::pods::{LabelSet, Pod, Uid};
 use jiff::{SignedDuration, Timestamp};
 
+use self::returns::Returns;
 use self::volumes::Volumes;
-use crate::cordon::Races;
 use crate::facts::{EvacuationOf, PodKey};
 use crate::plan::Served;
 use crate::planner::{MaintenancePlan, NodePlan, Planner, Summary};
@@ -82,13 +83,13 @@ pub struct Index {
     pub(crate) forwarded: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
     /// Who last held a node, for what is told when it is released.
     pub(crate) holders: HashMap<Arc<str>, Vec<Arc<str>>>,
-    pub(crate) races: Races,
+    returns: Returns,
     pub(crate) throttle: Throttle<Work>,
 }
 
 impl Index {
     /// An index that knows nothing yet, for an installation that serves these pod types.
-    pub fn new(served: Served) -> Self {
+    pub fn new(served: Served, now: Timestamp) -> Self {
         Self {
             served,
             planner: Planner::new(served),
@@ -102,7 +103,7 @@ impl Index {
             waiting: BTreeSet::new(),
             forwarded: HashMap::new(),
             holders: HashMap::new(),
-            races: Races::default(),
+            returns: Returns::new(now),
             throttle: Throttle::new(APART),
         }
     }

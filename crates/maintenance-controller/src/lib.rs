@@ -8,6 +8,7 @@
 //! | in which steps does a maintenance drain? | [`plan`] |
 //! | which pods leave now, who waits for whom, how far is it? | [`planner`] |
 //! | what is changed on a node, and put back afterwards? | [`cordon`] |
+//! | how long to wait before something is done again that is undone each time? | [`pause`] |
 //! | when does a stage begin, and when is a maintenance done? | [`stage`] |
 //! | what does the status say, and when is it written? | [`status`], [`throttle`] |
 //!
@@ -30,6 +31,7 @@ mod feed;
 pub mod index;
 pub mod metrics;
 pub mod news;
+pub mod pause;
 pub mod plan;
 pub mod planner;
 pub mod seen;
@@ -185,7 +187,8 @@ async fn stand(args: Args, context: Context) -> Result<(), InvalidTiming> {
 
 /// One term of office. Everything that is known is learnt anew, and forgotten at its end.
 async fn lead(args: &Args, context: &Context, metrics: Metrics, queue: WorkQueue<Work>, leading: Leading) {
-    let index = Arc::new(Mutex::new(Index::new(Served::new(args.pod_types.iter().copied()))));
+    let served = Served::new(args.pod_types.iter().copied());
+    let index = Arc::new(Mutex::new(Index::new(served, context.clock.now())));
     metrics.show(&index);
     let controller = Arc::new(Controller {
         clients: leading.clients,

@@ -29,12 +29,12 @@ use std::sync::Arc;
 
 use haulout_api_types::drain_rules::{DrainRules, Source};
 use haulout_api_types::drain_targets::DrainTargets;
-use haulout_api_types::node_maintenance::Stage;
+use haulout_api_types::node_maintenance::{MAX_DRAINED_NODES, Stage};
 use haulout_api_types::selector::Labels;
 
 pub use self::node::{Blocker, Counts};
 use self::node::{Fate, NodeRecord, PodRecord};
-pub use self::report::{Evacuate, MaintenancePlan, NodePlan, NodeState, Summary};
+pub use self::report::{Evacuate, MaintenancePlan, NodePlan, NodeState, Summary, list};
 use self::tally::Tally;
 use crate::facts::{MaintenanceFacts, NodeFacts, PodFacts, PodKey};
 use crate::plan::{Served, StepNumber};
@@ -92,11 +92,23 @@ struct Maintenance {
     targets: BTreeMap<StepNumber, Arc<DrainTargets>>,
     /// Who has to get further before it can.
     waits_for: Vec<Id>,
+    /// Nodes that were deleted after they had been drained, and have not been created again.
+    deleted: BTreeSet<Arc<str>>,
+    /// As many more, whose names its status had no room for.
+    deleted_unnamed: u32,
+    /// Nodes that its selector names and that do not exist.
+    missing: BTreeSet<Arc<str>>,
 }
 
 impl Maintenance {
     fn age(&self) -> (jiff::Timestamp, &str) {
         (self.facts.created, &self.facts.name)
+    }
+
+    /// Nodes that its selector names and that do not exist, but for those that were drained before they were deleted.
+    fn missing(&self) -> impl Iterator<Item = &Arc<str>> {
+        let unnamed = usize::try_from(self.deleted_unnamed).unwrap_or(usize::MAX);
+        self.missing.difference(&self.deleted).skip(unnamed)
     }
 
     fn targets(&mut self, up_to: StepNumber) -> Arc<DrainTargets> {
@@ -202,6 +214,12 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         while self.settle_one() {}
     }
 
+    /// When the first drain of a node began that is still going on.
+    pub fn drain_began(&self, node: &str) -> Option<jiff::Timestamp> {
+        let draining = self.nodes.get(node).into_iter().flat_map(|record| &record.draining);
+        draining.filter_map(|id| self.maintenances.get(id)?.facts.drain_began).min()
+    }
+
     /// The nodes that may look different from when this was last called.
     pub fn take_changed_nodes(&mut self) -> BTreeSet<Arc<str>> {
         mem::take(&mut self.changed_nodes)
@@ -275,6 +293,13 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
 
     fn remove_node(&mut self, name: &Arc<str>) {
         if let Some(record) = self.nodes.get_mut(name) {
+            if record.is_drained(self.served) {
+                for id in &record.draining {
+                    if let Some(maintenance) = self.maintenances.get_mut(id) {
+                        maintenance.deleted.insert(name.clone());
+                    }
+                }
+            }
             record.facts = None;
             self.assign(name);
             self.forget_empty(name);
@@ -322,6 +347,12 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             facts.nodes.matches(name, labels).then(|| name.clone())
         };
         let nodes: BTreeSet<_> = self.nodes.iter().filter_map(selected).collect();
+        let exists = |name: &str| self.nodes.get(name).is_some_and(|record| record.facts.is_some());
+        let deleted = facts.drained_nodes.iter().filter(|name| !exists(name)).cloned().collect();
+        // As long as there is room, all of them are named.
+        let named = u32::try_from(MAX_DRAINED_NODES).unwrap_or(u32::MAX);
+        let deleted_unnamed = facts.drained_and_deleted.saturating_sub(named);
+        let missing = facts.nodes.names().into_iter().filter(|name| !exists(name)).map(Into::into).collect();
         let tally = Tally::new(&facts.plan, facts.evacuated);
         self.ids.insert(facts.name.clone(), id);
         let maintenance = Maintenance {
@@ -330,6 +361,9 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             tally,
             targets: BTreeMap::new(),
             waits_for: Vec::new(),
+            deleted,
+            deleted_unnamed,
+            missing,
         };
         self.maintenances.insert(id, maintenance);
         self.changed_maintenances.insert(id);

@@ -301,6 +301,13 @@ impl MaintenanceSeen {
             nodes: self.nodes.clone(),
             plan: self.plan.clone(),
             evacuated: drain.map_or(0, |drain| drain.pods_evacuated.try_into().unwrap_or_default()),
+            drained_nodes: drain
+                .into_iter()
+                .flat_map(|drain| &drain.drained_nodes)
+                .map(|name| name.as_str().into())
+                .collect(),
+            drained_and_deleted: drain
+                .map_or(0, |drain| drain.nodes_drained_and_deleted.try_into().unwrap_or_default()),
             drain_began: self
                 .begun()
                 .iter()

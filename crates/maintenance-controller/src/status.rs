@@ -10,8 +10,8 @@ use haulout_api_types::node_maintenance::{
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use crate::cordon::{CordonNotice, Races};
-use crate::planner::MaintenancePlan;
+use crate::cordon::CordonNotice;
+use crate::planner::{MaintenancePlan, list};
 
 /// The longest message of a blocker: 20 of them and all the rest stay far below what an object may have.
 const MAX_MESSAGE: usize = 1024;
@@ -41,7 +41,8 @@ pub fn status(context: Context<'_>, plan: &MaintenancePlan) -> NodeMaintenanceSt
         let known = old.drain_status.as_ref().map(|drain| drain.blockers.as_slice());
         drain_status(plan, known.unwrap_or_default(), now)
     });
-    let wanted = conditions(stage, plan);
+    let wanted =
+        conditions(stage, plan, had_nodes(old) || plan.nodes_selected + plan.nodes_drained_and_deleted > 0);
     for type_ in [condition::CORDONED, condition::DRAINED, condition::BLOCKED] {
         match wanted.iter().find(|wanted| wanted.type_ == type_) {
             Some(wanted) => set(&mut next.conditions, wanted, generation, now),
@@ -88,6 +89,8 @@ fn drain_status(plan: &MaintenancePlan, known: &[Blocker], now: Timestamp) -> Dr
         pods_unsupported: number(counts.unsupported),
         nodes_selected: number(plan.nodes_selected),
         nodes_drained: number(plan.nodes_drained),
+        nodes_drained_and_deleted: number(plan.nodes_drained_and_deleted),
+        drained_nodes: plan.drained_nodes.iter().map(ToString::to_string).collect(),
         blockers: blockers(plan, known, now),
     }
 }
@@ -145,11 +148,18 @@ fn wanted(type_: &'static str, status: bool, reason: &str, message: String) -> W
     Wanted { type_, status, reason: reason.into(), message }
 }
 
-fn conditions(stage: Stage, plan: &MaintenancePlan) -> Vec<Wanted> {
+/// Whether a status says that a node was selected once: the condition that tells otherwise has a reason of its own.
+fn had_nodes(status: &NodeMaintenanceStatus) -> bool {
+    let cordoned = status.conditions.iter().find(|known| known.type_ == condition::CORDONED);
+    cordoned.is_some_and(|cordoned| cordoned.reason != reason::NO_NODES)
+}
+
+/// The conditions in a stage. `had_nodes` says whether any node has been selected so far.
+fn conditions(stage: Stage, plan: &MaintenancePlan, had_nodes: bool) -> Vec<Wanted> {
     match stage {
         Stage::Idle => Vec::new(),
-        Stage::Cordon => vec![cordoned(plan)],
-        Stage::Drain => vec![cordoned(plan), drained(plan), blocked(plan)],
+        Stage::Cordon => vec![cordoned(plan, had_nodes)],
+        Stage::Drain => vec![cordoned(plan, had_nodes), drained(plan, had_nodes), blocked(plan)],
         Stage::Complete => {
             let message = match plan.nodes_unreleased {
                 0 => "The nodes are released".into(),
@@ -164,19 +174,64 @@ fn conditions(stage: Stage, plan: &MaintenancePlan) -> Vec<Wanted> {
     }
 }
 
-fn cordoned(plan: &MaintenancePlan) -> Wanted {
+fn cordoned(plan: &MaintenancePlan, had_nodes: bool) -> Wanted {
     let (selected, cordoned) = (plan.nodes_selected, plan.nodes_cordoned);
-    let wanted = |status, reason, message| wanted(condition::CORDONED, status, reason, message);
-    if selected == 0 {
-        wanted(true, reason::NO_NODES, "The selector matches no node".into())
-    } else if cordoned as usize >= selected {
-        wanted(true, reason::CORDONED, "Every selected node is cordoned".into())
+    let (status, reason, message) = if let Some((reason, message)) = without_nodes(plan, had_nodes) {
+        (false, reason, message)
+    } else if cordoned < selected {
+        let message = format!("{cordoned} of {selected} nodes are cordoned");
+        match &plan.cordon_due {
+            None => (false, reason::CORDONING, message),
+            Some((node, due)) => (
+                false,
+                reason::CORDON_RACE,
+                format!(
+                    "{message}; somebody makes {node} schedulable again and again, and it is cordoned again at {due:.0}"
+                ),
+            ),
+        }
+    } else if plan.nodes_missing > 0 {
+        (false, reason::NODE_MISSING, missing(plan))
     } else {
-        wanted(false, reason::CORDONING, format!("{cordoned} of {selected} nodes are cordoned"))
+        (true, reason::CORDONED, format!("Every selected node is cordoned{}", deleted(plan)))
+    };
+    wanted(condition::CORDONED, status, reason, message)
+}
+
+/// Reason and message if there is no node to maintain, and none has been drained.
+fn without_nodes(plan: &MaintenancePlan, had_nodes: bool) -> Option<(&'static str, String)> {
+    if plan.nodes_selected + plan.nodes_drained_and_deleted > 0 {
+        return None;
+    }
+    let (reason, message) = if had_nodes {
+        (
+            reason::NO_NODES_LEFT,
+            "No selected node is left: each was deleted or relabelled before it was drained",
+        )
+    } else {
+        (reason::NO_NODES, "The selector has not matched any node so far")
+    };
+    let names = if plan.nodes_missing > 0 { format!("; {}", missing(plan)) } else { String::new() };
+    Some((reason, format!("{message}{names}")))
+}
+
+fn missing(plan: &MaintenancePlan) -> String {
+    let which = match plan.nodes_missing {
+        1 => "1 node that the selector names does not exist".into(),
+        number => format!("{number} nodes that the selector names do not exist"),
+    };
+    format!("{which}: {}", list(&plan.missing_nodes, plan.nodes_missing))
+}
+
+fn deleted(plan: &MaintenancePlan) -> String {
+    match plan.nodes_drained_and_deleted {
+        0 => String::new(),
+        1 => "; 1 node was deleted after it had been drained".into(),
+        nodes => format!("; {nodes} nodes were deleted after they had been drained"),
     }
 }
 
-fn drained(plan: &MaintenancePlan) -> Wanted {
+fn drained(plan: &MaintenancePlan, had_nodes: bool) -> Wanted {
     let counts = &plan.counts;
     let left_alone = match counts.unsupported {
         0 => String::new(),
@@ -185,9 +240,17 @@ fn drained(plan: &MaintenancePlan) -> Wanted {
             format!("; {pods} pods are left alone, because nothing here evacuates their type (Unsupported)")
         }
     };
+    if let Some((reason, message)) = without_nodes(plan, had_nodes) {
+        return wanted(condition::DRAINED, false, reason, message);
+    }
     let (status, reason, message) = match () {
-        () if plan.nodes_selected == 0 => (true, reason::NO_NODES, "The selector matches no node".into()),
-        () if plan.drained => (true, reason::COMPLETE, "Every pod that has to leave has left".to_string()),
+        () if plan.drained => {
+            (true, reason::COMPLETE, format!("Every pod that has to leave has left{}", deleted(plan)))
+        }
+        () if counts.left == 0 && plan.nodes_cordoned < plan.nodes_selected => {
+            (false, reason::CORDONING, plan.message.trim_end_matches('.').into())
+        }
+        () if counts.left == 0 => (false, reason::NODE_MISSING, missing(plan)),
         () if plan.waiting => {
             (false, reason::WAITING_FOR_MAINTENANCE, plan.message.trim_end_matches('.').into())
         }
@@ -209,6 +272,7 @@ fn blocked(plan: &MaintenancePlan) -> Wanted {
     let Some((first, _)) = reasons.clone().max_by(|a, b| a.1.cmp(b.1).then(b.0.cmp(a.0))) else {
         let (reason, message) = match () {
             () if plan.drained => (reason::NOT_BLOCKED, "Nothing is left to evacuate"),
+            () if plan.nodes_selected == 0 => (reason::NO_NODES, "No node is selected"),
             () if plan.waiting => (reason::WAITING_FOR_MAINTENANCE, "It waits for another maintenance"),
             () => (reason::NOT_BLOCKED, "Nothing is in the way"),
         };
@@ -297,23 +361,21 @@ pub fn fast_forwarded(plan: &MaintenancePlan, known: &mut BTreeSet<Arc<str>>) ->
     Some(Notice { reason: event::FAST_FORWARDED, warning: true, message })
 }
 
-/// What is to be told of a node's cordon; `reverts` is how often it was reverted lately, if that is a race.
-pub fn cordon_notice(node: &str, notice: CordonNotice, reverts: Option<usize>) -> Option<Notice> {
-    match (notice, reverts) {
-        (CordonNotice::Reverted, None) => None,
-        (CordonNotice::Reverted, Some(times)) => Some(Notice {
+/// What is to be told of a node's cordon. It is the same text each time, so that it becomes one event with a count.
+pub fn cordon_notice(node: &str, notice: CordonNotice) -> Notice {
+    match notice {
+        CordonNotice::Reverted => Notice {
             reason: event::CORDON_RACE,
             warning: true,
             message: format!(
-                "Node {node} was made schedulable {times} times within {} minutes and cordoned again: complete the maintenance, or stop whoever uncordons the node",
-                Races::WINDOW.as_mins()
+                "Node {node} was made schedulable by somebody else, and is cordoned again; each time after a longer pause: stop what uncordons the node, or complete the maintenance"
             ),
-        }),
-        (CordonNotice::LeftCordoned, _) => Some(Notice {
+        },
+        CordonNotice::LeftCordoned => Notice {
             reason: event::LEFT_CORDONED,
             warning: false,
             message: format!("Node {node} stays cordoned, as it was before the maintenance"),
-        }),
+        },
     }
 }
 

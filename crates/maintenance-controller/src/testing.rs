@@ -37,17 +37,18 @@ pub(crate) fn pod(node: &str, name: &str, priority: i32) -> PodFacts<Map> {
         terminating: false,
         evacuation: EvacuationOf::Nobody,
         volumes: Arc::from([]),
-        created: Some(at(-1000)),
-        tolerates_cordon: false,
+        returned: None,
         blocked: None,
     }
 }
 
+/// A node that is cordoned, with nothing of ours on it.
 pub(crate) fn node(name: &str) -> NodeFacts<Map> {
     NodeFacts {
         name: name.into(),
         labels: Map::new(),
-        cordoned: false,
+        cordoned: true,
+        cordon_due: None,
         marked: false,
         volumes: Arc::default(),
         reached: DrainTargets::default(),
@@ -81,6 +82,8 @@ pub(crate) fn maintenance(
         nodes: named(nodes),
         plan: Arc::new(Plan::as_given(&normalise(plan), served).unwrap()),
         evacuated: 0,
+        drained_nodes: Arc::from([]),
+        drained_and_deleted: 0,
         drain_began: Some(at(age)),
     }
 }

@@ -22,4 +22,4 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use serde_json::{Value, json};
 
-use self::scene::{SOON, Scene, World, condition, drain, is, is_cordoned, is_marked, slow};
+use self::scene::{SOON, Scene, World, condition, condition_of, drain, is, is_cordoned, is_marked, slow};

@@ -200,5 +200,9 @@ proptest! {
         if let (Some(names), true) = (matcher.named_nodes(), matcher.matches(&node, &labels(&[]))) {
             prop_assert!(names.contains(node.as_str()));
         }
+        prop_assert_eq!(matcher.names_node(&node), matcher.names().contains(node.as_str()));
+        if let Some(named) = matcher.named_nodes() {
+            prop_assert_eq!(named, matcher.names());
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Nodes through whole maintenances: what is set, what is reverted, what is put back.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 
@@ -107,7 +108,7 @@ fn an_uncordon_by_others_is_reverted_and_ends_an_earlier_cordon() {
     let cordon = plan(&["a"], false, NodeState::Idle);
     reach(&mut marks, &cordon);
     marks.unschedulable = false;
-    assert_eq!(reach(&mut marks, &cordon), Some(CordonNotice::Reverted));
+    assert_eq!(reach(&mut marks, &cordon), None, "once may be a mistake");
     assert!(marks.unschedulable);
     reach(&mut marks, &idle());
     assert!(!marks.unschedulable, "nobody wants it cordoned any longer");
@@ -179,23 +180,55 @@ fn patches_say_no_more_than_what_changes() {
     assert_eq!((NodeChanges::default().node_patch("7"), NodeChanges::default().status_patch()), (None, None));
 }
 
-#[test]
-fn three_reverts_in_ten_minutes_are_a_race() {
-    let mut races = Races::default();
-    let (node, other) = (Arc::from("n"), Arc::from("m"));
-    let cases = [
-        (0, &node, None),
-        (60, &node, None),
-        (90, &other, None),
-        (120, &node, Some(3)),
-        (700, &node, None),
-        (715, &node, Some(3)),
-    ];
-    for (second, name, expected) in cases {
-        assert_eq!(races.reverted(name, at(second)), expected, "{second}");
+/// The seconds at which a cordon is put back that somebody takes off at once each time, and from which on that is told.
+fn put_back(marks: &mut NodeMarks, from: i64, until: i64) -> (Vec<i64>, Option<i64>) {
+    let cordon = plan(&["a"], false, NodeState::Idle);
+    let (mut now, mut seconds, mut told) = (from, Vec::new(), None);
+    while now <= until {
+        marks.unschedulable = false;
+        let changes = decide(marks, &cordon, true, at(now));
+        carry_out(marks, &changes);
+        if let Some(again) = changes.again {
+            assert!(changes.is_empty(), "nothing is written meanwhile: {changes:?}");
+            assert_eq!(marks.cordon_due(), Some(again));
+            now = again.as_second() - at(0).as_second();
+        } else {
+            assert!(marks.unschedulable);
+            seconds.push(now);
+            let notice = changes.notice.map(|_| now);
+            assert!(told.is_none() || notice.is_some(), "it is told each time");
+            told = told.or(notice);
+        }
     }
-    races.forget("n");
-    assert_eq!(races.reverted(&node, at(716)), None);
+    (seconds, told)
+}
+
+#[test]
+fn a_cordon_that_is_taken_off_again_and_again_is_put_back_more_slowly() {
+    let mut marks = NodeMarks::default();
+    reach(&mut marks, &plan(&["a"], false, NodeState::Idle));
+    let cases: [(&str, i64, i64, &[i64], i64); 4] = [
+        ("once may be a mistake", 0, 3000, &[0, 10, 30, 70, 150, 310, 630, 1270, 2170], 10),
+        ("another replica goes on where the first stopped", 2171, 3500, &[3070], 3070),
+        ("after a quiet time", 3070 + 30 * 60, 4900, &[4870, 4880, 4900], 4880),
+        ("a clock that was put back does not hold it up", 100, 115, &[100, 110], 110),
+    ];
+    for (what, from, until, seconds, told) in cases {
+        assert_eq!(put_back(&mut marks, from, until), (seconds.to_vec(), Some(told)), "{what}");
+    }
+    reach(&mut marks, &idle());
+    assert_eq!(marks, NodeMarks::default());
+}
+
+#[test]
+fn a_release_never_cordons() {
+    let mut marks = NodeMarks { unschedulable: true, ..NodeMarks::default() };
+    let cordon = plan(&["a"], false, NodeState::Idle);
+    reach(&mut marks, &cordon);
+    // While nobody leads, the node is uncordoned and the maintenance completed.
+    marks.unschedulable = false;
+    assert_eq!(reach(&mut marks, &idle()), None);
+    assert_eq!(marks, NodeMarks::default());
 }
 
 proptest! {
@@ -213,6 +246,7 @@ proptest! {
         let beginning = NodeMarks { unschedulable, annotations, conditions: Vec::new() };
         let mut marks = beginning.clone();
         for (holders, draining, drained) in course {
+            prop_assert_ne!(decide(&marks, &idle(), true, at(0)).unschedulable, Some(true));
             let state = if drained { NodeState::Drained } else { NodeState::Evacuating };
             let names = &["a", "b"][..holders];
             reach(&mut marks, &plan(names, draining && holders > 0, state));

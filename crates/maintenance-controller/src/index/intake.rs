@@ -12,7 +12,7 @@ use kube::ResourceExt as _;
 use super::{Claim, Index, Unfollowed, Work};
 use crate::facts::{Blocked, NodeFacts, PodFacts, PodKey};
 use crate::planner::Change;
-use crate::seen::{AttachmentSeen, EvacuationSeen, MaintenanceSeen, NodeSeen, tolerates_cordon};
+use crate::seen::{AttachmentSeen, EvacuationSeen, MaintenanceSeen, NodeSeen};
 
 impl Index {
     /// Takes in a pod, with its Evacuation if it has one; when to look again, if time alone changes something.
@@ -26,6 +26,9 @@ impl Index {
             },
             _ => (evacuation.and_then(|seen| seen.blocked.clone()), None),
         };
+        let returned = self.returns.put(pod, self.drain_began(&node), now);
+        let until = returned.as_ref().and_then(|returned| returned.until);
+        let wake = wake.into_iter().chain(until).min();
         let facts = PodFacts {
             key: key(pod),
             node,
@@ -36,17 +39,24 @@ impl Index {
             terminating: pod.terminating,
             evacuation: evacuation.map(EvacuationSeen::of).unwrap_or_default(),
             volumes: self.volumes.of_pod(pod),
-            created: pod.created_at(),
-            tolerates_cordon: tolerates_cordon(&pod.tolerations),
+            returned: returned.map(Box::new),
             blocked,
         };
         self.planner.apply(Change::Pod(facts));
         wake
     }
 
+    /// When the drain of a node began, or the node came under maintenance, whichever was later.
+    fn drain_began(&self, node: &str) -> Option<Timestamp> {
+        let began = self.planner.drain_began(node)?;
+        let joined = self.nodes.get(node).and_then(|seen| seen.marks.held_since());
+        Some(joined.map_or(began, |joined| joined.max(began)))
+    }
+
     /// A pod is gone.
-    pub fn remove_pod(&mut self, pod: &Pod) {
+    pub fn remove_pod(&mut self, pod: &Pod, now: Timestamp) {
         self.planner.apply(Change::PodGone(key(pod)));
+        self.returns.remove(pod, now);
         self.made.remove(&pod.uid);
         self.volumes.forget_claims(pod);
     }
@@ -136,6 +146,7 @@ impl Index {
             name: name.clone(),
             labels: seen.labels.clone(),
             cordoned: seen.marks.unschedulable,
+            cordon_due: seen.marks.cordon_due(),
             marked: seen.marks.is_marked(),
             volumes: Arc::new(self.volumes.attached_to(name, &seen.volumes)),
             reached: seen.reached(),
@@ -146,7 +157,7 @@ impl Index {
     pub fn remove_node(&mut self, name: &Arc<str>) {
         self.nodes.remove(name);
         self.holders.remove(name);
-        self.races.forget(name);
+        self.returns.forget(name);
         self.throttle.forget(&Work::Node(name.clone()));
         self.planner.apply(Change::NodeGone(name.clone()));
     }

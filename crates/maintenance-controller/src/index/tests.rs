@@ -18,7 +18,8 @@ struct World {
 impl World {
     /// A pod on a node under a maintenance that drains; everything is told in the order given.
     fn new(order: &[&str]) -> Self {
-        let mut world = Self { index: Index::new(Served::DEFAULT), pods: PodIndex::default(), version: 0 };
+        let mut world =
+            Self { index: Index::new(Served::DEFAULT, at(0)), pods: PodIndex::default(), version: 0 };
         for thing in order {
             match *thing {
                 "node" => world.node(true),
@@ -60,10 +61,18 @@ impl World {
     }
 
     fn pod(&mut self, more: Value) {
+        self.pod_with(more, json!([]));
+    }
+
+    fn pod_with(&mut self, more: Value, tolerations: Value) {
         let metadata = self.meta("web-1", json!({"namespace": "shop", "uid": POD}));
         let mut pod = json!({
             "metadata": metadata,
-            "spec": {"nodeName": "n1", "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]},
+            "spec": {
+                "nodeName": "n1",
+                "tolerations": tolerations,
+                "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+            },
             "status": {"phase": "Running"},
         });
         pod["metadata"].as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -156,6 +165,21 @@ fn nobody_is_asked_to_leave_before_the_node_is_cordoned() {
 }
 
 #[test]
+fn a_pod_that_comes_back_is_asked_to_leave_when_its_time_has_come() {
+    let time = |text: &str| -> Timestamp { text.parse().unwrap() };
+    let mut world = World::new(&["node", "maintenance"]);
+    // An hour into the drain. As far as this replica knows, it comes back all the time.
+    world.index.returns = Returns::new(time("2026-01-01T01:00:05Z"));
+    world.pod_with(json!({"creationTimestamp": "2026-01-01T01:00:00Z"}), json!([{"operator": "Exists"}]));
+    let pod = world.pods.get(uid()).unwrap().clone();
+    let due = time("2026-01-01T01:15:00Z");
+    assert_eq!(world.index.put_pod(&pod, time("2026-01-01T01:00:06Z")), Some(due));
+    assert_eq!((world.wish(), world.plan().blockers.len()), (None, 1));
+    assert_eq!(world.index.put_pod(&pod, due), None);
+    assert_eq!((world.wish(), world.plan().blockers.len()), (Some(Wish::Evacuate), 1));
+}
+
+#[test]
 fn an_evacuation_is_wanted_until_the_maintenance_is_completed() {
     let mut world = World::new(&["node", "pod", "maintenance"]);
     world.evacuation(&["x"]);
@@ -212,7 +236,7 @@ fn an_attached_volume_is_waited_for_unless_it_belongs_to_a_pod_that_stays() {
     }
     assert_eq!(world.plan().counts.volumes, 0, "it is the skipped pod's");
     assert_eq!(world.index.unknown_claims(&on_node), BTreeSet::new());
-    world.index.remove_pod(&on_node[0]);
+    world.index.remove_pod(&on_node[0], at(0));
     assert_eq!(world.plan().counts.volumes, 1, "nobody's");
     world.attach("a1", None);
     assert_eq!(world.plan().counts.volumes, 1, "the other attachment is still there");

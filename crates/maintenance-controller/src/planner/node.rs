@@ -49,7 +49,7 @@ impl<L> PodRecord<L> {
     }
 
     /// What keeps it from leaving, as far as is known.
-    fn blocker(&self, drain_began: Option<Timestamp>) -> Option<Blocker> {
+    fn blocker(&self) -> Option<Blocker> {
         let blocker = |reason: &str, message: &str, since| {
             Some(Blocker {
                 pod: Some(self.facts.key.clone()),
@@ -78,17 +78,25 @@ impl<L> PodRecord<L> {
                 None,
             );
         }
-        let returned = self.facts.tolerates_cordon
-            && self.facts.pod_type == PodType::Default
-            && self.facts.created.zip(drain_began).is_some_and(|(created, began)| created > began);
-        if returned {
-            return blocker(
-                reason::RETURNS_TO_NODE,
-                "it tolerates the cordon and was put onto the node after the drain had begun: remove its toleration of node.kubernetes.io/unschedulable, or let a DrainRule skip it",
-                self.facts.created,
-            );
-        }
-        None
+        let returned = self.facts.returned.as_deref()?;
+        let (how, remedy) = if returned.tolerates_cordon {
+            ("it tolerates the cordon and was", "remove its toleration of node.kubernetes.io/unschedulable")
+        } else {
+            ("it was", "stop what puts it there past the scheduler")
+        };
+        let until = returned.until.map(|until| {
+            format!("; so that it is not killed in a loop, it is asked to leave again at {until:.0}")
+        });
+        let message = format!(
+            "{how} put onto the node after the drain had begun{}: {remedy}, or let a DrainRule skip it",
+            until.unwrap_or_default()
+        );
+        blocker(reason::RETURNS_TO_NODE, &message, Some(returned.since))
+    }
+
+    /// Whether it is left alone for now, because it comes back again and again.
+    fn is_held(&self) -> bool {
+        self.facts.returned.as_deref().is_some_and(|returned| returned.until.is_some())
     }
 
     fn on_its_way(&self) -> bool {
@@ -132,8 +140,8 @@ pub(super) struct NodeRecord<L> {
     /// Targets that won a tie and are to be added.
     pub extra: Option<Arc<DrainTargets>>,
     pub view: View,
-    /// Whether it was cordoned, and whether something of ours was left over, when it was last looked at.
-    pub counted_marks: (bool, bool),
+    /// What it showed when it was last looked at.
+    pub counted_marks: Marks,
     /// Whether it waits in the queue.
     pub queued: bool,
 }
@@ -153,10 +161,20 @@ impl<L> Default for NodeRecord<L> {
             reassigned: false,
             extra: None,
             view: View::default(),
-            counted_marks: (false, false),
+            counted_marks: Marks::default(),
             queued: false,
         }
     }
+}
+
+/// What a node shows of its maintenances.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Marks {
+    pub cordoned: bool,
+    /// When its cordon is put back that somebody takes off again and again.
+    pub cordon_due: Option<Timestamp>,
+    /// Whether something of ours is left over on it that nobody wants.
+    pub unreleased: bool,
 }
 
 /// What one look at a node finds.
@@ -202,6 +220,18 @@ pub struct Blocker {
     pub since: Option<Timestamp>,
 }
 
+fn cordon_race(due: Timestamp) -> Blocker {
+    Blocker {
+        pod: None,
+        reason: reason::CORDON_RACE.into(),
+        message: format!(
+            "somebody makes the node schedulable again and again; it is cordoned again at {due:.0}, and no pod is asked to leave before: stop what uncordons the node, or complete the maintenance"
+        )
+        .into(),
+        since: None,
+    }
+}
+
 impl<L: Labels> NodeRecord<L> {
     /// Attached volumes that somebody should be rid of: not those of pods that stay, or that leave later
     /// than the volumes are waited for.
@@ -217,6 +247,13 @@ impl<L: Labels> NodeRecord<L> {
             }
         }
         volumes
+    }
+
+    /// Whether it is cordoned and nothing is left on it that has to leave.
+    pub fn is_drained(&self, served: Served) -> bool {
+        self.facts.as_ref().is_some_and(|facts| facts.cordoned)
+            && !self.pods.values().any(|pod| pod.fate(served) == Fate::Leaving)
+            && self.volumes(served).is_empty()
     }
 
     /// Counts for each draining maintenance what its steps first select here.
@@ -250,17 +287,24 @@ impl<L: Labels> NodeRecord<L> {
                 || is_targeted(&self.targets, facts.pod_type, facts.priority, pod.order, &facts.labels))
     }
 
-    /// Whether it is cordoned, and whether something of ours is left over on it that nobody wants.
-    pub fn marks(&self, view: &View) -> (bool, bool) {
-        let is = |mark: fn(&NodeFacts<L>) -> bool| self.facts.as_ref().is_some_and(mark);
-        let marks = self.cordon != Cordon::Wanted && is(|node| node.marked);
-        let cordon = self.cordon == Cordon::Unwanted && is(|node| node.cordoned);
-        let left_over = marks || cordon || (self.draining.is_empty() && view.counts.unwanted > 0);
-        (is(|node| node.cordoned), left_over)
+    /// What it shows of its maintenances.
+    pub fn marks(&self, view: &View) -> Marks {
+        let Some(facts) = &self.facts else { return Marks::default() };
+        let left_over = (self.cordon != Cordon::Wanted && facts.marked)
+            || (self.cordon == Cordon::Unwanted && facts.cordoned);
+        Marks {
+            cordoned: facts.cordoned,
+            cordon_due: self.cordon_due(),
+            unreleased: left_over || (self.draining.is_empty() && view.counts.unwanted > 0),
+        }
     }
 
-    /// Looks at everything. `drain_began` is when the first drain of this node did.
-    pub fn look(&self, served: Served, volume_steps: &[StepNumber], drain_began: Option<Timestamp>) -> View {
+    fn cordon_due(&self) -> Option<Timestamp> {
+        self.facts.as_ref()?.cordon_due.filter(|_| self.cordon == Cordon::Wanted)
+    }
+
+    /// Looks at everything.
+    pub fn look(&self, served: Served, volume_steps: &[StepNumber]) -> View {
         let places = self.draining.len();
         let mut view = View {
             own: vec![0; places],
@@ -293,7 +337,7 @@ impl<L: Labels> NodeRecord<L> {
                 for (place, own) in view.own.iter_mut().enumerate() {
                     *own += u32::from(reached.contains(place));
                 }
-                view.blockers.extend(pod.blocker(drain_began));
+                view.blockers.extend(pod.blocker());
             } else {
                 for (place, limiters) in view.limiters.iter_mut().enumerate() {
                     if reached.contains(place) {
@@ -304,6 +348,7 @@ impl<L: Labels> NodeRecord<L> {
         }
         if places > 0 {
             self.look_at_volumes(served, volume_steps, default_pods, &mut view);
+            view.blockers.extend(self.cordon_due().map(cordon_race));
         }
         view
     }
@@ -367,6 +412,7 @@ impl<L: Labels> NodeRecord<L> {
             let reached = self.reached_by(&pod.first);
             let now = pod.behavior == DrainBehavior::Drain
                 && !pod.facts.terminating
+                && !pod.is_held()
                 && lowest.get(&pod.facts.pod_type) == Some(&pod.order)
                 && self.targets_pod(pod, &reached);
             if now {

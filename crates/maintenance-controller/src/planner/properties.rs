@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::reference::{Item, Reference};
 use super::*;
-use crate::facts::EvacuationOf;
+use crate::facts::{EvacuationOf, Returned};
 use crate::plan::is_targeted;
 use crate::testing::*;
 
@@ -106,6 +106,12 @@ impl Both {
         NodeFacts { volumes: Arc::new(here.map(|(_, volume)| volume_name(*volume)).collect()), ..node(name) }
     }
 
+    /// The nodes that a maintenance names.
+    fn named(&self, name: &str) -> Vec<&'static str> {
+        let number: usize = name.trim_start_matches('m').parse().unwrap();
+        self.random.maintenances[number].0.iter().map(|node| NODES[*node]).collect()
+    }
+
     fn maintenance(&self, i: usize) -> MaintenanceFacts {
         let (nodes, plan) = &self.random.maintenances[i];
         let nodes: Vec<&str> = nodes.iter().map(|node| NODES[*node]).collect();
@@ -167,17 +173,21 @@ impl Both {
         }
         for facts in self.reference.maintenances.values() {
             let plan = self.planner.maintenance(&facts.name).unwrap();
+            let named = self.named(&facts.name);
             prop_assert_eq!(
                 &plan.message,
-                &self.reference.maintenance_message(facts),
+                &self.reference.maintenance_message(facts, &named),
                 "message of {}",
                 facts.name
             );
+            let drained = (plan.drained, plan.nodes_drained_and_deleted);
+            let expected = (self.reference.all_drained(facts, &named), self.reference.deleted(facts));
+            prop_assert_eq!(drained, expected, "{} is drained", facts.name);
             let nodes = self.reference.nodes_of(facts);
             let numbers = (plan.counts.pending as usize, plan.counts.evacuating as usize);
             prop_assert_eq!(numbers, self.reference.numbers(&nodes), "numbers of {}", facts.name);
-            let drained = nodes.iter().filter(|node| self.reference.left(node).is_empty()).count();
-            prop_assert_eq!(plan.nodes_drained as usize, drained, "drained nodes of {}", facts.name);
+            let drained = nodes.iter().filter(|node| self.reference.is_drained(node)).count();
+            prop_assert_eq!(plan.nodes_drained, drained, "drained nodes of {}", facts.name);
             let reached = DrainTargets::read(&plan.reached).unwrap();
             for node in &nodes {
                 prop_assert!(
@@ -295,7 +305,11 @@ impl Both {
             0 | 1 => self.make_pod(node, i32::try_from(detail % 5).unwrap(), app, PodType::Default, false),
             2 => self.make_pod(node, 1, app, PodType::DaemonSet, detail.is_multiple_of(2)),
             3 => self.tell(Change::NodeGone(NODES[node].into())),
-            4 | 5 => self.tell(Change::Node(self.node(NODES[node]))),
+            4 => self.tell(Change::Node(self.node(NODES[node]))),
+            5 => {
+                let cordoned = detail.is_multiple_of(3);
+                self.tell(Change::Node(NodeFacts { cordoned, ..self.node(NODES[node]) }));
+            }
             6 => self.tell(Change::Maintenance(MaintenanceFacts { stage: Stage::Complete, ..facts })),
             7 => self.tell(Change::Maintenance(MaintenanceFacts { stage: Stage::Cordon, ..facts })),
             8 => self.tell(Change::MaintenanceGone(facts.name)),
@@ -309,18 +323,32 @@ impl Both {
                 let nth =
                     self.reference.pods.values().nth(detail % self.reference.pods.len().max(1)).cloned();
                 if let Some(pod) = nth {
-                    self.tell(Change::Pod(PodFacts { terminating: true, ..pod }));
+                    let pod = match detail % 3 {
+                        0 => PodFacts { returned: held(), ..pod },
+                        1 => PodFacts { returned: None, ..pod },
+                        _ => PodFacts { terminating: true, ..pod },
+                    };
+                    self.tell(Change::Pod(pod));
                 }
             }
         }
     }
 
-    /// Lets everything leave that can, checking at every step, and in the end that this is everything that has to.
+    /// Has all nodes there and cordoned, holds no pod, lets everything leave that can, checking at every step, and in the end that this is everything that has to.
     fn drain(
         &mut self,
         choices: &[usize],
         mut check: impl FnMut(&mut Self) -> Result<(), TestCaseError>,
     ) -> Result<(), TestCaseError> {
+        self.settle();
+        self.targets.retain(|node, _| self.reference.nodes.contains_key(node));
+        for name in NODES {
+            let node = self.reference.nodes.get(name).cloned().unwrap_or_else(|| node(name));
+            self.tell(Change::Node(NodeFacts { cordoned: true, ..node }));
+        }
+        for pod in self.reference.pods.values().cloned().collect::<Vec<_>>() {
+            self.tell(Change::Pod(PodFacts { returned: None, ..pod }));
+        }
         let mut choices = choices.iter().copied().cycle();
         loop {
             self.settle();
@@ -334,7 +362,8 @@ impl Both {
         }
         for facts in self.reference.maintenances.values().filter(|m| m.stage == Stage::Drain) {
             let plan = self.planner.maintenance(&facts.name).unwrap();
-            prop_assert!(plan.drained, "{} is not drained: {}", facts.name, plan.message);
+            let has_nodes = !self.named(&facts.name).is_empty();
+            prop_assert_eq!(plan.drained, has_nodes, "{}: {}", facts.name, plan.message);
         }
         Ok(())
     }
@@ -343,6 +372,12 @@ impl Both {
 /// `PROPTEST_CASES` looks further than there is time for in every run.
 fn cases() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(100)
+}
+
+/// What is known of a pod that comes back again and again.
+#[allow(clippy::unnecessary_wraps, reason = "it is a field")]
+fn held() -> Option<Box<Returned>> {
+    Some(Box::new(Returned { tolerates_cordon: true, since: at(1), until: Some(at(2)) }))
 }
 
 fn volume_name(i: usize) -> Arc<str> {

@@ -30,6 +30,8 @@ pub(super) struct Reference {
     at: BTreeMap<(Name, Name), StepNumber>,
     /// The ties that had to be broken so far.
     pub ties: usize,
+    /// Nodes that were deleted after they had been drained, by maintenance.
+    deleted: BTreeMap<Name, BTreeSet<Name>>,
 }
 
 /// What is left on a node.
@@ -50,6 +52,7 @@ impl Reference {
             regions: BTreeMap::new(),
             at: BTreeMap::new(),
             ties: 0,
+            deleted: BTreeMap::new(),
         }
     }
 
@@ -57,10 +60,26 @@ impl Reference {
         match change {
             Change::Pod(pod) => drop(self.pods.insert(pod.key.clone(), pod)),
             Change::PodGone(key) => drop(self.pods.remove(&key)),
-            Change::Node(node) => drop(self.nodes.insert(node.name.clone(), node)),
-            Change::NodeGone(name) => drop(self.nodes.remove(&name)),
+            Change::Node(node) => {
+                for deleted in self.deleted.values_mut() {
+                    deleted.remove(&node.name);
+                }
+                self.nodes.insert(node.name.clone(), node);
+            }
+            Change::NodeGone(name) => {
+                if self.is_drained(&name) {
+                    let by: Vec<Name> = self.draining(&name).iter().map(|m| m.name.clone()).collect();
+                    for maintenance in by {
+                        self.deleted.entry(maintenance).or_default().insert(name.clone());
+                    }
+                }
+                self.nodes.remove(&name);
+            }
             Change::Maintenance(facts) => drop(self.maintenances.insert(facts.name.clone(), facts)),
-            Change::MaintenanceGone(name) => drop(self.maintenances.remove(&name)),
+            Change::MaintenanceGone(name) => {
+                self.maintenances.remove(&name);
+                self.deleted.remove(&name);
+            }
             Change::Rules(rules) => self.rules = rules,
             Change::Namespace(..) | Change::HoldsBack(_) => unreachable!("they have tests of their own"),
         }
@@ -107,6 +126,23 @@ impl Reference {
         let mut items: Vec<Item> = volumes.collect();
         items.extend(pods.into_iter().map(Item::Pod));
         items
+    }
+
+    /// Whether a node is cordoned with nothing left on it.
+    pub fn is_drained(&self, node: &str) -> bool {
+        self.nodes.get(node).is_some_and(|facts| facts.cordoned) && self.left(node).is_empty()
+    }
+
+    pub fn deleted(&self, maintenance: &MaintenanceFacts) -> usize {
+        self.deleted.get(&maintenance.name).map_or(0, BTreeSet::len)
+    }
+
+    /// Whether a maintenance of these nodes is drained: all are, or were before they were deleted.
+    pub fn all_drained(&self, maintenance: &MaintenanceFacts, named: &[&str]) -> bool {
+        let was = |node: &str| self.deleted.get(&maintenance.name).is_some_and(|all| all.contains(node));
+        maintenance.stage == Stage::Drain
+            && !named.is_empty()
+            && named.iter().all(|node| self.is_drained(node) || was(node))
     }
 
     pub fn first(&self, plan: &Plan, item: &Item) -> StepNumber {
@@ -224,7 +260,9 @@ impl Reference {
             let (behavior, order) = self.treatment(pod);
             let first =
                 pods().all(|(_, other)| other.pod_type != pod.pod_type || self.treatment(other).1 >= order);
-            behavior == DrainBehavior::Drain && !pod.terminating && first && self.is_targeted(node, item)
+            let held = pod.returned.as_ref().is_some_and(|returned| returned.until.is_some());
+            let ready = behavior == DrainBehavior::Drain && !pod.terminating && !held;
+            ready && first && self.is_targeted(node, item)
         };
         let wanted_by = |item: &Item| -> Vec<Name> {
             self.draining(node)
@@ -305,9 +343,7 @@ impl Reference {
             .collect();
         let moving: Vec<_> = items.iter().filter(|(node, item)| self.is_targeted(node, item)).collect();
         let volumes = moving.iter().filter(|(_, item)| matches!(item, Item::Volume)).count();
-        if items.is_empty() {
-            "Drained".into()
-        } else if moving.is_empty() {
+        if moving.is_empty() {
             format!("Waiting for {}.", self.list(roots()))
         } else if volumes == moving.len() {
             format!("Waiting for {volumes} volume{} to be detached.", if volumes == 1 { "" } else { "s" })
@@ -320,6 +356,8 @@ impl Reference {
 
     pub fn node_message(&self, node: &Name) -> String {
         match self.draining(node).first() {
+            Some(_) if self.is_drained(node) => "Drained".into(),
+            Some(_) if self.left(node).is_empty() => "Waiting to be cordoned.".into(),
             Some(oldest) => {
                 self.say(std::slice::from_ref(node), self.limiters_on(oldest, node), || self.roots(oldest))
             }
@@ -327,14 +365,30 @@ impl Reference {
         }
     }
 
-    pub fn maintenance_message(&self, maintenance: &MaintenanceFacts) -> String {
-        if maintenance.stage != Stage::Drain {
-            return String::new();
+    pub fn maintenance_message(&self, maintenance: &MaintenanceFacts, named: &[&str]) -> String {
+        let nodes = self.drained_by(maintenance);
+        let open = nodes.iter().filter(|node| !self.nodes[*node].cordoned).count();
+        let was = |node: &str| self.deleted.get(&maintenance.name).is_some_and(|all| all.contains(node));
+        let missing: BTreeSet<&str> =
+            named.iter().copied().filter(|node| !self.nodes.contains_key(*node) && !was(node)).collect();
+        let empty = nodes.iter().all(|node| self.left(node).is_empty());
+        match () {
+            () if maintenance.stage != Stage::Drain => return String::new(),
+            () if !empty => {}
+            () if self.all_drained(maintenance, named) => return "Drained".into(),
+            () if open > 0 => {
+                return format!("Waiting for {open} of {} nodes to be cordoned.", nodes.len());
+            }
+            () if !missing.is_empty() => {
+                let missing: Vec<_> = missing.into_iter().collect();
+                return format!("Waiting for nodes that do not exist: {}.", missing.join(", "));
+            }
+            () => return "No node is selected.".into(),
         }
         let age = |m: &MaintenanceFacts| (m.created, m.name.clone());
         let mut limiters = self.limiters(maintenance);
         limiters.retain(|name| age(&self.maintenances[name]) < age(maintenance));
-        self.say(&self.drained_by(maintenance), limiters, || self.roots(maintenance))
+        self.say(&nodes, limiters, || self.roots(maintenance))
     }
 
     /// Pods that have to leave from these nodes and are not on their way, and those that are.

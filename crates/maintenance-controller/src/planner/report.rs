@@ -1,10 +1,12 @@
 //! What the planner tells about a node and about a maintenance: targets, numbers, messages, pods to act on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use haulout_api_types::node_maintenance::{DrainPlanEntry, MAX_BLOCKERS, Stage};
+use haulout_api_types::names::reason;
+use haulout_api_types::node_maintenance::{DrainPlanEntry, MAX_BLOCKERS, MAX_DRAINED_NODES, Stage};
 use haulout_api_types::selector::Labels;
+use jiff::Timestamp;
 
 use super::node::{Blocker, Cordon, Counts, NodeRecord};
 use super::{Id, Planner};
@@ -22,7 +24,9 @@ pub enum NodeState {
     Evacuating,
     /// Pods are left, and none of them is targeted yet.
     Waiting,
-    /// Nothing is left that has to leave.
+    /// Nothing is left that has to leave, but it still takes new pods.
+    Cordoning,
+    /// It is cordoned, and nothing is left that has to leave.
     Drained,
 }
 
@@ -69,7 +73,8 @@ pub struct MaintenancePlan {
     pub reached: Vec<DrainPlanEntry>,
     /// What the drain is doing; empty outside of stage Drain.
     pub message: String,
-    /// Whether nothing is left that has to leave; false outside of stage Drain.
+    /// Whether every selected node exists, is cordoned and holds nothing that has to leave; false outside of stage
+    /// Drain, and if no node was selected.
     pub drained: bool,
     /// Whether it waits for others.
     pub waiting: bool,
@@ -80,9 +85,19 @@ pub struct MaintenancePlan {
     /// Nodes that it selects.
     pub nodes_selected: usize,
     /// Those of them that are drained.
-    pub nodes_drained: u32,
+    pub nodes_drained: usize,
+    /// Nodes that were deleted after they had been drained.
+    pub nodes_drained_and_deleted: usize,
+    /// The names of drained nodes, as many as a status lists: first those that have been deleted since.
+    pub drained_nodes: Vec<Arc<str>>,
+    /// How many nodes its selector names that do not exist, and were not drained before they were deleted.
+    pub nodes_missing: usize,
+    /// The names of the first of them.
+    pub missing_nodes: Vec<Arc<str>>,
     /// Those of them that are cordoned.
-    pub nodes_cordoned: u32,
+    pub nodes_cordoned: usize,
+    /// The first node that somebody uncordons again and again, and when it is cordoned again.
+    pub cordon_due: Option<(Arc<str>, Timestamp)>,
     /// Those of them that still carry marks or Evacuations of ours, though nobody wants them any longer.
     pub nodes_unreleased: u32,
     /// Whether these have to wait, because there is a maintenance that cannot be followed.
@@ -120,6 +135,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         let state = state(record);
         let message = match state {
             NodeState::Idle => String::new(),
+            NodeState::Cordoning => "Waiting to be cordoned.".into(),
             NodeState::Drained => drained(),
             NodeState::Evacuating if counts.targeted == 0 => detaching(counts.volumes),
             NodeState::Evacuating => {
@@ -164,9 +180,25 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         let counts = tally.counts;
         let moving = counts.targeted + counts.volumes > 0;
         let older = |other: &&Id| self.maintenances.get(other).is_some_and(|m| m.age() < maintenance.age());
+        let nodes_missing = maintenance.missing().count();
+        let missing: Vec<_> = maintenance.missing().take(MAX_NAMES).cloned().collect();
+        let (selected, cordoned) = (maintenance.nodes.len(), tally.cordoned_nodes as usize);
+        let deleted = maintenance.deleted.len() + maintenance.deleted_unnamed as usize;
+        let is_drained = draining
+            && counts.left == 0
+            && cordoned >= selected
+            && nodes_missing == 0
+            && selected + deleted > 0;
         let message = match () {
             () if !draining => String::new(),
-            () if counts.left == 0 => drained(),
+            () if is_drained => drained(),
+            () if counts.left == 0 && cordoned < selected => {
+                format!("Waiting for {} of {selected} nodes to be cordoned.", selected - cordoned)
+            }
+            () if counts.left == 0 && nodes_missing > 0 => {
+                format!("Waiting for nodes that do not exist: {}.", list(&missing, nodes_missing))
+            }
+            () if selected == 0 => "No node is selected.".into(),
             () if counts.targeted == 0 && moving => detaching(counts.volumes),
             () if moving => evacuating(&self.names(tally.limiters.keys().filter(older))),
             () => waiting(&self.names(&maintenance.waits_for)),
@@ -175,21 +207,34 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             let found = self.nodes.get(node).map(|record| record.view.blockers.as_slice());
             found.unwrap_or_default().iter().map(move |blocker| (node.clone(), blocker.clone()))
         });
+        let missing_blocker = |name: &Arc<str>| (name.clone(), missing_node());
+        let blockers = blockers.chain(missing.iter().filter(|_| draining).map(missing_blocker));
+        let blockers = blockers.take(MAX_BLOCKERS).collect();
+        let mut blockers_by_reason = tally.reasons.clone();
+        if draining && nodes_missing > 0 {
+            let number = u32::try_from(nodes_missing).unwrap_or(u32::MAX);
+            blockers_by_reason.insert(reason::NODE_MISSING.into(), number);
+        }
         Some(MaintenancePlan {
             reached: if draining { tally.reached(&facts.plan) } else { Vec::new() },
             message,
-            drained: draining && counts.left == 0,
+            drained: is_drained,
             waiting: draining && counts.left > 0 && !moving,
             counts,
             evacuated: tally.evacuated,
-            nodes_selected: maintenance.nodes.len(),
-            nodes_drained: tally.drained_nodes,
-            nodes_cordoned: tally.cordoned_nodes,
+            nodes_selected: selected,
+            nodes_drained: tally.drained_nodes.len(),
+            nodes_drained_and_deleted: deleted,
+            drained_nodes: drained_nodes(&maintenance.deleted, &tally.drained_nodes),
+            nodes_missing,
+            missing_nodes: missing,
+            nodes_cordoned: cordoned,
+            cordon_due: tally.cordons_due.first_key_value().map(|(node, due)| (node.clone(), *due)),
             nodes_unreleased: tally.unreleased_nodes,
             held_back: self.holds_back,
             forwarded_by: self.names(tally.forwarded_by.keys()),
-            blockers: blockers.take(MAX_BLOCKERS).collect(),
-            blockers_by_reason: tally.reasons.clone(),
+            blockers,
+            blockers_by_reason,
         })
     }
 
@@ -202,6 +247,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
                 NodeState::Idle => continue,
                 NodeState::Evacuating => "evacuating",
                 NodeState::Waiting => "waiting",
+                NodeState::Cordoning => "cordoning",
                 NodeState::Drained => "drained",
             };
             *summary.nodes.entry(state).or_default() += 1;
@@ -226,9 +272,24 @@ fn state<L>(record: &NodeRecord<L>) -> NodeState {
     let counts = record.view.counts;
     match () {
         () if record.draining.is_empty() => NodeState::Idle,
+        () if counts.left == 0 && !record.counted_marks.cordoned => NodeState::Cordoning,
         () if counts.left == 0 => NodeState::Drained,
         () if counts.targeted + counts.volumes > 0 => NodeState::Evacuating,
         () => NodeState::Waiting,
+    }
+}
+
+/// The names of drained nodes that a status has room for. Deleted ones come first: nothing else remembers them.
+fn drained_nodes(deleted: &BTreeSet<Arc<str>>, drained: &BTreeSet<Arc<str>>) -> Vec<Arc<str>> {
+    deleted.iter().chain(drained).take(MAX_DRAINED_NODES).cloned().collect()
+}
+
+fn missing_node() -> Blocker {
+    Blocker {
+        pod: None,
+        reason: reason::NODE_MISSING.into(),
+        message: "the selector names this node and it does not exist: create it, or complete the maintenance and create one without it".into(),
+        since: None,
     }
 }
 
@@ -245,17 +306,18 @@ fn evacuating(limiters: &[Arc<str>]) -> String {
     if limiters.is_empty() {
         "Evacuating".into()
     } else {
-        format!("Evacuating (limited by {})", list(limiters))
+        format!("Evacuating (limited by {})", list(limiters, limiters.len()))
     }
 }
 
 fn waiting(roots: &[Arc<str>]) -> String {
-    format!("Waiting for {}.", list(roots))
+    format!("Waiting for {}.", list(roots, roots.len()))
 }
 
-fn list(names: &[Arc<str>]) -> String {
+/// The first of these names, and how many more there are of this many in all.
+pub fn list(names: &[Arc<str>], all: usize) -> String {
     let shown: Vec<&str> = names.iter().take(MAX_NAMES).map(AsRef::as_ref).collect();
-    match names.len().saturating_sub(shown.len()) {
+    match all.saturating_sub(shown.len()) {
         0 => shown.join(", "),
         more => format!("{} and {more} more", shown.join(", ")),
     }

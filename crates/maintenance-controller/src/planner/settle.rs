@@ -9,7 +9,7 @@ use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::node_maintenance::Stage;
 use haulout_api_types::selector::Labels;
 
-use super::node::{Cordon, NodeRecord, View};
+use super::node::{Cordon, Marks, NodeRecord, View};
 use super::tally::Sign;
 use super::{Id, Maintenance, Planner, waits};
 use crate::plan::StepNumber;
@@ -45,6 +45,14 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
                 members.push(*id);
             } else {
                 maintenance.nodes.remove(name);
+            }
+            let changed = if labels.is_some() {
+                maintenance.deleted.remove(name) | maintenance.missing.remove(name)
+            } else {
+                maintenance.facts.nodes.names_node(name) && maintenance.missing.insert(name.clone())
+            };
+            if changed {
+                self.changed_maintenances.insert(*id);
             }
         }
         self.changed_maintenances.extend(record.members.iter().chain(&members));
@@ -149,10 +157,8 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         if moved {
             raise_targets(record, &mut self.maintenances);
         }
-        let began =
-            record.draining.iter().filter_map(|id| self.maintenances.get(id)?.facts.drain_began).min();
         let steps = volume_steps(&self.maintenances, &record.draining);
-        let view = record.look(self.served, &steps, began);
+        let view = record.look(self.served, &steps);
         let marks = record.marks(&view);
         if moved || view != record.view || marks != record.counted_marks {
             self.waits_are_stale |= changes_waits(&record.view, &view);
@@ -302,10 +308,9 @@ fn count_forwarded<L>(sign: Sign, record: &NodeRecord<L>, maintenances: &mut Mai
 
 /// Adds or takes back the numbers of the last look.
 fn tally<L>(sign: Sign, record: &NodeRecord<L>, name: &Arc<str>, maintenances: &mut Maintenances) {
-    let (cordoned, unreleased) = record.counted_marks;
     for id in &record.members {
         if let Some(maintenance) = maintenances.get_mut(id) {
-            maintenance.tally.count_marks(sign, cordoned, unreleased);
+            maintenance.tally.count_marks(sign, name, record.counted_marks);
         }
     }
     let View { counts, own, limiters, blockers } = &record.view;
@@ -314,6 +319,7 @@ fn tally<L>(sign: Sign, record: &NodeRecord<L>, name: &Arc<str>, maintenances: &
         // A node that nobody has looked at yet has added nothing.
         let (Some(own), Some(limiters)) = (own.get(place), limiters.get(place)) else { continue };
         tally.count_pods(sign, counts, *own);
+        tally.count_drained(sign, name, record.counted_marks.cordoned && counts.left == 0);
         tally.count_blockers(sign, name, blockers);
         for other in limiters.ones().filter_map(|place| record.draining.get(place)) {
             sign.apply_to(&mut tally.limiters, *other, 1);
@@ -344,7 +350,7 @@ fn retract<L>(
     }
     count_neighbours(Sign::Minus, record, neighbours);
     record.view = View::default();
-    record.counted_marks = (false, false);
+    record.counted_marks = Marks::default();
     record.forwarded.clear();
     record.counted.clear();
 }

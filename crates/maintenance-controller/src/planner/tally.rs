@@ -6,9 +6,10 @@ use std::sync::Arc;
 use haulout_api_types::drain_plan::EntryMatcher;
 use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::node_maintenance::DrainPlanEntry;
+use jiff::Timestamp;
 
 use super::Id;
-use super::node::{Blocker, Counts, Histogram};
+use super::node::{Blocker, Counts, Histogram, Marks};
 use crate::plan::{Plan, StepNumber};
 
 #[derive(Default)]
@@ -18,10 +19,12 @@ pub(super) struct Tally {
     pub counts: Counts,
     /// Of what is targeted, how much this maintenance has reached itself.
     pub own: u32,
-    pub drained_nodes: u32,
+    pub drained_nodes: BTreeSet<Arc<str>>,
     pub cordoned_nodes: u32,
     /// Nodes that still carry marks or Evacuations though nobody maintains or drains them.
     pub unreleased_nodes: u32,
+    /// Nodes that somebody uncordons again and again, and when they are cordoned again.
+    pub cordons_due: BTreeMap<Arc<str>, Timestamp>,
     /// On how many nodes others hold it back.
     pub limiters: BTreeMap<Id, u32>,
     /// On how many nodes others are ahead of it.
@@ -113,7 +116,17 @@ impl Tally {
         sign.apply(&mut totals.left, counts.left);
         sign.apply(&mut totals.unwanted, counts.unwanted);
         sign.apply(&mut self.own, own);
-        sign.apply(&mut self.drained_nodes, u32::from(counts.left == 0));
+    }
+
+    pub fn count_drained(&mut self, sign: Sign, node: &Arc<str>, drained: bool) {
+        match sign {
+            Sign::Plus if drained => {
+                self.drained_nodes.insert(node.clone());
+            }
+            _ => {
+                self.drained_nodes.remove(node);
+            }
+        }
     }
 
     pub fn count_blockers(&mut self, sign: Sign, node: &Arc<str>, blockers: &[Blocker]) {
@@ -130,9 +143,13 @@ impl Tally {
         }
     }
 
-    pub fn count_marks(&mut self, sign: Sign, cordoned: bool, unreleased: bool) {
-        sign.apply(&mut self.cordoned_nodes, u32::from(cordoned));
-        sign.apply(&mut self.unreleased_nodes, u32::from(unreleased));
+    pub fn count_marks(&mut self, sign: Sign, node: &Arc<str>, marks: Marks) {
+        sign.apply(&mut self.cordoned_nodes, u32::from(marks.cordoned));
+        sign.apply(&mut self.unreleased_nodes, u32::from(marks.unreleased));
+        match (sign, marks.cordon_due) {
+            (Sign::Plus, Some(due)) => drop(self.cordons_due.insert(node.clone(), due)),
+            _ => drop(self.cordons_due.remove(node)),
+        }
     }
 
     /// The lowest targets among all nodes, in the words of the plan's own types and selectors.

@@ -2,6 +2,7 @@
 
 mod course;
 mod kep;
+mod nodes;
 mod rules;
 
 use std::collections::BTreeMap;

@@ -18,7 +18,12 @@ fn plan() -> MaintenancePlan {
         evacuated: 4,
         nodes_selected: 2,
         nodes_drained: 0,
+        nodes_drained_and_deleted: 0,
+        drained_nodes: Vec::new(),
+        nodes_missing: 0,
+        missing_nodes: Vec::new(),
         nodes_cordoned: 2,
+        cordon_due: None,
         nodes_unreleased: 0,
         held_back: false,
         forwarded_by: Vec::new(),
@@ -61,7 +66,7 @@ fn conditions_from_stage_to_stage() {
         ..base.clone()
     };
     let cordoning = MaintenancePlan { nodes_cordoned: 1, ..base.clone() };
-    let nothing = MaintenancePlan { nodes_selected: 0, drained: true, ..base.clone() };
+    let nothing = MaintenancePlan { nodes_selected: 0, nodes_cordoned: 0, ..nothing_left() };
     let all = "Cordoned=True Cordoned: Every selected node is cordoned";
     let free = "Blocked=False NotBlocked: Nothing is in the way";
     let cases: [(&str, Stage, &MaintenancePlan, &[&str]); 9] = [
@@ -105,13 +110,13 @@ fn conditions_from_stage_to_stage() {
             ],
         ),
         (
-            "without nodes",
+            "without nodes any more",
             Stage::Drain,
             &nothing,
             &[
-                "Blocked=False NotBlocked: Nothing is left to evacuate",
-                "Cordoned=True NoNodes: The selector matches no node",
-                "Drained=True NoNodes: The selector matches no node",
+                "Blocked=False NoNodes: No node is selected",
+                "Cordoned=False NoNodesLeft: No selected node is left: each was deleted or relabelled before it was drained",
+                "Drained=False NoNodesLeft: No selected node is left: each was deleted or relabelled before it was drained",
             ],
         ),
         ("over", Stage::Complete, &base, &["Cordoned=False Released: The nodes are released"]),
@@ -130,6 +135,85 @@ fn conditions_from_stage_to_stage() {
         begun,
         [(Stage::Idle, at(0)), (Stage::Cordon, at(1)), (Stage::Drain, at(2)), (Stage::Complete, at(8))]
     );
+}
+
+/// Two nodes with nothing on them.
+fn nothing_left() -> MaintenancePlan {
+    MaintenancePlan { counts: Counts::default(), message: String::new(), ..plan() }
+}
+
+#[test]
+fn drained_needs_nodes_that_exist_and_are_cordoned() {
+    let none = MaintenancePlan { nodes_selected: 0, nodes_cordoned: 0, ..nothing_left() };
+    let named = MaintenancePlan { nodes_missing: 1, missing_nodes: vec!["n9".into()], ..none.clone() };
+    let cordoning = MaintenancePlan {
+        nodes_cordoned: 1,
+        message: "Waiting for 1 of 2 nodes to be cordoned.".into(),
+        ..nothing_left()
+    };
+    let missing = MaintenancePlan {
+        nodes_missing: 21,
+        missing_nodes: (1..=20).map(|i| format!("m{i}").into()).collect(),
+        ..nothing_left()
+    };
+    let deleted = MaintenancePlan { drained: true, nodes_drained_and_deleted: 2, ..nothing_left() };
+    let all_deleted = MaintenancePlan { nodes_drained_and_deleted: 1, drained: true, ..none.clone() };
+    let twenty: Vec<String> = (1..=20).map(|i| format!("m{i}")).collect();
+    let twenty = twenty.join(", ");
+    let race = MaintenancePlan { cordon_due: Some(("n1".into(), at(7))), ..cordoning.clone() };
+    let cases: [(&str, &MaintenancePlan, &str, &str); 7] = [
+        (
+            "never a node",
+            &none,
+            "Cordoned=False NoNodes: The selector has not matched any node so far",
+            "Drained=False NoNodes: The selector has not matched any node so far",
+        ),
+        (
+            "never a node, and one is named",
+            &named,
+            "Cordoned=False NoNodes: The selector has not matched any node so far; 1 node that the selector names does not exist: n9",
+            "Drained=False NoNodes: The selector has not matched any node so far; 1 node that the selector names does not exist: n9",
+        ),
+        (
+            "empty and not cordoned",
+            &cordoning,
+            "Cordoned=False Cordoning: 1 of 2 nodes are cordoned",
+            "Drained=False Cordoning: Waiting for 1 of 2 nodes to be cordoned",
+        ),
+        (
+            "uncordoned again and again",
+            &race,
+            "Cordoned=False CordonRace: 1 of 2 nodes are cordoned; somebody makes n1 schedulable again and again, and it is cordoned again at 2023-11-14T22:13:27Z",
+            "Drained=False Cordoning: Waiting for 1 of 2 nodes to be cordoned",
+        ),
+        (
+            "some are missing",
+            &missing,
+            &format!(
+                "Cordoned=False NodeMissing: 21 nodes that the selector names do not exist: {twenty} and 1 more"
+            ),
+            &format!(
+                "Drained=False NodeMissing: 21 nodes that the selector names do not exist: {twenty} and 1 more"
+            ),
+        ),
+        (
+            "some were deleted when drained",
+            &deleted,
+            "Cordoned=True Cordoned: Every selected node is cordoned; 2 nodes were deleted after they had been drained",
+            "Drained=True Complete: Every pod that has to leave has left; 2 nodes were deleted after they had been drained",
+        ),
+        (
+            "all were deleted when drained",
+            &all_deleted,
+            "Cordoned=True Cordoned: Every selected node is cordoned; 1 node was deleted after it had been drained",
+            "Drained=True Complete: Every pod that has to leave has left; 1 node was deleted after it had been drained",
+        ),
+    ];
+    for (what, plan, cordoned, drained) in cases {
+        let new = status(context(&NodeMaintenanceStatus::default(), Stage::Drain, 1), plan);
+        assert_eq!(show(&new)[1..], [cordoned, drained], "{what}");
+        assert_eq!(status(context(&new, Stage::Drain, 9), plan), new, "{what}: nothing to write twice");
+    }
 }
 
 #[test]
@@ -227,11 +311,12 @@ fn events_tell_what_has_begun_and_what_has_changed() {
 
 #[test]
 fn cordons_are_told_of_when_they_race_or_stay() {
-    let told =
-        |notice, reverts| cordon_notice("n", notice, reverts).map(|notice| (notice.reason, notice.warning));
-    assert_eq!(told(CordonNotice::Reverted, None), None);
-    assert_eq!(told(CordonNotice::Reverted, Some(3)), Some(("CordonRace", true)));
-    assert_eq!(told(CordonNotice::LeftCordoned, None), Some(("LeftCordoned", false)));
+    let told = |notice| {
+        let notice = cordon_notice("n", notice);
+        (notice.reason, notice.warning)
+    };
+    assert_eq!(told(CordonNotice::Reverted), ("CordonRace", true));
+    assert_eq!(told(CordonNotice::LeftCordoned), ("LeftCordoned", false));
 }
 
 /// Names as long as they may be, a plan as long as it may be, messages that go on and on: etcd takes 1.5 MiB.

@@ -1,5 +1,7 @@
 //! The life of a maintenance: its stages, its end, and what it leaves behind.
 
+use haulout_api_types::node_maintenance::{BeforeMaintenance, CordonReverts};
+
 use super::*;
 
 #[tokio::test]
@@ -11,6 +13,7 @@ async fn maintenances_do_what_their_stages_say_and_leave_nothing_behind() {
         a_maintenance_that_is_deleted_halfway_completes_first(&world),
         a_node_that_somebody_had_cordoned_stays_cordoned_and_an_uncordon_halfway_is_reverted(&world),
         nodes_that_come_and_go_halfway_are_picked_up_and_released(&world),
+        a_selector_without_nodes_is_never_drained(&world),
         what_others_take_away_is_put_back_and_an_evacuation_of_others_is_shared(&world),
         super::overlaps::maintenances_that_share_a_node_finish_in_either_order(&world),
         super::status::what_autoscalers_were_told_before_is_put_back(&world),
@@ -143,12 +146,22 @@ async fn a_node_that_somebody_had_cordoned_stays_cordoned_and_an_uncordon_halfwa
     scene.maintain("blue", "blue", Stage::Cordon).await;
     scene.until_cordoned("n1").await;
     scene.until_cordoned("n2").await;
-    for _ in 0..3 {
-        scene.patch_node("n2", json!({"spec": {"unschedulable": false}})).await;
-        scene.until_cordoned("n2").await;
-    }
+    // The first time the cordon is put back at once, from then on after a growing pause.
+    let uncordon = async || scene.patch_node("n2", json!({"spec": {"unschedulable": false}})).await;
+    uncordon().await;
+    let first = reverts(&scene.until_cordoned("n2").await);
+    uncordon().await;
+    let is_told =
+        |m: &NodeMaintenance| condition_of(m, names::condition::CORDONED).1 == names::reason::CORDON_RACE;
+    let paused = scene.until("blue", "tells of the race", is_told).await;
+    let (_, _, message) = condition_of(&paused, names::condition::CORDONED);
+    assert!(message.contains("somebody makes cordon-n2 schedulable again and again"), "{message}");
+    let second = reverts(&scene.until_cordoned("n2").await);
+    assert_eq!((first.times, second.times), (1, 2));
+    let pause = second.last.0.duration_since(first.last.0);
+    assert!(pause.as_secs() >= 10, "it was put back after {pause:?}");
     let note = scene.until_event("blue", names::event::CORDON_RACE).await;
-    assert!(note.starts_with("Node cordon-n2 was made schedulable 3 times"), "{note}");
+    assert!(note.starts_with("Node cordon-n2 was made schedulable by somebody else"), "{note}");
 
     scene.set_stage("blue", Stage::Complete).await;
     scene.until_completed("blue").await;
@@ -162,6 +175,12 @@ async fn a_node_that_somebody_had_cordoned_stays_cordoned_and_an_uncordon_halfwa
     scene.set_stage("again", Stage::Complete).await;
     scene.until_completed("again").await;
     scene.until_node("n1", "is schedulable", |node| !is_cordoned(node)).await;
+}
+
+/// What a node remembers of cordons that were put back.
+fn reverts(node: &Node) -> CordonReverts {
+    let before = &node.annotations()[names::BEFORE_MAINTENANCE_ANNOTATION];
+    serde_json::from_str::<BeforeMaintenance>(before).unwrap().reverts.unwrap()
 }
 
 async fn nodes_that_come_and_go_halfway_are_picked_up_and_released(world: &World) {
@@ -187,15 +206,59 @@ async fn nodes_that_come_and_go_halfway_are_picked_up_and_released(world: &World
     scene.until("blue", "has two nodes", |m| drain(m).nodes_selected == 2).await;
     scene.until_evacuating(&["web-1"]).await;
     scene.until_as_before(&second).await;
-    // Those that are gone are waited for no longer.
-    for name in ["n1", "n3"] {
+    // Of those that are deleted, the drained one counts as drained; the other one had a pod.
+    let delete = async |name: &str| {
         scene.nodes().delete(&scene.of(name), &DeleteParams::default()).await.unwrap();
-    }
-    scene
-        .until("blue", "has no node", |m| drain(m).nodes_selected == 0 && is(m, names::condition::DRAINED))
-        .await;
+    };
+    delete("n1").await;
+    let one = |m: &NodeMaintenance| drain(m).nodes_selected == 1 && is(m, names::condition::DRAINED);
+    scene.until("blue", "has one node, which is drained", one).await;
+    delete("n3").await;
+    let none = |m: &NodeMaintenance| drain(m).nodes_selected == 0;
+    let deleted = scene.until("blue", "has no node", none).await;
+    assert_eq!(
+        condition_of(&deleted, names::condition::DRAINED),
+        (
+            "True".into(),
+            "Complete".into(),
+            "Every pod that has to leave has left; 1 node was deleted after it had been drained".into()
+        )
+    );
     scene.set_stage("blue", Stage::Complete).await;
     scene.until_completed("blue").await;
+}
+
+async fn a_selector_without_nodes_is_never_drained(world: &World) {
+    let scene = world.scene("nowhere").await;
+    let without_nodes =
+        |m: &NodeMaintenance| condition_of(m, names::condition::DRAINED).1 == names::reason::NO_NODES;
+    scene.maintain("none", "none", Stage::Drain).await;
+    let none = scene.until("none", "has no nodes", without_nodes).await;
+    for type_ in [names::condition::CORDONED, names::condition::DRAINED] {
+        let expected = ("False", names::reason::NO_NODES, "The selector has not matched any node so far");
+        let (status, reason, message) = condition_of(&none, type_);
+        assert_eq!((status.as_str(), reason.as_str(), message.as_str()), expected, "{type_}");
+    }
+    // One that is named and does not exist, beside one that does.
+    scene.node("n1", "blue").await;
+    let names = [scene.of("n1"), scene.of("n2")];
+    let by_name = json!({"nodeSelectorTerms": [
+        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": names}]},
+    ]});
+    let maintenance = json!({
+        "apiVersion": "nodemaintenance.k8s.io/v1alpha1",
+        "kind": "NodeMaintenance",
+        "metadata": {"name": scene.of("named")},
+        "spec": {"nodeSelector": by_name, "stage": "Drain"},
+    });
+    let maintenance = serde_json::from_value(maintenance).unwrap();
+    scene.maintenances().create(&PostParams::default(), &maintenance).await.unwrap();
+    let missing = scene.until_blocked("named", &[(None, names::reason::NODE_MISSING)]).await;
+    assert_eq!(drain(&missing).blockers[0].node, names[1]);
+    let is_told = |m: &NodeMaintenance| condition_of(m, names::condition::DRAINED).2.contains(&names[1]);
+    scene.until("named", "says which node is missing", is_told).await;
+    scene.node("n2", "green").await;
+    scene.until_drained("named").await;
 }
 
 async fn what_others_take_away_is_put_back_and_an_evacuation_of_others_is_shared(world: &World) {

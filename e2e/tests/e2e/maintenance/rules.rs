@@ -143,6 +143,7 @@ async fn a_pod_that_tolerates_the_cordon_and_comes_back_is_found_out(world: &Wor
     let stubborn = objects::deployment("stubborn").pods(PodBuilder::tolerates_everything);
     scene.deploy(stubborn, &["blue"]).await;
     scene.until_run_on("n1", 1).await;
+    let begun = world.cluster.requests_mark().unwrap();
     scene.maintain("m", "blue", Stage::Drain).await;
     let returns =
         |m: &NodeMaintenance| drain(m).blockers.iter().any(|b| b.reason == names::reason::RETURNS_TO_NODE);
@@ -151,6 +152,14 @@ async fn a_pod_that_tolerates_the_cordon_and_comes_back_is_found_out(world: &Wor
     assert_eq!((blocker.node.as_str(), blocker.namespace.as_deref()), ("returns-n1", Some("returns")));
     assert!(blocker.message.contains("let a DrainRule skip it"), "{}", blocker.message);
     scene.until_event("m", names::event::BLOCKED).await;
+    // It is not killed in a loop: the second time that it comes back, it may stay for a while.
+    let held = |m: &NodeMaintenance| {
+        drain(m).blockers.iter().any(|b| b.message.contains("it is asked to leave again at"))
+    };
+    scene.until("m", "says until when it stays", held).await;
+    let made = world.cluster.requests_since(begun).unwrap().writes();
+    let made = made.resource("pods", "").only(|r| r.namespace == scene.name && r.verb == "create").count();
+    assert!(made <= 3, "{made} pods have come back");
     let stubborn = json!([{"selector": {"matchLabels": {"app": "stubborn"}}}]);
     scene.rule("stubborn", json!({"drain": {"behavior": "Skip"}, "pods": stubborn})).await;
     scene.until_drained("m").await;

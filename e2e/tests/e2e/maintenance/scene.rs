@@ -387,6 +387,13 @@ pub(crate) fn is(maintenance: &NodeMaintenance, type_: &str) -> bool {
     conditions.into_iter().any(|condition| condition.type_ == type_ && condition.status == "True")
 }
 
+/// Status, reason and message of a maintenance's condition; empty if it has none.
+pub(crate) fn condition_of(maintenance: &NodeMaintenance, type_: &str) -> (String, String, String) {
+    let conditions = maintenance.status.iter().flat_map(|status| &status.conditions);
+    let found = conditions.into_iter().find(|condition| condition.type_ == type_);
+    found.map(|found| (found.status.clone(), found.reason.clone(), found.message.clone())).unwrap_or_default()
+}
+
 pub(crate) fn drain(maintenance: &NodeMaintenance) -> DrainStatus {
     maintenance.status.as_ref().and_then(|status| status.drain_status.clone()).unwrap_or_default()
 }

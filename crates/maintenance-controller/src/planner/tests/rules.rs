@@ -1,6 +1,7 @@
 //! The stories and sample rules of the MachineDrainRules proposal.
 
 use super::*;
+use crate::facts::Returned;
 use haulout_api_types::names::reason;
 use serde_json::json;
 
@@ -39,16 +40,21 @@ fn pods_with_a_positive_order_leave_last_and_those_with_a_negative_one_first() {
 /// Story 2: a pod that tolerates the cordon is put back onto the node, which is found out and reported.
 #[test]
 fn a_pod_that_comes_back_is_named() {
-    let tolerant = |name: &str, created| PodFacts {
-        tolerates_cordon: true,
-        created: Some(at(created)),
-        ..pod("n", name, 0)
+    let returned = |until: Option<i64>| {
+        Some(Box::new(Returned { tolerates_cordon: true, since: at(30), until: until.map(at) }))
     };
-    let mut world = one_node(DrainRules::default(), Served::DEFAULT, vec![tolerant("first", -5)]);
+    let second = |until| PodFacts { returned: returned(until), ..pod("n", "second", 0) };
+    let mut world = one_node(DrainRules::default(), Served::DEFAULT, vec![pod("n", "first", 0)]);
     let reasons = |world: &World| world.planner.maintenance("m").unwrap().blockers_by_reason;
     assert_eq!(reasons(&world), BTreeMap::new(), "it was there before");
     world.gone("first");
-    world.pod(tolerant("second", 30));
+    world.pod(second(Some(40)));
+    world.act();
+    assert_eq!(reasons(&world), BTreeMap::from([(reason::RETURNS_TO_NODE.into(), 1)]));
+    assert_eq!(world.leaving(), [""; 0], "not before its time");
+    let message = world.planner.node("n").unwrap().blockers[0].message.clone();
+    assert!(message.contains("it is asked to leave again at 2023-11-14T22:14:00Z:"), "{message}");
+    world.pod(second(None));
     world.act();
     assert_eq!(reasons(&world), BTreeMap::from([(reason::RETURNS_TO_NODE.into(), 1)]));
     assert_eq!(world.leaving(), ["second"], "it is evacuated all the same");

@@ -1,0 +1,204 @@
+//! Pods that come back to a node that is being drained. Each time, the next one of the same owner may stay longer before
+//! it is asked to leave, so that no pod is killed in a loop.
+//!
+//! Where nothing is remembered, as after a restart, how often a pod has come back is estimated from when the drain began
+//! and when the pod was created: as if it had come back at once each time.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use haulout_service_runtime::pods::{Pod, Uid};
+use jiff::Timestamp;
+
+use crate::facts::Returned;
+use crate::pause;
+use crate::seen::tolerates_cordon;
+
+/// The owner of a pod, by its UID; for a pod without one, the pod's namespace and name.
+type Owner = Box<str>;
+
+pub(super) struct Returns {
+    /// Since when pods are observed.
+    started: Timestamp,
+    /// Of each node, whose pods have come back and left again.
+    nodes: HashMap<Arc<str>, HashMap<Owner, Left>>,
+    /// Which time it is that a pod of its owner has come back, for pods created after the drain began.
+    times: HashMap<Uid, u32>,
+}
+
+/// A pod that had come back has left.
+#[derive(Clone, Copy)]
+struct Left {
+    times: u32,
+    at: Timestamp,
+}
+
+impl Returns {
+    pub fn new(started: Timestamp) -> Self {
+        Self { started, nodes: HashMap::new(), times: HashMap::new() }
+    }
+
+    /// Takes in a pod on a node whose drain began at this time, if it has; tells whether the pod has come back.
+    pub fn put(&mut self, pod: &Pod, drain_began: Option<Timestamp>, now: Timestamp) -> Option<Returned> {
+        let (node, created) = (pod.node.as_ref()?, pod.created_at()?);
+        let Some(began) = drain_began.filter(|began| created > *began) else {
+            self.times.remove(&pod.uid);
+            if drain_began.is_none() {
+                self.nodes.remove(node);
+            }
+            return None;
+        };
+        let known = self.times.get(&pod.uid).copied();
+        let times = known.unwrap_or_else(|| self.times(pod, node, began, created, now));
+        self.times.insert(pod.uid, times);
+        if pod.terminating || pod.is_finished() {
+            self.left(pod, times, now);
+        }
+        let tolerates_cordon = tolerates_cordon(&pod.tolerations);
+        let leaves = created.saturating_add(pause::after(times.saturating_sub(1))).unwrap_or(Timestamp::MAX);
+        // The first time it may have been scheduled right before the cordon.
+        (tolerates_cordon || times > 1).then(|| Returned {
+            tolerates_cordon,
+            since: created,
+            until: (now < leaves).then_some(leaves),
+        })
+    }
+
+    fn times(&self, pod: &Pod, node: &str, began: Timestamp, created: Timestamp, now: Timestamp) -> u32 {
+        let left = self.nodes.get(node).and_then(|owners| owners.get(&owner(pod)));
+        match left {
+            Some(left) if now.duration_since(left.at) < pause::QUIET => left.times.saturating_add(1),
+            None if created < self.started => {
+                pause::times_within(created.duration_since(began)).saturating_add(1)
+            }
+            _ => 1,
+        }
+    }
+
+    fn left(&mut self, pod: &Pod, times: u32, now: Timestamp) {
+        let Some(node) = &pod.node else { return };
+        let owners = self.nodes.entry(node.clone()).or_default();
+        owners.retain(|_, left| now.duration_since(left.at) < pause::QUIET);
+        let left = owners.entry(owner(pod)).or_insert(Left { times, at: now });
+        *left = Left { times: left.times.max(times), at: now };
+    }
+
+    /// A pod is gone.
+    pub fn remove(&mut self, pod: &Pod, now: Timestamp) {
+        if let Some(times) = self.times.remove(&pod.uid) {
+            self.left(pod, times, now);
+        }
+    }
+
+    /// A node is gone.
+    pub fn forget(&mut self, node: &str) {
+        self.nodes.remove(node);
+    }
+}
+
+fn owner(pod: &Pod) -> Owner {
+    match &pod.controller {
+        Some(owner) => owner.uid.clone(),
+        None => format!("{}/{}", pod.namespace, pod.name).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::at;
+
+    /// Pod number `n` of an owner, created at second `created`.
+    fn pod(n: u8, created: i64, owner: Option<&str>, tolerates: bool, terminating: bool) -> Pod {
+        let owner = owner.map(|uid| json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": uid, "controller": true}));
+        let name = if owner.is_some() { format!("web-{n}") } else { "web".into() };
+        let mut object = json!({
+            "metadata": {
+                "namespace": "shop", "name": name, "uid": format!("1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e{n:02x}"),
+                "resourceVersion": "1", "creationTimestamp": at(created).to_string(),
+                "ownerReferences": owner.into_iter().collect::<Vec<_>>(),
+            },
+            "spec": {"nodeName": "n1", "tolerations": if tolerates { json!([{"operator": "Exists"}]) } else { json!([]) }},
+            "status": {"phase": "Running"},
+        });
+        if terminating {
+            object["metadata"]["deletionTimestamp"] = json!(at(created).to_string());
+        }
+        Pod::from_json(object.to_string().as_bytes()).unwrap()
+    }
+
+    /// Lets a pod come back at once each time it is asked to leave, which begins at second 0; the seconds at which
+    /// it is asked.
+    fn asked(returns: &mut Returns, owner: Option<&str>, tolerates: bool, until: i64) -> Vec<i64> {
+        let (mut now, mut asked) = (1, Vec::new());
+        for n in 0.. {
+            let returned = returns.put(&pod(n, now, owner, tolerates, false), Some(at(0)), at(now));
+            let created = now;
+            if let Some(until) = returned.and_then(|returned| returned.until) {
+                now = until.as_second() - at(0).as_second();
+            }
+            if now > until {
+                break;
+            }
+            asked.push(now);
+            // A ReplicaSet makes another as soon as this one is asked; without one, when it is gone.
+            if owner.is_some() {
+                returns.put(&pod(n, created, owner, tolerates, true), Some(at(0)), at(now));
+            } else {
+                returns.remove(&pod(n, created, owner, tolerates, false), at(now));
+            }
+        }
+        asked
+    }
+
+    #[test]
+    fn a_pod_that_comes_back_stays_longer_each_time() {
+        let expected = [1, 11, 31, 71, 151, 311, 631, 1271, 2171, 3071];
+        for (owner, tolerates) in [(Some("u1"), true), (Some("u1"), false), (None, true)] {
+            let mut returns = Returns::new(at(-100));
+            assert_eq!(asked(&mut returns, owner, tolerates, 3600), expected, "{owner:?} {tolerates}");
+        }
+    }
+
+    #[test]
+    fn a_restart_does_not_start_the_loop_again() {
+        for (created, expected) in
+            [(5, Some(at(15))), (40, Some(at(80))), (400, Some(at(720))), (9000, Some(at(9900)))]
+        {
+            let mut returns = Returns::new(at(created + 1));
+            let returned =
+                returns.put(&pod(1, created, Some("u1"), true, false), Some(at(0)), at(created + 1));
+            assert_eq!(returned.unwrap().until, expected, "created at {created}");
+        }
+    }
+
+    #[test]
+    fn only_pods_that_came_after_the_drain_began_are_held() {
+        let mut returns = Returns::new(at(-100));
+        let put = |returns: &mut Returns, n, created, tolerates, began| {
+            returns.put(&pod(n, created, Some("u1"), tolerates, false), began, at(created)).map(|r| r.until)
+        };
+        assert_eq!(put(&mut returns, 1, -5, true, Some(at(0))), None, "it was there before");
+        assert_eq!(put(&mut returns, 2, 5, true, None), None, "nobody drains the node");
+        assert_eq!(put(&mut returns, 3, 5, false, Some(at(0))), None, "scheduled right before the cordon");
+        assert_eq!(put(&mut returns, 4, 5, true, Some(at(0))), Some(None), "the first one leaves at once");
+    }
+
+    #[test]
+    fn owners_and_nodes_are_counted_apart_and_forgotten_when_quiet() {
+        let mut returns = Returns::new(at(-100));
+        assert_eq!(asked(&mut returns, Some("u1"), true, 20), [1, 11]);
+        let fresh = |returns: &mut Returns, n, owner: &str, now: i64| {
+            let returned = returns.put(&pod(n, now, Some(owner), true, false), Some(at(0)), at(now));
+            returned.unwrap().until.is_none()
+        };
+        assert!(fresh(&mut returns, 100, "u2", 12), "another owner");
+        assert!(!fresh(&mut returns, 101, "u1", 13));
+        assert!(fresh(&mut returns, 102, "u1", 13 + 30 * 60), "after a quiet time");
+        asked(&mut returns, Some("u1"), true, 20);
+        returns.forget("n1");
+        assert!(fresh(&mut returns, 103, "u1", 25), "the node was deleted");
+    }
+}

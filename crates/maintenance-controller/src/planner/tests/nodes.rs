@@ -1,0 +1,138 @@
+//! Nodes that are not there, not cordoned, or deleted halfway: none of them makes a maintenance drained.
+
+use super::*;
+use haulout_api_types::names::reason;
+use haulout_api_types::selector::NodeMatcher;
+use serde_json::json;
+
+fn plan(world: &World) -> MaintenancePlan {
+    world.planner.maintenance("m").unwrap()
+}
+
+/// Drained, message, nodes drained and deleted, nodes missing.
+fn says(world: &World) -> (bool, String, usize, usize) {
+    let plan = plan(world);
+    (plan.drained, plan.message, plan.nodes_drained_and_deleted, plan.nodes_missing)
+}
+
+fn labelled(key: &str) -> NodeMatcher {
+    let term = json!({"matchExpressions": [{"key": key, "operator": "Exists"}]});
+    NodeMatcher::new(&serde_json::from_value(json!({"nodeSelectorTerms": [term]})).unwrap()).unwrap()
+}
+
+fn blue(name: &str) -> NodeFacts<Map> {
+    NodeFacts { labels: labels(&[("blue", "")]), ..node(name) }
+}
+
+/// A maintenance of all blue nodes, as it is when first seen with this status.
+fn of_blue_nodes(drained_nodes: &[&str], drained_and_deleted: u32) -> MaintenanceFacts {
+    MaintenanceFacts {
+        nodes: labelled("blue"),
+        drained_nodes: drained_nodes.iter().map(|name| Arc::from(*name)).collect(),
+        drained_and_deleted,
+        ..maintenance("m", 1, &[], &[], Served::DEFAULT)
+    }
+}
+
+#[test]
+fn a_selector_that_matches_no_node_is_not_drained() {
+    let mut world = World::new(Served::DEFAULT, &["other"]);
+    world.apply(Change::Maintenance(of_blue_nodes(&[], 0)));
+    assert_eq!(says(&world), (false, "No node is selected.".into(), 0, 0));
+    world.apply(Change::Node(blue("n1")));
+    assert_eq!(says(&world), (true, "Drained".into(), 0, 0));
+}
+
+#[test]
+fn an_empty_node_is_drained_once_it_is_cordoned() {
+    let mut world = World::new(Served::DEFAULT, &["n1"]);
+    world.planner.apply(Change::Node(NodeFacts { cordoned: false, ..node("n2") }));
+    world.apply(Change::Maintenance(maintenance("m", 1, &["n1", "n2"], &[], Served::DEFAULT)));
+    assert_eq!(says(&world), (false, "Waiting for 1 of 2 nodes to be cordoned.".into(), 0, 0));
+    assert_eq!(plan(&world).nodes_drained, 1);
+    let of_node = world.planner.node("n2").unwrap();
+    assert_eq!((of_node.state, of_node.message.as_str()), (NodeState::Cordoning, "Waiting to be cordoned."));
+    world.apply(Change::Node(node("n2")));
+    assert_eq!(says(&world), (true, "Drained".into(), 0, 0));
+    world.apply(Change::Node(NodeFacts { cordoned: false, ..node("n2") }));
+    assert!(!plan(&world).drained, "somebody has uncordoned it");
+}
+
+#[test]
+fn a_named_node_that_does_not_exist_is_a_blocker() {
+    let mut world = World::new(Served::DEFAULT, &["n1"]);
+    world.apply(Change::Maintenance(maintenance("m", 1, &["n1", "n2"], &[], Served::DEFAULT)));
+    assert_eq!(says(&world), (false, "Waiting for nodes that do not exist: n2.".into(), 0, 1));
+    let found = plan(&world);
+    let blockers: Vec<_> = found.blockers.iter().map(|(node, blocker)| (&**node, &*blocker.reason)).collect();
+    assert_eq!(blockers, [("n2", reason::NODE_MISSING)]);
+    assert_eq!(found.blockers_by_reason, BTreeMap::from([(reason::NODE_MISSING.into(), 1)]));
+    world.apply(Change::Node(node("n2")));
+    assert_eq!(says(&world), (true, "Drained".into(), 0, 0));
+}
+
+#[test]
+fn a_node_deleted_after_it_was_drained_does_not_turn_it_back() {
+    let mut world = World::new(Served::DEFAULT, &["n1", "n2"]);
+    world.pod(pod("n2", "web", 0));
+    world.apply(Change::Maintenance(maintenance("m", 1, &["n1", "n2"], &[], Served::DEFAULT)));
+    world.apply(Change::NodeGone("n1".into()));
+    assert_eq!(says(&world), (false, "Evacuating".into(), 1, 0));
+    assert_eq!(plan(&world).drained_nodes, ["n1".into()]);
+    world.gone("web");
+    assert_eq!(says(&world), (true, "Drained".into(), 1, 0));
+    world.apply(Change::NodeGone("n2".into()));
+    assert_eq!(says(&world), (true, "Drained".into(), 2, 0), "even the last one");
+    world.pod(pod("n1", "back", 0));
+    world.apply(Change::Node(node("n1")));
+    assert_eq!(says(&world), (false, "Evacuating".into(), 1, 0), "made again, it is drained again");
+}
+
+#[test]
+fn a_node_deleted_before_it_was_drained_is_missing() {
+    let mut world = World::new(Served::DEFAULT, &["n1"]);
+    world.pod(pod("n1", "web", 0));
+    world.apply(Change::Maintenance(maintenance("m", 1, &["n1"], &[], Served::DEFAULT)));
+    world.apply(Change::NodeGone("n1".into()));
+    world.gone("web");
+    assert_eq!(says(&world), (false, "Waiting for nodes that do not exist: n1.".into(), 0, 1));
+}
+
+/// Whatever was written before the controller died: the deletion, the nodes that were drained, or neither's number.
+#[test]
+fn drained_and_deleted_nodes_survive_a_restart() {
+    for order in [[0, 1], [1, 0]] {
+        for counted in [0, 1] {
+            let mut world = World::new(Served::DEFAULT, &[]);
+            let things =
+                [Change::Node(blue("n2")), Change::Maintenance(of_blue_nodes(&["n1", "n2"], counted))];
+            for thing in order {
+                world.planner.apply(things[thing].clone());
+            }
+            world.act();
+            assert_eq!(says(&world), (true, "Drained".into(), 1, 0), "{order:?} {counted}");
+            assert_eq!(plan(&world).drained_nodes, ["n1".into(), "n2".into()]);
+        }
+    }
+}
+
+#[test]
+fn more_deleted_nodes_than_a_status_can_name_are_still_counted() {
+    let names: Vec<String> = (100..350).map(|i| format!("n{i}")).collect();
+    let mut world = World::new(Served::DEFAULT, &[]);
+    world.apply(Change::Maintenance(of_blue_nodes(&[], 0)));
+    for name in &names {
+        world.planner.apply(Change::Node(blue(name)));
+        world.planner.apply(Change::NodeGone(name.as_str().into()));
+    }
+    world.act();
+    let before = plan(&world);
+    assert_eq!((before.drained, before.nodes_drained_and_deleted), (true, 250));
+    let written: Vec<&str> = before.drained_nodes.iter().map(AsRef::as_ref).collect();
+    assert_eq!(written.len(), 100);
+    let mut again = World::new(Served::DEFAULT, &[]);
+    again.apply(Change::Maintenance(of_blue_nodes(&written, 250)));
+    let after = plan(&again);
+    assert_eq!((after.drained, after.nodes_drained_and_deleted), (true, 250));
+    assert_eq!(after.drained_nodes, before.drained_nodes);
+}
