@@ -10,9 +10,10 @@ use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, Client};
 use serde_json::json;
 
+use crate::nodes::is_settled;
 use crate::objects::PodBuilder;
 use crate::{objects, wait};
 
@@ -52,18 +53,8 @@ impl Fleet {
             let node = objects::node(&name).label(POOL, "new").unschedulable();
             api.create(&params, &node.build()).await.context("creating a node")?;
         }
-        // The controller manager adds an annotation and labels of its own: what comes later would look like ours.
-        let complete = |nodes: &[Node]| {
-            nodes.iter().all(|node| {
-                node.annotations().contains_key("node.alpha.kubernetes.io/ttl")
-                    && node.labels().contains_key("beta.kubernetes.io/os")
-                    && node.spec.as_ref().is_none_or(|spec| {
-                        let taints = spec.taints.iter().flatten();
-                        !taints.into_iter().any(|taint| taint.key == "node.kubernetes.io/not-ready")
-                    })
-            })
-        };
-        wait::all(api, watcher::Config::default(), "are ready", LIMIT, complete).await?;
+        let settled = |nodes: &[Node]| nodes.iter().all(is_settled);
+        wait::all(api, watcher::Config::default(), "are ready", LIMIT, settled).await?;
         Ok(fleet)
     }
 

@@ -41,6 +41,15 @@ impl Look {
     }
 }
 
+/// Whether a node takes pods and has what the controller manager adds: an annotation and labels that would later look
+/// like changes of ours.
+pub(crate) fn is_settled(node: &Node) -> bool {
+    let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    node.annotations().contains_key("node.alpha.kubernetes.io/ttl")
+        && node.labels().contains_key("beta.kubernetes.io/os")
+        && !taints.into_iter().any(|taint| taint.key == "node.kubernetes.io/not-ready")
+}
+
 impl Handle {
     /// Stops the heartbeat of a node and everything its kubelet would do: new pods there do not
     /// start and deleted ones do not end. The node lifecycle controller taints it when its grace

@@ -3,6 +3,7 @@
 
 mod drain;
 mod evacuation;
+mod interfere;
 mod replicas;
 
 use std::collections::{HashMap, HashSet};
@@ -11,6 +12,7 @@ use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -28,22 +30,36 @@ use crate::wait;
 pub struct Round {
     /// The path of the `xtask` program.
     pub xtask: PathBuf,
-    /// Its own randomness.
-    pub random: fastrand::Rng,
+    /// From which everything follows that is left to chance.
+    pub seed: u64,
     /// Whether it may take its time.
     pub full: bool,
+    /// Of a campaign in which people interfere, the only actions that they take; all if empty.
+    pub only: Vec<String>,
+    /// Told in a few words what is going on.
+    pub progress: Rc<dyn Fn(&str)>,
+}
+
+impl Round {
+    fn random(&self) -> fastrand::Rng {
+        fastrand::Rng::with_seed(self.seed)
+    }
 }
 
 /// One campaign. A round says in a few words what it did.
 pub struct Campaign {
     /// Its name on the command line.
     pub name: &'static str,
+    /// Whether people interfere, which `--interfere` asks for.
+    pub interfere: bool,
     /// What it shows.
     pub about: &'static str,
     /// How many rounds it has unless told otherwise.
     pub rounds: u32,
     /// How many rounds an ordinary test run makes.
     pub rounds_in_test: u32,
+    /// How many rounds a full test run makes.
+    pub rounds_in_full_test: u32,
     /// Runs one round.
     pub round: fn(Round) -> LocalBoxFuture<'static, Result<String>>,
 }
@@ -52,15 +68,18 @@ pub struct Campaign {
 pub const CAMPAIGNS: &[Campaign] = &[
     Campaign {
         name: "cluster",
+        interfere: false,
         about: "whatever is killed, no process is left behind",
         rounds: 20,
         rounds_in_test: 1,
-        round: |Round { xtask, mut random, .. }| {
+        rounds_in_full_test: 10,
+        round: |round| {
             async move {
+                let mut random = round.random();
                 let victims: Vec<_> =
                     Component::ALL.into_iter().map(Victim::Component).chain([Victim::Xtask]).collect();
                 let victim = *random.choice(&victims).context("there are victims")?;
-                kill_in_demo(&xtask, victim).await?;
+                kill_in_demo(&round.xtask, victim).await?;
                 Ok(format!("killed {victim}"))
             }
             .boxed_local()
@@ -68,18 +87,32 @@ pub const CAMPAIGNS: &[Campaign] = &[
     },
     Campaign {
         name: "drain",
+        interfere: false,
         about: "whenever the controllers are killed, a drain completes, evicts each pod once and leaves nothing behind",
         rounds: 10,
         // It takes too long for an ordinary test run.
         rounds_in_test: 0,
-        round: |Round { random, .. }| drain::round(random).boxed_local(),
+        rounds_in_full_test: 10,
+        round: |round| drain::round(round.random()).boxed_local(),
+    },
+    Campaign {
+        name: "drain",
+        interfere: true,
+        about: "whatever people do to it, a drain moves on or says truly what holds it, and leaves nothing behind",
+        rounds: 10,
+        // It takes too long for an ordinary test run.
+        rounds_in_test: 0,
+        rounds_in_full_test: 3,
+        round: |round| interfere::round(round).boxed_local(),
     },
     Campaign {
         name: "evacuation",
+        interfere: false,
         about: "whenever the evacuation controller is killed, each pod leaves once and no budget is violated",
         rounds: 20,
         rounds_in_test: 1,
-        round: |Round { random, full, .. }| evacuation::round(random, full).boxed_local(),
+        rounds_in_full_test: 10,
+        round: |round| evacuation::round(round.random(), round.full).boxed_local(),
     },
 ];
 

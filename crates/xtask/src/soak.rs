@@ -1,5 +1,7 @@
 //! `cargo xtask soak`: long fault campaigns, repeatable by their seed.
 
+use std::rc::Rc;
+
 use anyhow::{Context, Result, bail};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use haulout_e2e::soak::{CAMPAIGNS, Campaign, Round};
@@ -18,50 +20,87 @@ pub struct Args {
     /// Repeats the run that printed this seed
     #[arg(long)]
     seed: Option<u64>,
+    /// Besides kills, people interfere: they delete, rewrite and refuse what belongs to a drain
+    #[arg(long)]
+    interfere: bool,
+    /// With --interfere, takes only this action; can be given several times. A wrong one lists all
+    #[arg(long, value_name = "ACTION", requires = "interfere")]
+    only: Vec<String>,
     /// How many rounds run at once, each with a cluster of its own; most of the time, a round waits
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     at_once: u32,
 }
 
+/// How a campaign is run.
+struct Plan<'a> {
+    rounds: u32,
+    at_once: u32,
+    seed: Option<u64>,
+    full: bool,
+    only: &'a [String],
+}
+
 pub fn run(args: &Args) -> Result<()> {
-    let wanted = |campaign: &&Campaign| args.name.as_deref().is_none_or(|name| name == campaign.name);
+    let wanted = |campaign: &&Campaign| {
+        args.name.as_deref().is_none_or(|name| name == campaign.name && args.interfere == campaign.interfere)
+            && (campaign.interfere || !args.interfere)
+    };
     let campaigns: Vec<_> = CAMPAIGNS.iter().filter(wanted).collect();
     if campaigns.is_empty() {
-        let names: Vec<_> = CAMPAIGNS.iter().map(|campaign| campaign.name).collect();
+        let names: Vec<_> = CAMPAIGNS.iter().map(command).collect();
         bail!("there is no such campaign; there are: {}", names.join(", "));
     }
     tools::ensure(ui::note)?;
     repo::build_services()?;
     for campaign in campaigns {
-        run_one(campaign, args.rounds.unwrap_or(campaign.rounds), args.at_once, args.seed, true)?;
+        let rounds = args.rounds.unwrap_or(campaign.rounds);
+        run_one(
+            campaign,
+            Plan { rounds, at_once: args.at_once, seed: args.seed, full: true, only: &args.only },
+        )?;
     }
     Ok(())
 }
 
-/// Runs all campaigns for a test run: with as many rounds as it can bear, and small ones, or with ten full ones.
+/// Runs all campaigns for a test run: with as many rounds as it can bear, and small ones, or with more and full ones.
 pub fn all(full: bool) -> Result<()> {
-    let rounds = |campaign: &Campaign| if full { 10 } else { campaign.rounds_in_test };
     let at_once = if full { 3 } else { 1 };
-    CAMPAIGNS.iter().try_for_each(|campaign| run_one(campaign, rounds(campaign), at_once, None, full))
+    CAMPAIGNS.iter().try_for_each(|campaign| {
+        let rounds = if full { campaign.rounds_in_full_test } else { campaign.rounds_in_test };
+        run_one(campaign, Plan { rounds, at_once, seed: None, full, only: &[] })
+    })
 }
 
-fn run_one(campaign: &Campaign, rounds: u32, at_once: u32, seed: Option<u64>, full: bool) -> Result<()> {
+/// What is typed to run a campaign.
+fn command(campaign: &Campaign) -> String {
+    let interfere = if campaign.interfere { " --interfere" } else { "" };
+    format!("{}{interfere}", campaign.name)
+}
+
+fn run_one(campaign: &Campaign, plan: Plan<'_>) -> Result<()> {
+    let Plan { rounds, at_once, seed, full, only } = plan;
     if rounds == 0 {
         return Ok(());
     }
     let seed = seed.unwrap_or_else(|| fastrand::u64(..));
     let xtask = std::env::current_exe().context("finding this program")?;
     let runtime = tokio::runtime::Runtime::new().context("starting the async runtime")?;
-    let repeat = format!("cargo xtask soak {} --rounds {rounds} --seed {seed}", campaign.name);
-    ui::note(&format!("    {}: {repeat}", campaign.about));
-    let mut random = fastrand::Rng::with_seed(seed);
-    let all = (1..=rounds).map(|round| (round, Round { xtask: xtask.clone(), random: random.fork(), full }));
-    let run = async |(number, round)| {
-        let step = Step::begin(&format!("{}, round {number} of {rounds}", campaign.name));
+    let only_these: String = only.iter().flat_map(|action| [" --only ", action]).collect();
+    let repeat = |rounds: u32, seed: u64| {
+        format!("cargo xtask soak {}{only_these} --rounds {rounds} --seed {seed}", command(campaign))
+    };
+    ui::note(&format!("    {}: {}", campaign.about, repeat(rounds, seed)));
+    let run = async |number: u32| {
+        // Each can be repeated alone: the first round of a run has the seed of the run.
+        let seed = seed.wrapping_add(u64::from(number - 1));
+        let name = format!("{}, round {number} of {rounds}", command(campaign));
+        let step = Step::begin(&name);
+        let progress = Rc::new(move |text: &str| ui::note(&format!("    round {number}: {text}")));
+        let round = Round { xtask: xtask.clone(), seed, full, only: only.to_vec(), progress };
         let result = (campaign.round)(round).await;
         step.end(result.is_ok(), result.as_deref().unwrap_or_default());
-        result.with_context(|| format!("round {number} failed; repeat it with `{repeat}`"))
+        result.with_context(|| format!("round {number} failed; repeat it with `{}`", repeat(1, seed)))
     };
-    let all = stream::iter(all).map(run).buffer_unordered(usize::try_from(at_once)?);
+    let all = stream::iter(1..=rounds).map(run).buffer_unordered(usize::try_from(at_once)?);
     runtime.block_on(all.try_for_each(async |_| Ok(())))
 }

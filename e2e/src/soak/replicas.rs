@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use rustix::process::Signal;
 
 use crate::handle::Handle;
 use crate::service::Service;
@@ -16,7 +17,10 @@ const LIMIT: Duration = Duration::from_secs(300);
 pub(super) struct Replicas<'a> {
     cluster: &'a Handle,
     name: &'static str,
-    pair: [Service; 2],
+    /// Two of them, or none while it is stopped.
+    pair: Vec<Service>,
+    /// How much their clocks are ahead.
+    ahead: Duration,
     /// How many were killed.
     pub(super) kills: u32,
 }
@@ -24,12 +28,17 @@ pub(super) struct Replicas<'a> {
 impl<'a> Replicas<'a> {
     /// Starts both; they are ready when this returns.
     pub(super) async fn start(cluster: &'a Handle, name: &'static str) -> Result<Self> {
-        let start = || Service::start(cluster, name, &ARGS);
-        let pair = [start().await?, start().await?];
-        for replica in &pair {
-            replica.ready().await?;
+        let mut replicas = Self { cluster, name, pair: Vec::new(), ahead: Duration::ZERO, kills: 0 };
+        replicas.start_again().await?;
+        Ok(replicas)
+    }
+
+    async fn start_one(&self) -> Result<Service> {
+        let service = Service::start(self.cluster, self.name, &ARGS).await?;
+        if !self.ahead.is_zero() {
+            service.shift_clock(self.ahead).await?;
         }
-        Ok(Self { cluster, name, pair, kills: 0 })
+        Ok(service)
     }
 
     /// Waits until one of them leads; which one.
@@ -45,14 +54,54 @@ impl<'a> Replicas<'a> {
         .await
     }
 
-    /// Kills the one that leads, so long after it is known to, and starts another in its place.
-    pub(super) async fn kill_leader(&mut self, after: Duration) -> Result<()> {
+    /// Kills the one that leads, so long after it is known to, and starts another in its place. Nothing happens while
+    /// it is stopped.
+    pub(super) async fn kill_leader(&mut self, after: Duration) -> Result<Option<String>> {
+        if self.pair.is_empty() {
+            return Ok(None);
+        }
         let leader = self.leader().await?;
         tokio::time::sleep(after).await;
+        let Some(killed) = self.pair.get(leader) else { return Ok(None) };
+        killed.kill()?;
+        self.kills += 1;
+        let other = self.start_one().await?;
         if let Some(leader) = self.pair.get_mut(leader) {
-            leader.kill()?;
-            self.kills += 1;
-            *leader = Service::start(self.cluster, self.name, &ARGS).await?;
+            *leader = other;
+        }
+        Ok(Some(format!("the leader of {} was killed", self.name)))
+    }
+
+    /// Stops both, by force or in good order.
+    pub(super) async fn stop(&mut self, force: bool) -> Result<()> {
+        let signal = if force { Signal::KILL } else { Signal::TERM };
+        let pair = std::mem::take(&mut self.pair);
+        for replica in &pair {
+            replica.signal(signal)?;
+        }
+        for replica in &pair {
+            replica.exited().await;
+        }
+        Ok(())
+    }
+
+    /// Starts both after they were stopped; they are ready when this returns. Nothing happens while they run.
+    pub(super) async fn start_again(&mut self) -> Result<()> {
+        while self.pair.len() < 2 {
+            let replica = self.start_one().await?;
+            self.pair.push(replica);
+        }
+        for replica in &self.pair {
+            replica.ready().await?;
+        }
+        Ok(())
+    }
+
+    /// Puts their clocks forward by this much.
+    pub(super) async fn put_clocks_forward(&mut self, by: Duration) -> Result<()> {
+        self.ahead = by;
+        for replica in &self.pair {
+            replica.shift_clock(by).await?;
         }
         Ok(())
     }

@@ -1,0 +1,158 @@
+//! The campaign `drain --interfere`: while nodes are drained, people, tenants, other controllers and faults do all that they
+//! may do to Evacuations, nodes, budgets, pods, maintenances and our controllers; see [`script`] for the list. An
+//! [`observer`] checks throughout that a drain moves on or says truly what holds it.
+//!
+//! What is done and when follows from the seed. Which pods have got how far by then depends on the machine.
+
+mod actions;
+mod evacuators;
+mod ground;
+mod observer;
+mod refusals;
+mod script;
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow};
+use haulout_api_types::NodeMaintenance;
+use haulout_api_types::node_maintenance::Stage;
+use jiff::SignedDuration;
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::ResourceExt as _;
+use kube::api::{Api, DeleteParams, ListParams};
+use kube::runtime::watcher;
+use serde_json::json;
+use tokio::sync::watch as latest;
+use tokio_util::task::AbortOnDropHandle;
+
+use self::actions::{Controllers, Interferer, forgiven};
+use self::evacuators::Mode;
+use self::ground::{Ground, NAMESPACE, PINNED, POOL, WAITS};
+use self::observer::{Observer, Timeline};
+use self::script::Script;
+use super::Round;
+use super::replicas::Replicas;
+use crate::{Cluster, wait};
+
+/// How much of the timeline a failure shows; the file has all of it.
+const SHOWN: usize = 150;
+/// How long everything may take to finish once nobody interferes any more.
+const LIMIT: Duration = Duration::from_secs(150);
+/// Longer than an evacuator may be silent.
+const DEADLINE: Duration = Duration::from_secs(31 * 60);
+
+/// One round; what happened in it.
+pub(super) async fn round(round: Round) -> Result<String> {
+    let script = Script::new(round.seed, &round.only)?;
+    let cluster = Cluster::builder().name("soak-interfere").audit(true).boot().await?;
+    let timeline = Timeline::new();
+    let result = play(&round, &cluster, &script, &timeline).await;
+    if result.is_err() {
+        cluster.keep_logs();
+        let file = cluster.logs.join("timeline.txt");
+        std::fs::write(&file, timeline.last(usize::MAX))
+            .with_context(|| format!("writing {}", file.display()))?;
+    }
+    result.map_err(|error| {
+        let last = timeline.last(SHOWN);
+        anyhow!("{error:#}\nThe timeline of the round with the seed {}:\n{last}", round.seed)
+    })
+}
+
+async fn play(round: &Round, cluster: &Cluster, script: &Script, timeline: &Timeline) -> Result<String> {
+    cluster.install_chart(&[]).await?;
+    let mut random = round.random();
+    let ground = Ground::prepare(cluster.client_as("interferer").await?, random.fork()).await?;
+    let pods = ground.pods;
+    let audit_log = cluster.audit_log.clone().context("the cluster has an audit log")?;
+    let observer = Observer::start(cluster.client_as("observer").await?, audit_log, timeline.clone()).await?;
+    let controllers = Controllers {
+        maintenance: Replicas::start(cluster, "maintenance-controller").await?,
+        evacuation: Replicas::start(cluster, "evacuation-controller").await?,
+    };
+    let (mode, receiver) = latest::channel(Mode::Work);
+    let evacuating =
+        evacuators::run(cluster.client_as("evacuator").await?, timeline.clone(), random.fork(), receiver);
+    let _evacuators = AbortOnDropHandle::new(tokio::spawn(evacuating));
+    let progress = round.progress.as_ref();
+    let mut interferer = Interferer {
+        cluster,
+        ground,
+        controllers,
+        timeline: timeline.clone(),
+        progress,
+        pending: Vec::new(),
+        maintenances: 0,
+    };
+    let all = async {
+        for pool in ["a", "b"] {
+            let key = json!({"key": POOL, "operator": "In", "values": [pool]});
+            let selector = json!({"nodeSelectorTerms": [{"matchExpressions": [key]}]});
+            interferer.maintain(selector, Stage::Drain, random.bool()).await?;
+        }
+        interferer.carry_out(script).await?;
+        let silent_complete = if script.time_passes { Mode::FinishButSilent } else { Mode::Finish };
+        let finish = |ahead: SignedDuration| {
+            observer.clocks_are_ahead(ahead);
+            mode.send_replace(silent_complete);
+        };
+        interferer.finish(script.time_passes, finish, random.fork()).await?;
+        observer.finish(&interferer.ground.nodes).await
+    };
+    tokio::select! {
+        done = all => done?,
+        failure = observer.failed() => return Err(anyhow!(failure)),
+    }
+    let (actions, judged) = (script.steps.len(), observer.judged());
+    Ok(format!("{pods} pods, {actions} actions, {judged} looks at maintenances that did not move"))
+}
+
+fn is_drained(maintenance: &NodeMaintenance) -> bool {
+    let conditions = maintenance.status.iter().flat_map(|status| &status.conditions);
+    conditions.into_iter().any(|condition| condition.type_ == "Drained" && condition.status == "True")
+}
+
+impl Interferer<'_> {
+    /// Nobody interferes any more and everything is allowed to finish: drains complete, and then all maintenances are
+    /// ended.
+    async fn finish(
+        &mut self,
+        time_passes: bool,
+        finish: impl FnOnce(SignedDuration),
+        mut random: fastrand::Rng,
+    ) -> Result<()> {
+        self.timeline.note("INTERFERER", "everything is allowed to finish");
+        (self.progress)("everything is allowed to finish");
+        let params = DeleteParams::default();
+        self.ground.budget_api().delete_collection(&params, &ListParams::default()).await?;
+        let deployments: Api<Deployment> = Api::namespaced(self.ground.client.clone(), NAMESPACE);
+        forgiven(deployments.delete(PINNED, &params).await.map(drop))?;
+        forgiven(self.ground.pod_api().delete(WAITS, &params).await.map(drop))?;
+        if time_passes {
+            self.controllers.evacuation.put_clocks_forward(DEADLINE).await?;
+            self.controllers.maintenance.put_clocks_forward(DEADLINE).await?;
+        }
+        finish(if time_passes { SignedDuration::try_from(DEADLINE)? } else { SignedDuration::ZERO });
+        let api = self.ground.maintenance_api();
+        let config = watcher::Config::default();
+        // One that selects no node never drained anything.
+        let done = |m: &NodeMaintenance| {
+            let nodes = m.status.as_ref().and_then(|status| status.drain_status.as_ref());
+            m.spec.stage != Stage::Drain
+                || m.metadata.deletion_timestamp.is_some()
+                || is_drained(m)
+                || nodes.is_some_and(|drain| drain.nodes_selected == 0)
+        };
+        wait::all(api.clone(), config.clone(), "are drained", LIMIT, |all| all.iter().all(done)).await?;
+        self.timeline.note("INTERFERER", "all maintenances end");
+        for maintenance in api.list(&ListParams::default()).await? {
+            self.end(&maintenance.name_any(), random.bool()).await?;
+        }
+        let released = |m: &NodeMaintenance| m.finalizers().is_empty();
+        wait::all(api.clone(), config.clone(), "are completed", LIMIT, |all| all.iter().all(released))
+            .await?;
+        api.delete_collection(&params, &ListParams::default()).await?;
+        wait::all(api, config, "are gone", LIMIT, <[_]>::is_empty).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,73 @@
+//! What the status of a maintenance says is in the way or waited for.
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::world::Read as _;
+
+/// One thing that a status says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claim {
+    pub reason: String,
+    pub message: String,
+    /// The node that it is about, if it is about one.
+    pub node: Option<String>,
+    /// The pod that it is about, if it is about one, as `namespace/name`.
+    pub pod: Option<String>,
+    /// All times that it names, since when apart.
+    pub times: Vec<Timestamp>,
+}
+
+impl Claim {
+    /// What it is about, for people.
+    pub fn subject(&self) -> String {
+        let pod = self.pod.iter().map(|pod| format!(" of pod {pod}"));
+        let node = self.node.iter().map(|node| format!(" on node {node}"));
+        [self.reason.clone()].into_iter().chain(pod).chain(node).collect()
+    }
+}
+
+/// The reasons of conditions that say no more than that the drain is under way.
+const UNDER_WAY: [&str; 3] = ["Evacuating", "Cordoning", "NotBlocked"];
+
+/// Everything that a maintenance's status says: each entry of a list in `drainStatus` that has a reason, and each
+/// condition that gives a reason which none of these has.
+pub fn claims(maintenance: &Value) -> Vec<Claim> {
+    let lists = maintenance.map("/status/drainStatus").into_iter().flatten();
+    let entries = lists.filter_map(|(_, list)| list.as_array()).flatten();
+    let mut found: Vec<Claim> =
+        entries.filter(|entry| !entry.text("/reason").is_empty()).map(entry).collect();
+    let drain_message = maintenance.text("/status/drainStatus/drainMessage");
+    for (kind, opposite) in [("Drained", "False"), ("Blocked", "True"), ("Cordoned", "False")] {
+        let Some((status, reason, message)) = maintenance.condition(kind) else { continue };
+        let known = found.iter().any(|claim| claim.reason == reason);
+        if status == opposite && !known && !UNDER_WAY.contains(&reason) {
+            let message = format!("{message} {drain_message}");
+            found.push(Claim {
+                reason: reason.to_owned(),
+                times: times(&message),
+                message,
+                ..Claim::default()
+            });
+        }
+    }
+    found
+}
+
+fn entry(entry: &Value) -> Claim {
+    let given = |pointer: &str| Some(entry.text(pointer).to_owned()).filter(|text| !text.is_empty());
+    let others = entry.as_object().into_iter().flatten().filter(|(key, _)| *key != "since");
+    Claim {
+        reason: entry.text("/reason").to_owned(),
+        message: entry.text("/message").to_owned(),
+        node: given("/node"),
+        pod: given("/pod").map(|pod| format!("{}/{pod}", entry.text("/namespace"))),
+        times: others.filter_map(|(_, value)| value.as_str()).flat_map(times).collect(),
+    }
+}
+
+/// The times in a text.
+fn times(text: &str) -> Vec<Timestamp> {
+    let words = text.split(|c: char| c.is_whitespace() || ",;()".contains(c));
+    words.filter_map(|word| word.trim_end_matches('.').parse().ok()).collect()
+}

@@ -1,0 +1,240 @@
+//! Judges what happened in a round from first to last: every change of pods, budgets, nodes, maintenances and
+//! Evacuations in the order in which the API server made them, and the evictions of ours.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
+
+use super::audit::Request;
+use super::world::{Kind, Read as _, World, covers, is_healthy, selects_node};
+
+/// For how long after somebody else took a pod away, or changed a budget, the numbers of the budget may be behind.
+const BEHIND: SignedDuration = SignedDuration::from_secs(10);
+/// For how long a controller may go by what was so before.
+const LATE: SignedDuration = SignedDuration::from_secs(3);
+/// How often pods of the same owner may be evicted from the same node: those that come back wait longer each time.
+const RETURNS: usize = 12;
+
+/// One change of an object.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// When the API server made it, in its own counting.
+    pub revision: u64,
+    /// When it was noticed.
+    pub at: Timestamp,
+    pub kind: Kind,
+    pub key: String,
+    /// What the object is now; `None` if it is gone.
+    pub object: Option<Arc<Value>>,
+}
+
+/// All that happened.
+#[derive(Debug, Default)]
+pub struct History {
+    pub changes: Vec<Change>,
+    /// Writes of our services.
+    pub requests: Vec<Request>,
+    /// When a watch had to begin anew, so that changes may be missing.
+    pub gaps: Vec<Timestamp>,
+}
+
+/// Pods and budgets at one moment, and since when their numbers may differ.
+#[derive(Default)]
+struct Replay {
+    world: World,
+    /// When somebody else last took a healthy pod of the budget away, or the budget itself was changed.
+    disturbed: HashMap<String, Timestamp>,
+}
+
+impl History {
+    /// The changes in the order in which they were made.
+    fn ordered(&self) -> Vec<&Change> {
+        let mut changes: Vec<&Change> = self.changes.iter().collect();
+        changes.sort_by_key(|change| change.revision);
+        changes
+    }
+
+    /// The pods that we have evicted: requests that were granted.
+    fn evictions(&self) -> impl Iterator<Item = &Request> {
+        self.requests.iter().filter(|request| request.resource == "pods/eviction" && request.code == 201)
+    }
+
+    /// Everything that should not have happened.
+    pub fn violations(&self) -> Vec<String> {
+        let mut found = self.budgets();
+        found.extend(self.deletions());
+        found.extend(self.unwanted());
+        found.extend(self.loops());
+        found
+    }
+
+    /// Evictions of ours after which a budget had fewer healthy pods than it wants, though nobody else had just
+    /// disturbed it.
+    fn budgets(&self) -> Vec<String> {
+        let (mut found, mut replay) = (Vec::new(), Replay::default());
+        let mut evictions: Vec<&Request> = self.evictions().collect();
+        for change in self.ordered() {
+            let Change { at, kind, key, object, .. } = change;
+            let old = match object {
+                Some(object) => replay.world.put(*kind, object.clone()),
+                None => replay.world.remove(*kind, key),
+            };
+            let Some(old) = old else {
+                if *kind == Kind::Budget {
+                    replay.disturbed.insert(key.clone(), *at);
+                }
+                continue;
+            };
+            match kind {
+                Kind::Budget => {
+                    let spec = |of: &Value| of.pointer("/spec").cloned();
+                    if object.as_ref().is_none_or(|new| spec(new) != spec(&old) || new.uid() != old.uid()) {
+                        replay.disturbed.insert(key.clone(), *at);
+                    }
+                }
+                Kind::Pod => {
+                    let same = object.as_ref().filter(|new| new.uid() == old.uid());
+                    if !is_healthy(&old) || same.is_some_and(|new| is_healthy(new)) {
+                        continue;
+                    }
+                    let ours = |request: &&Request| {
+                        request.key == *key && request.received <= *at && *at <= later(request.answered, LATE)
+                    };
+                    let ours = evictions.iter().position(ours).map(|place| evictions.swap_remove(place));
+                    found.extend(replay.pod_left(&old, *at, ours.is_some(), &self.gaps));
+                }
+                _ => {}
+            }
+        }
+        found
+    }
+
+    /// Pods that we have deleted instead of evicting them.
+    fn deletions(&self) -> Vec<String> {
+        let deleted = self.requests.iter().filter(|request| {
+            request.resource == "pods" && request.verb.starts_with("delete") && request.code < 300
+        });
+        deleted.map(|request| format!("{} deleted pod {}", request.service, request.key)).collect()
+    }
+
+    /// Evacuations that we have made for pods that no maintenance wanted to leave.
+    fn unwanted(&self) -> Vec<String> {
+        let (mut found, mut past): (_, BTreeMap<(Kind, String), Vec<&Change>>) =
+            (Vec::new(), BTreeMap::new());
+        let mut pods: HashMap<String, Arc<Value>> = HashMap::new();
+        for change in self.ordered() {
+            let known = past.entry((change.kind, change.key.clone())).or_default();
+            let before =
+                known.last().and_then(|last| last.object.as_ref().map(|object| object.uid().to_owned()));
+            known.push(change);
+            let Some(object) = &change.object else { continue };
+            if change.kind == Kind::Pod {
+                pods.insert(object.uid().to_owned(), object.clone());
+            }
+            let is_made = change.kind == Kind::Evacuation && before.as_deref() != Some(object.uid());
+            let ours = || {
+                let created = |request: &&Request| {
+                    request.verb == "create" && request.resource == "evacuations" && request.code == 201
+                };
+                let service = "maintenance-controller";
+                let mut made =
+                    self.requests.iter().filter(created).filter(|request| request.service == service);
+                made.any(|request| request.key == change.key && request.received <= change.at)
+            };
+            if !is_made || !ours() {
+                continue;
+            }
+            let Some(pod) = pods.get(object.text("/spec/podRef/uid")) else { continue };
+            if !wants(&past, pod, change.at) {
+                let (pod, node) = (pod.key(), pod.text("/spec/nodeName"));
+                found
+                    .push(format!("an Evacuation was made for pod {pod}, and nobody drains its node {node}"));
+            }
+        }
+        found
+    }
+
+    /// Owners whose pods are evicted from the same node again and again.
+    fn loops(&self) -> Vec<String> {
+        let mut pods: HashMap<(String, String), String> = HashMap::new();
+        for Change { object, key, kind, .. } in &self.changes {
+            let Some(pod) = object.as_ref().filter(|_| *kind == Kind::Pod) else { continue };
+            let owner = pod.list("/metadata/ownerReferences").iter().find(|owner| owner.flag("/controller"));
+            if let Some(owner) = owner {
+                let owner = format!("{} {}", owner.text("/kind"), owner.text("/name"));
+                pods.insert((key.clone(), pod.text("/spec/nodeName").to_owned()), owner);
+            }
+        }
+        // Where a name was used on several nodes, which of them the eviction was about is not known.
+        let mut evicted: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+        for request in self.evictions() {
+            let mut places = pods.iter().filter(|((key, _), _)| *key == request.key);
+            if let (Some(((_, node), owner)), None) = (places.next(), places.next()) {
+                *evicted.entry((owner, node)).or_default() += 1;
+            }
+        }
+        let often = evicted.into_iter().filter(|(_, times)| *times > RETURNS);
+        often
+            .map(|((owner, node), times)| format!("{times} pods of {owner} were evicted from node {node}"))
+            .collect()
+    }
+}
+
+fn later(time: Timestamp, by: SignedDuration) -> Timestamp {
+    time.saturating_add(by).unwrap_or(Timestamp::MAX)
+}
+
+/// Whether a maintenance drains the node of this pod, or did until a moment ago.
+fn wants(past: &BTreeMap<(Kind, String), Vec<&Change>>, pod: &Value, at: Timestamp) -> bool {
+    // Each version counts until the next one has come and been noticed.
+    let recent = |changes: &'_ [&Change]| -> Vec<Arc<Value>> {
+        let ends = changes.iter().skip(1).map(|next| next.at).chain([Timestamp::MAX]);
+        let versions = changes.iter().zip(ends).filter(|(_, end)| at <= later(*end, LATE));
+        versions.filter_map(|(change, _)| change.object.clone()).collect()
+    };
+    let node = (Kind::Node, pod.text("/spec/nodeName").to_owned());
+    let nodes = past.get(&node).map(|changes| recent(changes)).unwrap_or_default();
+    let maintenances = past.iter().filter(|((kind, _), _)| *kind == Kind::Maintenance);
+    let mut versions = maintenances.flat_map(|(_, changes)| recent(changes));
+    versions.any(|maintenance| {
+        maintenance.text("/spec/stage") == "Drain"
+            && !maintenance.is_terminating()
+            && nodes.iter().any(|node| selects_node(&maintenance, node))
+    })
+}
+
+impl Replay {
+    /// A healthy pod was taken away, by us or by somebody else. What was violated.
+    fn pod_left(&mut self, pod: &Value, at: Timestamp, by_us: bool, gaps: &[Timestamp]) -> Vec<String> {
+        let budgets: Vec<&Value> =
+            self.world.all(Kind::Budget).filter(|budget| covers(budget, pod)).collect();
+        let keys: Vec<String> = budgets.iter().map(|budget| budget.key()).collect();
+        if !by_us {
+            self.disturbed.extend(keys.into_iter().map(|key| (key, at)));
+            return Vec::new();
+        }
+        let just = |time: Timestamp| at.duration_since(time) < BEHIND;
+        let quiet = |budget: &&&Value| {
+            !self.disturbed.get(&budget.key()).is_some_and(|time| just(*time))
+                && !gaps.iter().copied().any(just)
+        };
+        let mut found = Vec::new();
+        for budget in budgets.iter().filter(quiet) {
+            let covered = self.world.all(Kind::Pod).filter(|other| covers(budget, other));
+            let healthy = covered.filter(|other| is_healthy(other)).count();
+            let wanted = usize::try_from(budget.number("/status/desiredHealthy")).unwrap_or_default();
+            if healthy < wanted || keys.len() > 1 {
+                let (name, pod) = (budget.key(), pod.key());
+                let text = format!(
+                    "we evicted pod {pod}, and PodDisruptionBudget {name} has {healthy} healthy pods of {wanted}"
+                );
+                let several =
+                    if keys.len() > 1 { format!("; the pod is covered by {keys:?}") } else { String::new() };
+                found.push(text + &several);
+            }
+        }
+        found
+    }
+}

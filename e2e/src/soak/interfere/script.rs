@@ -1,0 +1,263 @@
+//! What is done in a round, and when: it follows from the seed alone. Which objects are hit depends on what is there at
+//! that moment, so that a repeated round is like the first one, not the same.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+/// Something that people, tenants, other controllers or faults do to a drain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Action {
+    DeleteEvacuation,
+    StripFinalizers,
+    HoldEvacuation,
+    RelabelEvacuation,
+    RewriteConditions,
+    UncordonNode,
+    RelabelNode,
+    RecreateNode,
+    DeleteBudget,
+    CreateBudget,
+    DoubleBudget,
+    TightenBudget,
+    LoosenBudget,
+    DeletePod,
+    CompleteMaintenance,
+    DeleteMaintenance,
+    OverlapMaintenance,
+    CompleteUnled,
+    RefuseEvacuations,
+    RefuseNodes,
+    RefuseEvictions,
+    JamEvictions,
+    StopEvacuationController,
+    KillEvacuationLeader,
+    KillMaintenanceLeader,
+}
+
+/// For how long an action has an effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lasts {
+    /// It is done and over.
+    Not,
+    /// So many seconds at least, and fewer than so many.
+    Seconds(u64, u64),
+    /// Until well after the quiet time.
+    ThroughQuiet,
+}
+
+impl Action {
+    pub(super) const ALL: [Self; 25] = [
+        Self::DeleteEvacuation,
+        Self::StripFinalizers,
+        Self::HoldEvacuation,
+        Self::RelabelEvacuation,
+        Self::RewriteConditions,
+        Self::UncordonNode,
+        Self::RelabelNode,
+        Self::RecreateNode,
+        Self::DeleteBudget,
+        Self::CreateBudget,
+        Self::DoubleBudget,
+        Self::TightenBudget,
+        Self::LoosenBudget,
+        Self::DeletePod,
+        Self::CompleteMaintenance,
+        Self::DeleteMaintenance,
+        Self::OverlapMaintenance,
+        Self::CompleteUnled,
+        Self::RefuseEvacuations,
+        Self::RefuseNodes,
+        Self::RefuseEvictions,
+        Self::JamEvictions,
+        Self::StopEvacuationController,
+        Self::KillEvacuationLeader,
+        Self::KillMaintenanceLeader,
+    ];
+
+    /// Its name in timelines and for `--only`.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::DeleteEvacuation => "delete-evacuation",
+            Self::StripFinalizers => "strip-finalizers",
+            Self::HoldEvacuation => "hold-evacuation",
+            Self::RelabelEvacuation => "relabel-evacuation",
+            Self::RewriteConditions => "rewrite-conditions",
+            Self::UncordonNode => "uncordon-node",
+            Self::RelabelNode => "relabel-node",
+            Self::RecreateNode => "recreate-node",
+            Self::DeleteBudget => "delete-budget",
+            Self::CreateBudget => "create-budget",
+            Self::DoubleBudget => "double-budget",
+            Self::TightenBudget => "tighten-budget",
+            Self::LoosenBudget => "loosen-budget",
+            Self::DeletePod => "delete-pod",
+            Self::CompleteMaintenance => "complete-maintenance",
+            Self::DeleteMaintenance => "delete-maintenance",
+            Self::OverlapMaintenance => "overlap-maintenance",
+            Self::CompleteUnled => "complete-unled",
+            Self::RefuseEvacuations => "refuse-evacuations",
+            Self::RefuseNodes => "refuse-nodes",
+            Self::RefuseEvictions => "refuse-evictions",
+            Self::JamEvictions => "jam-evictions",
+            Self::StopEvacuationController => "stop-evacuation-controller",
+            Self::KillEvacuationLeader => "kill-evacuation-leader",
+            Self::KillMaintenanceLeader => "kill-maintenance-leader",
+        }
+    }
+
+    fn lasts(self) -> Lasts {
+        match self {
+            Self::HoldEvacuation
+            | Self::DoubleBudget
+            | Self::RefuseEvacuations
+            | Self::RefuseNodes
+            | Self::RefuseEvictions => Lasts::ThroughQuiet,
+            Self::RelabelNode => Lasts::Seconds(3, 9),
+            Self::JamEvictions => Lasts::Seconds(4, 7),
+            Self::StopEvacuationController => Lasts::Seconds(4, 12),
+            _ => Lasts::Not,
+        }
+    }
+
+    /// Whether it shows best when the drain has been held up for a while, or would end it too early.
+    fn is_late(self) -> bool {
+        matches!(
+            self,
+            Self::JamEvictions | Self::CompleteMaintenance | Self::DeleteMaintenance | Self::CompleteUnled
+        )
+    }
+}
+
+/// One thing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Step {
+    /// When, after the drain has begun.
+    pub(super) at: Duration,
+    pub(super) action: Action,
+    /// For how long, if it has an effect that ends.
+    pub(super) lasts: Duration,
+    /// From which its choices follow.
+    pub(super) seed: u64,
+}
+
+/// All that is done in a round.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Script {
+    pub(super) steps: Vec<Step>,
+    /// When everything is allowed to finish.
+    pub(super) end: Duration,
+    /// Whether silent evacuators run out of time instead of completing in the end.
+    pub(super) time_passes: bool,
+}
+
+/// When the drain has got under way.
+const FIRST: Duration = Duration::from_secs(2);
+/// How long people interfere before and after the quiet time.
+const BUSY: Duration = Duration::from_secs(11);
+/// Long enough for a status to be judged: ten seconds in which nothing moves, and some to be wrong.
+const QUIET: Duration = Duration::from_secs(18);
+/// The same for a round in which the evacuation controller is away for long enough that a status has to say so.
+const LONG_QUIET: Duration = Duration::from_secs(92);
+/// In so many rounds it is away for so long once.
+const LONG_ONCE_IN: u64 = 6;
+
+impl Script {
+    /// The script of a round. With names of actions, it has only these.
+    pub(super) fn new(seed: u64, only: &[String]) -> Result<Self> {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let only: Vec<Action> = only.iter().map(|name| named(name)).collect::<Result<_>>()?;
+        let long = random.u64(..LONG_ONCE_IN) == 0;
+        let long = if only.is_empty() { long } else { only == [Action::StopEvacuationController] };
+        let quiet = if long { LONG_QUIET } else { QUIET };
+        let second = FIRST + BUSY + quiet;
+        let (mut early, mut late): (Vec<Action>, Vec<Action>) = if only.is_empty() {
+            let mut all = Action::ALL.to_vec();
+            random.shuffle(&mut all);
+            let (late, early): (Vec<_>, Vec<_>) = all.into_iter().partition(|action| action.is_late());
+            let stays = |action: &Action| !long || *action != Action::StopEvacuationController;
+            let mut early = early.into_iter().filter(stays);
+            let first: Vec<_> = early.by_ref().take(random.usize(4..7)).collect();
+            (first, late.into_iter().take(2).chain(early.take(random.usize(1..3))).collect())
+        } else {
+            (only.iter().copied().cycle().take(3).collect(), only.clone())
+        };
+        if long {
+            early.retain(|action| *action != Action::StopEvacuationController);
+            early.insert(0, Action::StopEvacuationController);
+        }
+        random.shuffle(&mut late);
+        let mut steps = Vec::new();
+        for (begin, actions) in [(FIRST, early), (second, late)] {
+            let count = u32::try_from(actions.len()).unwrap_or(1).max(1);
+            for (place, action) in (0..).zip(actions) {
+                let at = begin + BUSY * place / count + Duration::from_millis(random.u64(..500));
+                let seconds = match action.lasts() {
+                    Lasts::Not => 0,
+                    Lasts::Seconds(..) if long && action == Action::StopEvacuationController => {
+                        (second - at).as_secs() + 1
+                    }
+                    Lasts::Seconds(least, most) => random.u64(least..most),
+                    Lasts::ThroughQuiet if begin == FIRST => (second - at).as_secs() + random.u64(..4),
+                    Lasts::ThroughQuiet => random.u64(4..9),
+                };
+                let lasts = Duration::from_secs(seconds);
+                steps.push(Step { at, action, lasts, seed: random.u64(..) });
+            }
+        }
+        Ok(Self { steps, end: second + BUSY, time_passes: random.u8(..4) == 0 })
+    }
+}
+
+fn named(name: &str) -> Result<Action> {
+    match Action::ALL.into_iter().find(|action| action.name() == name) {
+        Some(action) => Ok(action),
+        None => {
+            let names = Action::ALL.map(Action::name).join(", ");
+            bail!("there is no action {name:?}; there are: {names}")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn a_seed_repeats_its_script() {
+        for seed in 0..50 {
+            assert_eq!(Script::new(seed, &[]).unwrap(), Script::new(seed, &[]).unwrap());
+        }
+        assert_ne!(Script::new(1, &[]).unwrap(), Script::new(2, &[]).unwrap());
+    }
+
+    #[test]
+    fn thirty_rounds_do_everything() {
+        let done: BTreeSet<_> =
+            (0..30).flat_map(|seed| Script::new(seed, &[]).unwrap().steps).map(|step| step.action).collect();
+        assert_eq!(done, Action::ALL.into_iter().collect());
+    }
+
+    #[test]
+    fn steps_are_in_order_and_a_quiet_time_is_between() {
+        for seed in 0..50 {
+            let script = Script::new(seed, &[]).unwrap();
+            let times: Vec<_> = script.steps.iter().map(|step| step.at).collect();
+            assert!(times.is_sorted(), "{times:?}");
+            let widest = times.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap();
+            assert!(widest >= Duration::from_secs(16), "{times:?}");
+            assert!(times.last().unwrap() < &script.end);
+        }
+    }
+
+    #[test]
+    fn only_named_actions_are_done() {
+        let script = Script::new(3, &["refuse-nodes".into()]).unwrap();
+        assert!(script.steps.iter().all(|step| step.action == Action::RefuseNodes));
+        assert!(!script.steps.is_empty());
+        let error = Script::new(3, &["be-nice".into()]).unwrap_err().to_string();
+        assert!(error.contains("be-nice") && error.contains("refuse-nodes"), "{error}");
+    }
+}
