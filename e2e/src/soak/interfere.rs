@@ -46,7 +46,7 @@ pub(super) async fn round(round: Round) -> Result<String> {
     let script = Script::new(round.seed, &round.only)?;
     let cluster = Cluster::builder().name("soak-interfere").audit(true).boot().await?;
     let timeline = Timeline::new();
-    let result = play(&round, &cluster, &script, &timeline).await;
+    let result = Box::pin(play(&round, &cluster, &script, &timeline)).await;
     if result.is_err() {
         cluster.keep_logs();
         let file = cluster.logs.join("timeline.txt");
@@ -62,7 +62,8 @@ pub(super) async fn round(round: Round) -> Result<String> {
 async fn play(round: &Round, cluster: &Cluster, script: &Script, timeline: &Timeline) -> Result<String> {
     cluster.install_chart(&[]).await?;
     let mut random = round.random();
-    let ground = Ground::prepare(cluster.client_as("interferer").await?, random.fork()).await?;
+    let interferers = cluster.client_as("interferer").await?;
+    let ground = Box::pin(Ground::prepare(interferers, random.fork())).await?;
     let pods = ground.pods;
     let audit_log = cluster.audit_log.clone().context("the cluster has an audit log")?;
     let observer = Observer::start(cluster.client_as("observer").await?, audit_log, timeline.clone()).await?;

@@ -175,7 +175,13 @@ impl Interferer<'_> {
             | Action::OverlapMaintenance
             | Action::CompleteUnled => (None, self.on_maintenance(step.action, &mut random).await?),
             Action::RefuseEvacuations => self.refuse("refuse-evacuations").await?,
-            Action::RefuseNodes => self.refuse("refuse-nodes").await?,
+            Action::RefuseNodes => {
+                let refused = self.refuse("refuse-nodes").await?;
+                // So that there is something to write.
+                sleep(Duration::from_secs(1)).await;
+                self.on_node(Action::UncordonNode, &mut random).await?;
+                refused
+            }
             Action::RefuseEvictions => self.refuse("refuse-evictions").await?,
             Action::JamEvictions => self.jam().await?,
             Action::StopEvacuationController => {

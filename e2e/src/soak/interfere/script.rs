@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result};
 
 /// Something that people, tenants, other controllers or faults do to a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -124,7 +124,11 @@ impl Action {
     fn is_late(self) -> bool {
         matches!(
             self,
-            Self::JamEvictions | Self::CompleteMaintenance | Self::DeleteMaintenance | Self::CompleteUnled
+            Self::RewriteConditions
+                | Self::JamEvictions
+                | Self::CompleteMaintenance
+                | Self::DeleteMaintenance
+                | Self::CompleteUnled
         )
     }
 }
@@ -195,10 +199,12 @@ impl Script {
                 let seconds = match action.lasts() {
                     Lasts::Not => 0,
                     Lasts::Seconds(..) if long && action == Action::StopEvacuationController => {
-                        (second - at).as_secs() + 1
+                        second.saturating_sub(at).as_secs() + 1
                     }
                     Lasts::Seconds(least, most) => random.u64(least..most),
-                    Lasts::ThroughQuiet if begin == FIRST => (second - at).as_secs() + random.u64(..4),
+                    Lasts::ThroughQuiet if begin == FIRST => {
+                        second.saturating_sub(at).as_secs() + random.u64(..4)
+                    }
                     Lasts::ThroughQuiet => random.u64(4..9),
                 };
                 let lasts = Duration::from_secs(seconds);
@@ -210,13 +216,11 @@ impl Script {
 }
 
 fn named(name: &str) -> Result<Action> {
-    match Action::ALL.into_iter().find(|action| action.name() == name) {
-        Some(action) => Ok(action),
-        None => {
-            let names = Action::ALL.map(Action::name).join(", ");
-            bail!("there is no action {name:?}; there are: {names}")
-        }
-    }
+    let found = Action::ALL.into_iter().find(|action| action.name() == name);
+    found.with_context(|| {
+        let names = Action::ALL.map(Action::name).join(", ");
+        format!("there is no action {name:?}; there are: {names}")
+    })
 }
 
 #[cfg(test)]
@@ -246,7 +250,7 @@ mod tests {
             let script = Script::new(seed, &[]).unwrap();
             let times: Vec<_> = script.steps.iter().map(|step| step.at).collect();
             assert!(times.is_sorted(), "{times:?}");
-            let widest = times.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap();
+            let widest = times.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).max().unwrap();
             assert!(widest >= Duration::from_secs(16), "{times:?}");
             assert!(times.last().unwrap() < &script.end);
         }

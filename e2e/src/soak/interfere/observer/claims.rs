@@ -25,6 +25,11 @@ impl Claim {
         let node = self.node.iter().map(|node| format!(" on node {node}"));
         [self.reason.clone()].into_iter().chain(pod).chain(node).collect()
     }
+
+    /// Whether it is about this node as a whole.
+    pub fn is_about_node(&self, node: &str) -> bool {
+        self.pod.is_none() && self.node.as_deref().is_none_or(|named| named == node)
+    }
 }
 
 /// The reasons of conditions that say no more than that the drain is under way.

@@ -54,6 +54,12 @@ pub fn complaints(maintenance: &Value, world: &World, facts: &Facts) -> Vec<Comp
         }
         return found;
     }
+    for node in open.iter().filter(|open| !claims.iter().any(|claim| claim.is_about_node(open))) {
+        complain(
+            format!("open {node}"),
+            format!("node {node} is not cordoned, and it says {}", said(maintenance)),
+        );
+    }
     if leaving.is_empty() {
         if claims.is_empty() && open.is_empty() && !nodes.is_empty() {
             complain("not drained".into(), format!("nothing is left, and it says {}", said(maintenance)));
@@ -118,11 +124,8 @@ fn unexplained<'a>(
     let waits = |pod: &Value| pod.label("cluster.x-k8s.io/drain") == Some("wait-completed");
     let first = leaving.iter().filter(|pod| !waits(pod)).map(|pod| step(pod)).min();
     let explained = |pod: &Value| {
-        claims.iter().any(|claim| match (&claim.pod, &claim.node) {
-            (Some(named), _) => *named == pod.key(),
-            (None, Some(node)) => node == pod.text("/spec/nodeName"),
-            (None, None) => true,
-        })
+        let (key, node) = (pod.key(), pod.text("/spec/nodeName"));
+        claims.iter().any(|claim| claim.is_about_node(node) || claim.pod.as_ref() == Some(&key))
     };
     let is_new = |pod: &Value| {
         let created = pod.time("/metadata/creationTimestamp").unwrap_or_default();

@@ -159,6 +159,7 @@ fn drained_means_empty_and_cordoned() {
     assert_eq!(about(&m, &world([(Kind::Node, node("n1", false))]), &facts()), ["drained"]);
     let not = maintenance(json!([]), json!([condition("Drained", "False", "Evacuating", "")]));
     assert_eq!(about(&not, &world([(Kind::Node, node("n1", true))]), &facts()), ["not drained"]);
+    assert_eq!(about(&not, &world([(Kind::Node, node("n1", false))]), &facts()), ["open n1"]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use super::claims::Claim;
-use super::world::{Kind, Read as _, World, has_to_leave};
+use super::world::{Kind, Read, World, has_to_leave};
 
 /// How late somebody may be with what is due at a certain time.
 const LATE: SignedDuration = SignedDuration::from_secs(10);
@@ -166,7 +166,13 @@ impl<'a> Check<'a> {
         // With several, none of them lets the pod go.
         let [budget] = budgets.as_slice() else { return Ok(()) };
         let allowed = budget.number("/status/disruptionsAllowed");
-        ensure(allowed == 0 || is_stale(budget), || {
+        // While evictions are refused, who is first in line keeps the others waiting.
+        let jammed =
+            ["pods/eviction", "jam pods/eviction"].into_iter().any(|of| match self.facts.refused(of) {
+                Ok(()) => true,
+                Err(ended) => ended.is_some_and(|ended| self.facts.now <= later(ended, LATE)),
+            });
+        ensure(allowed == 0 || is_stale(budget) || jammed, || {
             format!("PodDisruptionBudget {} allows {allowed} disruptions", budget.name())
         })
     }
@@ -226,9 +232,7 @@ impl<'a> Check<'a> {
     fn namespace_terminating(&self) -> Untrue {
         let pod = self.pod()?;
         let namespace = self.world.get(Kind::Namespace, pod.text("/metadata/namespace"));
-        ensure(namespace.is_some_and(|namespace| namespace.is_terminating()), || {
-            "the namespace is not being deleted".into()
-        })
+        ensure(namespace.is_some_and(Read::is_terminating), || "the namespace is not being deleted".into())
     }
 
     fn evacuator_active(&self) -> Untrue {
