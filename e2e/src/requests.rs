@@ -5,7 +5,7 @@
 //! would come up to 30 seconds later.) A watch counts once, when it begins.
 
 use std::fs::File;
-use std::io::{BufReader, Seek as _, SeekFrom};
+use std::io::{BufRead as _, BufReader, Seek as _, SeekFrom};
 
 use anyhow::{Context as _, Result};
 use jiff::Timestamp;
@@ -59,9 +59,13 @@ impl Handle {
 
     /// All requests answered since the mark, whoever made them.
     pub fn requests_since(&self, mark: Mark) -> Result<Requests> {
-        let mut file = self.open_audit_log()?;
-        file.seek(SeekFrom::Start(mark.0)).context("finding the mark in the audit log")?;
-        read(BufReader::new(file))
+        let mut file = BufReader::new(self.open_audit_log()?);
+        if let Some(before) = mark.0.checked_sub(1) {
+            // A line that was half written when the mark was set tells of a request that was answered before.
+            file.seek(SeekFrom::Start(before)).context("finding the mark in the audit log")?;
+            file.skip_until(b'\n').context("finding the first line behind the mark in the audit log")?;
+        }
+        read(file)
     }
 
     /// All requests since the cluster was booted.

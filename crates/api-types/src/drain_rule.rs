@@ -63,8 +63,8 @@ pub struct DrainRuleSpec {
 )]
 pub struct DrainRuleDrain {
     /// Drain: the pods are evacuated, in the given order. Skip: they are left alone, and neither they
-    /// nor their volumes are waited for. WaitCompleted: they are not evacuated, and the drain waits until
-    /// they have finished.
+    /// nor their volumes are waited for. WaitCompleted: they are not evacuated, and the drain of their node
+    /// waits until they have finished; it applies to pods of type Default only.
     pub behavior: DrainBehavior,
 
     /// When the pods leave, with behavior Drain: those with a higher order leave later. Pods that no
@@ -81,7 +81,7 @@ pub enum DrainBehavior {
     Drain,
     /// Leave it alone; wait neither for it nor for its volumes.
     Skip,
-    /// Wait until it has finished by itself.
+    /// Wait until it has finished by itself. Only for pods of type Default.
     WaitCompleted,
 }
 

@@ -1,6 +1,6 @@
 //! Matching drain rules: what a drain does with one pod, and which rule or label says so.
 
-use crate::drain_rule::{DrainBehavior, DrainRule};
+use crate::drain_rule::{DrainBehavior, DrainRule, DrainRuleDrain};
 use crate::names::DRAIN_LABEL;
 use crate::node_maintenance::PodType;
 use crate::selector::{LabelMatcher, Labels, SelectorError};
@@ -15,6 +15,7 @@ struct Rule {
     /// `None` if the rule cannot be read: it may say anything, of any pod.
     drain: Option<(DrainBehavior, i32)>,
     nodes: Vec<LabelMatcher>,
+    /// Any of them; without one, the rule matches no pod.
     pods: Vec<PodMatcher>,
 }
 
@@ -45,6 +46,8 @@ pub enum Source<'a> {
     Rule(&'a str),
     /// The drain rule of this name cannot be read and may say something else: better wait.
     Unreadable(&'a str),
+    /// The drain rule of this name matches if the labels of the pod's namespace do, which are not known yet: better wait.
+    NamespaceUnknown(&'a str),
     /// Nothing matched.
     Default,
 }
@@ -78,25 +81,34 @@ impl DrainRules {
     }
 
     /// What a drain does with a pod of this type and these labels on a node with those. The pod's own
-    /// label comes first, then the first rule in alphabetical order that matches.
+    /// label comes first, then the first rule in alphabetical order that matches. Only Default pods are
+    /// waited for. `namespace` is `None` while the labels of the pod's namespace are not known.
     pub fn treat(
         &self,
         node: &impl Labels,
-        namespace: &impl Labels,
+        namespace: Option<&impl Labels>,
         pod: &impl Labels,
         pod_type: PodType,
     ) -> Treatment<'_> {
         let treatment = |behavior, order, source| Treatment { behavior, order, source };
-        if let Some(behavior) = pod.label(DRAIN_LABEL).and_then(behavior_of_label) {
+        let applies = |behavior: &DrainBehavior| {
+            *behavior != DrainBehavior::WaitCompleted || pod_type == PodType::Default
+        };
+        if let Some(behavior) = pod.label(DRAIN_LABEL).and_then(behavior_of_label).filter(applies) {
             return treatment(behavior, 0, Source::PodLabel);
         }
-        match self.0.iter().find(|rule| rule.matches(node, namespace, pod, pod_type)) {
-            Some(Rule { name, drain: Some((behavior, order)), .. }) => {
-                treatment(*behavior, *order, Source::Rule(name))
-            }
-            Some(rule) => treatment(DrainBehavior::WaitCompleted, 0, Source::Unreadable(&rule.name)),
-            None => treatment(DrainBehavior::Drain, 0, Source::Default),
+        for rule in &self.0 {
+            let source = match (rule.matches(node, namespace, pod, pod_type), &rule.drain) {
+                (Some(false), _) => continue,
+                (Some(true), Some((behavior, order))) => {
+                    return treatment(*behavior, *order, Source::Rule(&rule.name));
+                }
+                (Some(true), None) => Source::Unreadable(&rule.name),
+                (None, _) => Source::NamespaceUnknown(&rule.name),
+            };
+            return treatment(DrainBehavior::WaitCompleted, 0, source);
         }
+        treatment(DrainBehavior::Drain, 0, Source::Default)
     }
 
     /// The first rule that takes every pod from the rule of this name, so that it never applies. What
@@ -136,33 +148,47 @@ impl Rule {
                 types: pods.pod_types.clone(),
             })
         });
-        Ok(Self {
-            name: name.into(),
-            drain: Some((rule.spec.drain.behavior, rule.spec.drain.order.unwrap_or_default())),
-            nodes: nodes.collect::<Result<_, _>>()?,
-            pods: pods.collect::<Result<_, _>>()?,
-        })
+        let nodes = nodes.collect::<Result<_, _>>()?;
+        let mut pods: Vec<PodMatcher> = pods.collect::<Result<_, _>>()?;
+        if pods.is_empty() {
+            pods.push(PodMatcher::default());
+        }
+        let DrainRuleDrain { behavior, order } = &rule.spec.drain;
+        if *behavior == DrainBehavior::WaitCompleted {
+            pods.retain(|pods| pods.takes(PodType::Default));
+            for pods in &mut pods {
+                pods.types = vec![PodType::Default];
+            }
+        }
+        Ok(Self { name: name.into(), drain: Some((*behavior, order.unwrap_or_default())), nodes, pods })
     }
 
     fn unreadable(name: String) -> Self {
-        Self { name, drain: None, nodes: Vec::new(), pods: Vec::new() }
+        Self { name, drain: None, nodes: Vec::new(), pods: vec![PodMatcher::default()] }
     }
 
+    /// Whether it matches; `None` if that depends on the labels of the namespace, which are not known.
     fn matches(
         &self,
         node: &impl Labels,
-        namespace: &impl Labels,
+        namespace: Option<&impl Labels>,
         pod: &impl Labels,
         pod_type: PodType,
-    ) -> bool {
-        let node_matches = self.nodes.is_empty() || self.nodes.iter().any(|nodes| nodes.matches(node));
-        let pod_matches = || {
-            self.pods.is_empty()
-                || self.pods.iter().any(|pods| {
-                    pods.takes(pod_type) && pods.pod.matches(pod) && pods.namespace.matches(namespace)
-                })
-        };
-        node_matches && pod_matches()
+    ) -> Option<bool> {
+        if !self.nodes.is_empty() && !self.nodes.iter().any(|nodes| nodes.matches(node)) {
+            return Some(false);
+        }
+        let matching = self.pods.iter().filter(|pods| pods.takes(pod_type) && pods.pod.matches(pod));
+        let mut unknown = false;
+        for pods in matching {
+            match namespace {
+                _ if pods.namespace.matches_everything() => return Some(true),
+                Some(namespace) if pods.namespace.matches(namespace) => return Some(true),
+                Some(_) => {}
+                None => unknown = true,
+            }
+        }
+        (!unknown).then_some(false)
     }
 
     /// Whether it matches whatever the other one matches.
@@ -170,12 +196,9 @@ impl Rule {
         // No entry at all is one entry that matches everything.
         let everywhere = [LabelMatcher::default()];
         let nodes = if other.nodes.is_empty() { &everywhere[..] } else { &other.nodes };
-        let every_pod = [PodMatcher::default()];
-        let pods = if other.pods.is_empty() { &every_pod[..] } else { &other.pods };
         (self.nodes.is_empty()
             || nodes.iter().all(|narrow| self.nodes.iter().any(|wide| narrow.implies(wide))))
-            && (self.pods.is_empty()
-                || pods.iter().all(|narrow| self.pods.iter().any(|wide| narrow.implies(wide))))
+            && other.pods.iter().all(|narrow| self.pods.iter().any(|wide| narrow.implies(wide)))
     }
 }
 
@@ -254,7 +277,8 @@ mod tests {
             ("shop", "portworx", DrainBehavior::Drain, 100, Source::Rule("portworx")),
         ];
         for (ns, app, behavior, order, source) in cases {
-            let treatment = rules.treat(&node, &namespace(ns), &labels(&[("app", app)]), PodType::Default);
+            let treatment =
+                rules.treat(&node, Some(&namespace(ns)), &labels(&[("app", app)]), PodType::Default);
             assert_eq!(treatment, Treatment { behavior, order, source }, "{ns}/{app}");
         }
     }
@@ -268,7 +292,7 @@ mod tests {
         ]);
         let none = labels(&[]);
         let treat = |pod: &Map| {
-            let treatment = rules.treat(&none, &none, pod, PodType::Default);
+            let treatment = rules.treat(&none, Some(&none), pod, PodType::Default);
             (treatment.behavior, treatment.order, treatment.source)
         };
         assert_eq!(treat(&none), (DrainBehavior::Drain, -3, Source::Rule("a")));
@@ -302,9 +326,69 @@ mod tests {
             ("c", PodType::Static, false),
             ("a", PodType::Default, false),
         ] {
-            let source = rules.treat(&labels(&[("zone", zone)]), &none, &none, pod_type).source;
+            let source = rules.treat(&labels(&[("zone", zone)]), Some(&none), &none, pod_type).source;
             assert_eq!(source != Source::Default, matched, "{zone} {pod_type:?}");
         }
+    }
+
+    #[test]
+    fn only_default_pods_are_waited_for() {
+        let wait = |pods: Value| json!({"drain": {"behavior": "WaitCompleted"}, "pods": pods});
+        let rules = rules(&[
+            ("a", wait(json!([]))),
+            ("b", wait(json!([{"podTypes": ["DaemonSet", "Static"]}]))),
+            ("c", skip(json!({"pods": [{"podTypes": ["Static"]}]}))),
+        ]);
+        let none = labels(&[]);
+        let own = labels(&[(DRAIN_LABEL, "wait-completed")]);
+        let own_skip = labels(&[(DRAIN_LABEL, "skip")]);
+        let cases = [
+            (&none, PodType::Default, Source::Rule("a")),
+            (&own, PodType::Default, Source::PodLabel),
+            (&none, PodType::DaemonSet, Source::Default),
+            (&own, PodType::DaemonSet, Source::Default),
+            (&own, PodType::Static, Source::Rule("c")),
+            (&own_skip, PodType::DaemonSet, Source::PodLabel),
+        ];
+        for (pod, pod_type, source) in cases {
+            assert_eq!(rules.treat(&none, Some(&none), pod, pod_type).source, source, "{pod:?} {pod_type:?}");
+        }
+        assert_eq!(rules.shadowing("c"), None, "the first one takes no Static pod from it");
+    }
+
+    #[test]
+    fn a_namespace_that_is_not_known_holds_what_a_rule_may_mean() {
+        let in_shop = json!({"matchLabels": {"kubernetes.io/metadata.name": "shop"}});
+        let web = json!({"matchLabels": {"app": "web"}});
+        let rules = rules(&[
+            (
+                "a",
+                json!({"drain": {"behavior": "Drain", "order": 1}, "pods": [{"selector": {"matchLabels": {"app": "first"}}}]}),
+            ),
+            ("b", skip(json!({"pods": [{"selector": web, "namespaceSelector": in_shop}]}))),
+            (
+                "c",
+                skip(
+                    json!({"nodes": [{"selector": {"matchLabels": {"zone": "z"}}}], "pods": [{"namespaceSelector": in_shop}]}),
+                ),
+            ),
+        ]);
+        let none = labels(&[]);
+        let app = |app: &str| labels(&[("app", app)]);
+        let skipped = labels(&[("app", "web"), (DRAIN_LABEL, "skip")]);
+        let cases = [
+            (app("web"), Source::NamespaceUnknown("b")),
+            (app("first"), Source::Rule("a")),
+            (app("other"), Source::Default),
+            (skipped, Source::PodLabel),
+        ];
+        for (pod, source) in cases {
+            let treatment = rules.treat(&none, None::<&Map>, &pod, PodType::Default);
+            assert_eq!(treatment.source, source, "{pod:?}");
+            let waits = treatment.behavior == DrainBehavior::WaitCompleted;
+            assert_eq!(waits, matches!(source, Source::NamespaceUnknown(_)));
+        }
+        assert_eq!(rules.treat(&none, Some(&none), &app("web"), PodType::Default).source, Source::Default);
     }
 
     #[test]
@@ -321,7 +405,8 @@ mod tests {
         let none = labels(&[]);
         let x = labels(&[("x", "")]);
         let treat = |rules: &DrainRules, namespace: &Map| {
-            let Treatment { behavior, source, .. } = rules.treat(&none, namespace, &none, PodType::Default);
+            let Treatment { behavior, source, .. } =
+                rules.treat(&none, Some(namespace), &none, PodType::Default);
             (behavior, format!("{source:?}"))
         };
         assert_eq!(treat(&rules, &x), (DrainBehavior::Skip, r#"Rule("a")"#.into()));
@@ -389,7 +474,7 @@ mod tests {
             let none = labels(&[]);
             let rules = rules(&all);
             let first = names.iter().filter(|name| name[..1] != app).min();
-            let source = rules.treat(&none, &none, &labels(&[("app", &app)]), PodType::Default).source;
+            let source = rules.treat(&none, Some(&none), &labels(&[("app", &app)]), PodType::Default).source;
             prop_assert_eq!(source, first.map_or(Source::Default, |name| Source::Rule(name)));
         }
     }

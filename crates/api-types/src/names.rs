@@ -105,6 +105,8 @@ pub mod reason {
     pub const WAITING_FOR_COMPLETION: &str = "WaitingForCompletion";
     /// A drain rule that cannot be read may say that the pod stays.
     pub const DRAIN_RULE_UNREADABLE: &str = "DrainRuleUnreadable";
+    /// Drain rules ask for the labels of the pod's namespace, which are not known yet.
+    pub const NAMESPACE_UNKNOWN: &str = "NamespaceUnknown";
     /// An older maintenance on the same nodes has to get further first.
     pub const WAITING_FOR_MAINTENANCE: &str = "WaitingForMaintenance";
     /// Pods are on their way out and nothing holds them up.

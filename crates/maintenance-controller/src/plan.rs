@@ -137,6 +137,11 @@ impl Plan {
         StepNumber::try_from(found.unwrap_or_default()).unwrap_or(StepNumber::MAX)
     }
 
+    /// The last step for Default pods.
+    pub fn last_default_step(&self) -> StepNumber {
+        self.volume_step().saturating_sub(1)
+    }
+
     /// The pods that are selected up to and including a step.
     pub fn targets(&self, up_to: StepNumber) -> DrainTargets {
         let pods = |step: &Step| match step {

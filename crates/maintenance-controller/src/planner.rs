@@ -33,7 +33,7 @@ use haulout_api_types::node_maintenance::{MAX_DRAINED_NODES, Stage};
 use haulout_api_types::selector::Labels;
 
 pub use self::node::{Blocker, Counts};
-use self::node::{Fate, NodeRecord, PodRecord};
+use self::node::{Fate, NodeRecord, PodRecord, Unclear};
 pub use self::report::{Evacuate, MaintenancePlan, NodePlan, NodeState, Summary, list};
 use self::tally::Tally;
 use crate::facts::{MaintenanceFacts, NodeFacts, PodFacts, PodKey};
@@ -109,6 +109,12 @@ impl Maintenance {
     fn missing(&self) -> impl Iterator<Item = &Arc<str>> {
         let unnamed = usize::try_from(self.deleted_unnamed).unwrap_or(usize::MAX);
         self.missing.difference(&self.deleted).skip(unnamed)
+    }
+
+    /// The step that it has reached on a node, on which a pod may be waited for: later pod types wait too, then.
+    fn step_on(&self, completing: bool) -> StepNumber {
+        let current = self.tally.current();
+        if completing { current.min(self.facts.plan.last_default_step()) } else { current }
     }
 
     fn targets(&mut self, up_to: StepNumber) -> Arc<DrainTargets> {
@@ -212,6 +218,11 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
     /// Works off everything.
     pub fn settle(&mut self) {
         while self.settle_one() {}
+    }
+
+    /// Whether it has been told of this pod.
+    pub fn knows_pod(&self, pod: &PodKey) -> bool {
+        self.node_of_pod.contains_key(pod)
     }
 
     /// When the first drain of a node began that is still going on.
@@ -390,10 +401,11 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         let record = self.nodes.get(node);
         let node_labels = record.and_then(|record| record.facts.as_ref()).map(|node| &node.labels);
         let namespace = self.namespaces.get(&facts.key.namespace);
-        let treatment = self.rules.treat(&node_labels, &namespace, &facts.labels, facts.pod_type);
+        let treatment = self.rules.treat(&node_labels, namespace, &facts.labels, facts.pod_type);
         let (behavior, order) = (treatment.behavior, treatment.order);
         let unclear = match treatment.source {
-            Source::Unreadable(rule) => Some(rule.into()),
+            Source::Unreadable(rule) => Some(Unclear::Rule(rule.into())),
+            Source::NamespaceUnknown(rule) => Some(Unclear::Namespace(rule.into())),
             _ => None,
         };
         let draining = record.into_iter().flat_map(|record| &record.draining);

@@ -257,6 +257,9 @@ fn drained(plan: &MaintenancePlan, had_nodes: bool) -> Wanted {
         () if counts.targeted == 0 && counts.volumes > 0 => {
             (false, reason::VOLUMES_ATTACHED, plan.message.trim_end_matches('.').into())
         }
+        () if counts.targeted == 0 && counts.completing > 0 => {
+            (false, reason::WAITING_FOR_COMPLETION, plan.message.trim_end_matches('.').into())
+        }
         () => {
             let left = counts.pending.saturating_add(counts.evacuating);
             let pods = if left == 1 { "1 pod has".into() } else { format!("{left} pods have") };

@@ -1,8 +1,9 @@
 //! DrainRules: selectors that can be read, an order only where it means something, and a warning for a rule that
-//! another one hides.
+//! another one hides or that waits for pods which nobody waits for.
 
 use haulout_api_types::drain_rule::{DrainBehavior, DrainRule};
 use haulout_api_types::drain_rules::DrainRules;
+use haulout_api_types::node_maintenance::PodType;
 use haulout_api_types::selector::LabelMatcher;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
@@ -26,6 +27,16 @@ pub fn judge<'a>(new: &'a DrainRule, rules: impl IntoIterator<Item = &'a DrainRu
     });
     for (path, selector) in nodes.chain(pods) {
         check(&mut verdict, &path, selector);
+    }
+    if spec.drain.behavior == DrainBehavior::WaitCompleted {
+        for (i, pods) in spec.pods.iter().enumerate() {
+            if pods.pod_types.iter().any(|pod_type| *pod_type != PodType::Default) {
+                verdict.warn(format!(
+                    "spec.pods[{i}].podTypes: WaitCompleted applies to pods of type Default only; others are drained as \
+                     if this rule did not exist: remove the other types, or use behavior Skip or Drain for them"
+                ));
+            }
+        }
     }
     let name = new.metadata.name.as_deref().unwrap_or_default();
     let others = rules.into_iter().filter(|rule| rule.metadata.name.as_deref() != Some(name));
@@ -84,6 +95,21 @@ mod tests {
         let good =
             rule("r", json!({"drain": {"behavior": "Drain", "order": 3}, "nodes": [{"selector": {}}]}));
         assert_eq!(judge(&good, []), Verdict::default());
+    }
+
+    #[test]
+    fn waiting_for_other_pods_than_default_ones_is_warned_of() {
+        let warned = |behavior: &str, types: &[&str]| {
+            let spec =
+                json!({"drain": {"behavior": behavior}, "pods": [{"selector": {}}, {"podTypes": types}]});
+            judge(&rule("r", spec), []).warnings
+        };
+        for types in [&["DaemonSet"][..], &["Default", "Static"]] {
+            let warnings = warned("WaitCompleted", types);
+            assert!(warnings[0].starts_with("spec.pods[1].podTypes: WaitCompleted applies"), "{warnings:?}");
+            assert_eq!(warned("Skip", types), [""; 0]);
+        }
+        assert_eq!(warned("WaitCompleted", &["Default"]), [""; 0]);
     }
 
     #[test]

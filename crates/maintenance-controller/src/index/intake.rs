@@ -26,7 +26,8 @@ impl Index {
             },
             _ => (evacuation.and_then(|seen| seen.blocked.clone()), None),
         };
-        let returned = self.returns.put(pod, self.drain_began(&node), now);
+        let is_new = !self.planner.knows_pod(&key(pod));
+        let returned = self.returns.put(pod, is_new, self.drain_began(&node), now);
         let until = returned.as_ref().and_then(|returned| returned.until);
         let wake = wake.into_iter().chain(until).min();
         let facts = PodFacts {

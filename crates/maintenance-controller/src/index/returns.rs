@@ -39,16 +39,28 @@ impl Returns {
     }
 
     /// Takes in a pod on a node whose drain began at this time, if it has; tells whether the pod has come back.
-    pub fn put(&mut self, pod: &Pod, drain_began: Option<Timestamp>, now: Timestamp) -> Option<Returned> {
+    /// `is_new` says that the pod was not there before.
+    pub fn put(
+        &mut self,
+        pod: &Pod,
+        is_new: bool,
+        drain_began: Option<Timestamp>,
+        now: Timestamp,
+    ) -> Option<Returned> {
         let (node, created) = (pod.node.as_ref()?, pod.created_at()?);
-        let Some(began) = drain_began.filter(|began| created > *began) else {
+        let known = self.times.get(&pod.uid).copied();
+        // Creation times are whole seconds: within the second in which the drain began, what is new came later.
+        let came_after = |began: &Timestamp| {
+            let new = known.is_some() || (is_new && created >= whole_second(self.started));
+            created > *began || (new && created >= whole_second(*began))
+        };
+        let Some(began) = drain_began.filter(came_after) else {
             self.times.remove(&pod.uid);
             if drain_began.is_none() {
                 self.nodes.remove(node);
             }
             return None;
         };
-        let known = self.times.get(&pod.uid).copied();
         let times = known.unwrap_or_else(|| self.times(pod, node, began, created, now));
         self.times.insert(pod.uid, times);
         if pod.terminating || pod.is_finished() {
@@ -96,6 +108,10 @@ impl Returns {
     }
 }
 
+fn whole_second(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
+}
+
 fn owner(pod: &Pod) -> Owner {
     match &pod.controller {
         Some(owner) => owner.uid.clone(),
@@ -134,7 +150,7 @@ mod tests {
     fn asked(returns: &mut Returns, owner: Option<&str>, tolerates: bool, until: i64) -> Vec<i64> {
         let (mut now, mut asked) = (1, Vec::new());
         for n in 0.. {
-            let returned = returns.put(&pod(n, now, owner, tolerates, false), Some(at(0)), at(now));
+            let returned = returns.put(&pod(n, now, owner, tolerates, false), true, Some(at(0)), at(now));
             let created = now;
             if let Some(until) = returned.and_then(|returned| returned.until) {
                 now = until.as_second() - at(0).as_second();
@@ -145,7 +161,7 @@ mod tests {
             asked.push(now);
             // A ReplicaSet makes another as soon as this one is asked; without one, when it is gone.
             if owner.is_some() {
-                returns.put(&pod(n, created, owner, tolerates, true), Some(at(0)), at(now));
+                returns.put(&pod(n, created, owner, tolerates, true), false, Some(at(0)), at(now));
             } else {
                 returns.remove(&pod(n, created, owner, tolerates, false), at(now));
             }
@@ -169,7 +185,7 @@ mod tests {
         {
             let mut returns = Returns::new(at(created + 1));
             let returned =
-                returns.put(&pod(1, created, Some("u1"), true, false), Some(at(0)), at(created + 1));
+                returns.put(&pod(1, created, Some("u1"), true, false), true, Some(at(0)), at(created + 1));
             assert_eq!(returned.unwrap().until, expected, "created at {created}");
         }
     }
@@ -178,7 +194,8 @@ mod tests {
     fn only_pods_that_came_after_the_drain_began_are_held() {
         let mut returns = Returns::new(at(-100));
         let put = |returns: &mut Returns, n, created, tolerates, began| {
-            returns.put(&pod(n, created, Some("u1"), tolerates, false), began, at(created)).map(|r| r.until)
+            let pod = pod(n, created, Some("u1"), tolerates, false);
+            returns.put(&pod, false, began, at(created)).map(|r| r.until)
         };
         assert_eq!(put(&mut returns, 1, -5, true, Some(at(0))), None, "it was there before");
         assert_eq!(put(&mut returns, 2, 5, true, None), None, "nobody drains the node");
@@ -187,11 +204,28 @@ mod tests {
     }
 
     #[test]
+    fn within_the_second_in_which_the_drain_began_what_is_new_has_come_back() {
+        let began = at(5).saturating_add(jiff::SignedDuration::from_millis(300)).unwrap();
+        let put = |returns: &mut Returns, n, is_new| {
+            let returned = returns.put(&pod(n, 5, Some("u1"), true, false), is_new, Some(began), began);
+            let leaving = returned.is_some();
+            returns.put(&pod(n, 5, Some("u1"), true, true), false, Some(began), began);
+            (leaving, returned.and_then(|returned| returned.until))
+        };
+        let mut returns = Returns::new(at(-100));
+        assert_eq!(put(&mut returns, 1, false), (false, None), "it was there before");
+        assert_eq!(put(&mut returns, 2, true), (true, None));
+        assert_eq!(put(&mut returns, 3, true), (true, Some(at(15))));
+        let mut returns = Returns::new(at(9));
+        assert_eq!(put(&mut returns, 4, true), (false, None), "after a restart everything is new");
+    }
+
+    #[test]
     fn owners_and_nodes_are_counted_apart_and_forgotten_when_quiet() {
         let mut returns = Returns::new(at(-100));
         assert_eq!(asked(&mut returns, Some("u1"), true, 20), [1, 11]);
         let fresh = |returns: &mut Returns, n, owner: &str, now: i64| {
-            let returned = returns.put(&pod(n, now, Some(owner), true, false), Some(at(0)), at(now));
+            let returned = returns.put(&pod(n, now, Some(owner), true, false), true, Some(at(0)), at(now));
             returned.unwrap().until.is_none()
         };
         assert!(fresh(&mut returns, 100, "u2", 12), "another owner");

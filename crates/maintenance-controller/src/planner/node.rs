@@ -20,10 +20,19 @@ pub(super) struct PodRecord<L> {
     pub facts: PodFacts<L>,
     pub behavior: DrainBehavior,
     pub order: i32,
-    /// The rule that may have something else in mind, if only it could be read.
-    pub unclear: Option<Arc<str>>,
+    /// Why nobody knows what becomes of it; until that is known, it stays.
+    pub unclear: Option<Unclear>,
     /// For each draining maintenance, the first step that selects it.
     pub first: Vec<StepNumber>,
+}
+
+/// Why it is not known what becomes of a pod.
+#[derive(Clone)]
+pub(super) enum Unclear {
+    /// This rule may say that it stays, and cannot be read.
+    Rule(Arc<str>),
+    /// This rule may say that it stays, and asks for the labels of its namespace, which are not known yet.
+    Namespace(Arc<str>),
 }
 
 /// What becomes of a pod.
@@ -61,15 +70,27 @@ impl<L> PodRecord<L> {
         if let Some(blocked) = &self.facts.blocked {
             return blocker(&blocked.reason, &blocked.message, blocked.since);
         }
-        if let Some(rule) = &self.unclear {
-            return blocker(
-                reason::DRAIN_RULE_UNREADABLE,
-                &format!(
-                    "the DrainRule {rule} cannot be read and may say that this pod stays: mend or delete it, its event {} tells what is wrong",
-                    event::NOT_FOLLOWED
-                ),
-                None,
-            );
+        match &self.unclear {
+            Some(Unclear::Rule(rule)) => {
+                return blocker(
+                    reason::DRAIN_RULE_UNREADABLE,
+                    &format!(
+                        "the DrainRule {rule} cannot be read and may say that this pod stays: fix or delete it, its event {} says what is wrong",
+                        event::NOT_FOLLOWED
+                    ),
+                    None,
+                );
+            }
+            Some(Unclear::Namespace(rule)) => {
+                return blocker(
+                    reason::NAMESPACE_UNKNOWN,
+                    &format!(
+                        "the DrainRule {rule} may say that this pod stays, and the labels of its namespace are not known yet: if this lasts, look whether the maintenance controller can watch namespaces"
+                    ),
+                    None,
+                );
+            }
+            None => {}
         }
         if self.behavior == DrainBehavior::WaitCompleted {
             return blocker(
@@ -97,6 +118,13 @@ impl<L> PodRecord<L> {
     /// Whether it is left alone for now, because it comes back again and again.
     fn is_held(&self) -> bool {
         self.facts.returned.as_deref().is_some_and(|returned| returned.until.is_some())
+    }
+
+    /// Whether it is waited for until it has finished.
+    fn waits(&self, served: Served) -> bool {
+        self.behavior == DrainBehavior::WaitCompleted
+            && self.unclear.is_none()
+            && self.fate(served) == Fate::Leaving
     }
 
     fn on_its_way(&self) -> bool {
@@ -142,6 +170,8 @@ pub(super) struct NodeRecord<L> {
     pub view: View,
     /// What it showed when it was last looked at.
     pub counted_marks: Marks,
+    /// Whether a pod on it is waited for until it has finished.
+    pub completing: bool,
     /// Whether it waits in the queue.
     pub queued: bool,
 }
@@ -162,6 +192,7 @@ impl<L> Default for NodeRecord<L> {
             extra: None,
             view: View::default(),
             counted_marks: Marks::default(),
+            completing: false,
             queued: false,
         }
     }
@@ -197,14 +228,24 @@ pub struct Counts {
     pub evacuating: u32,
     /// Pods that nobody evacuates here.
     pub unsupported: u32,
-    /// Pods that have to leave and are among the targets.
+    /// Pods that have to leave and are among the targets, but for those that are waited for or that wait for them.
     pub targeted: u32,
+    /// Pods that are waited for until they have finished.
+    pub completing: u32,
     /// Volumes that are waited for, now that no Default pod is left.
     pub volumes: u32,
     /// Pods and volumes that are left in all.
     pub left: u32,
     /// Evacuations of ours that are no longer wanted.
     pub unwanted: u32,
+}
+
+impl Counts {
+    /// What is going on without any other maintenance having to get further: pods leave or finish, volumes are
+    /// detached.
+    pub fn moving(&self) -> u32 {
+        self.targeted.saturating_add(self.volumes).saturating_add(self.completing)
+    }
 }
 
 /// Something that keeps a node from being drained.
@@ -256,11 +297,26 @@ impl<L: Labels> NodeRecord<L> {
             && self.volumes(served).is_empty()
     }
 
-    /// Counts for each draining maintenance what its steps first select here.
+    /// Whether a pod is waited for until it has finished.
+    pub fn has_completing(&self, served: Served) -> bool {
+        self.pods.values().any(|pod| pod.waits(served))
+    }
+
+    /// Whether a pod leaves only after those that are waited for: it is of a later type or of a higher order.
+    fn is_behind(&self, pod: &PodRecord<L>) -> bool {
+        self.completing && (pod.facts.pod_type != PodType::Default || pod.order > 0)
+    }
+
+    /// Counts for each draining maintenance what its steps first select here. What is waited for holds up its own node
+    /// and no other one, and so does what comes after it.
     pub fn count(&self, served: Served, volume_steps: &[StepNumber]) -> Vec<Histogram> {
-        let volumes = u32::try_from(self.volumes(served).len()).unwrap_or(u32::MAX);
+        let volumes = if self.completing { 0 } else { self.volumes(served).len() };
+        let volumes = u32::try_from(volumes).unwrap_or(u32::MAX);
         let mut all: Vec<BTreeMap<StepNumber, u32>> = vec![BTreeMap::new(); self.draining.len()];
-        for pod in self.pods.values().filter(|pod| pod.fate(served) == Fate::Leaving) {
+        let counts = |pod: &&PodRecord<L>| {
+            pod.fate(served) == Fate::Leaving && !pod.waits(served) && !self.is_behind(pod)
+        };
+        for pod in self.pods.values().filter(counts) {
             for (histogram, step) in all.iter_mut().zip(&pod.first) {
                 *histogram.entry(*step).or_default() += 1;
             }
@@ -330,6 +386,16 @@ impl<L: Labels> NodeRecord<L> {
                 view.counts.evacuating += 1;
             } else {
                 view.counts.pending += 1;
+            }
+            if pod.waits(served) {
+                view.counts.completing += 1;
+                view.blockers.extend(pod.blocker());
+                continue;
+            }
+            if self.is_behind(pod) {
+                // What it waits for is named; but somebody else may have asked it to leave.
+                view.blockers.extend(pod.blocker().filter(|_| pod.on_its_way()));
+                continue;
             }
             let reached = self.reached_by(&pod.first);
             if self.targets_pod(pod, &reached) {
@@ -413,6 +479,7 @@ impl<L: Labels> NodeRecord<L> {
             let now = pod.behavior == DrainBehavior::Drain
                 && !pod.facts.terminating
                 && !pod.is_held()
+                && !self.is_behind(pod)
                 && lowest.get(&pod.facts.pod_type) == Some(&pod.order)
                 && self.targets_pod(pod, &reached);
             if now {

@@ -101,7 +101,7 @@ impl Reference {
 
     fn treatment(&self, pod: &PodFacts<Map>) -> (DrainBehavior, i32) {
         let node = self.nodes.get(&pod.node).map(|node| &node.labels);
-        let treatment = self.rules.treat(&node, &None::<Map>, &pod.labels, pod.pod_type);
+        let treatment = self.rules.treat(&node, Some(&Map::new()), &pod.labels, pod.pod_type);
         (treatment.behavior, treatment.order)
     }
 
@@ -145,6 +145,40 @@ impl Reference {
             && named.iter().all(|node| self.is_drained(node) || was(node))
     }
 
+    fn waits(&self, pod: &PodFacts<Map>) -> bool {
+        self.must_leave(pod) && self.treatment(pod).0 == DrainBehavior::WaitCompleted
+    }
+
+    /// Whether something on a node is waited for until it has finished.
+    pub fn has_waiting(&self, node: &str) -> bool {
+        self.pods_on(node).any(|pod| self.waits(pod))
+    }
+
+    /// Whether the plan waits for something on a node: not for what finishes by itself, nor for what has to wait for
+    /// that there.
+    fn counts(&self, node: &str, item: &Item) -> bool {
+        match item {
+            Item::Volume => !self.has_waiting(node),
+            Item::Pod(pod) if self.waits(pod) => false,
+            Item::Pod(pod) => {
+                let later = pod.pod_type != PodType::Default || self.treatment(pod).1 > 0;
+                !(later && self.has_waiting(node))
+            }
+        }
+    }
+
+    /// What is left on a node that the plan waits for.
+    fn counted(&self, node: &str) -> Vec<Item> {
+        self.left(node).into_iter().filter(|item| self.counts(node, item)).collect()
+    }
+
+    /// How far a maintenance gets on a node: not beyond Default pods while one of those is waited for.
+    fn step_on(&self, maintenance: &MaintenanceFacts, node: &str) -> StepNumber {
+        let current = self.current(maintenance);
+        let before_volumes = maintenance.plan.volume_step().saturating_sub(1);
+        if self.has_waiting(node) { current.min(before_volumes) } else { current }
+    }
+
     pub fn first(&self, plan: &Plan, item: &Item) -> StepNumber {
         match item {
             Item::Pod(pod) => plan.first_step(pod.pod_type, pod.priority, self.treatment(pod).1, &pod.labels),
@@ -156,7 +190,7 @@ impl Reference {
     pub fn current(&self, maintenance: &MaintenanceFacts) -> StepNumber {
         let plan = &maintenance.plan;
         let nodes = self.drained_by(maintenance);
-        let all = nodes.iter().flat_map(|node| self.left(node));
+        let all = nodes.iter().flat_map(|node| self.counted(node));
         all.map(|item| self.first(plan, &item)).min().unwrap_or(plan.last())
     }
 
@@ -189,7 +223,7 @@ impl Reference {
             for maintenance in self.draining(node) {
                 let key = (node.clone(), maintenance.name.clone());
                 let known = self.at.get(&key).copied();
-                at.insert(key, known.unwrap_or_default().max(self.current(maintenance)));
+                at.insert(key, known.unwrap_or_default().max(self.step_on(maintenance, node)));
             }
         }
         self.at = at;
@@ -232,21 +266,21 @@ impl Reference {
             let group: Vec<_> =
                 self.group_of(maintenance).iter().map(|name| &self.maintenances[name]).collect();
             let nodes: BTreeSet<Name> = group.iter().flat_map(|m| self.drained_by(m)).collect();
-            let moves = |node: &Name| self.left(node).iter().any(|item| self.is_targeted(node, item));
+            let moves = |node: &Name| self.counted(node).iter().any(|item| self.is_targeted(node, item));
             if nodes.iter().any(moves) {
                 continue;
             }
             let waits =
-                |m: &&&MaintenanceFacts| self.drained_by(m).iter().any(|node| !self.left(node).is_empty());
+                |m: &&&MaintenanceFacts| self.drained_by(m).iter().any(|node| !self.counted(node).is_empty());
             let oldest = group.iter().filter(waits).min_by_key(|m| (m.created, m.name.clone()));
             winners.extend(oldest.map(|m| m.name.clone()));
         }
         for name in winners {
             self.ties += 1;
             let maintenance = self.maintenances[&name].clone();
-            let region = vec![(maintenance.plan.clone(), self.current(&maintenance))];
             for node in self.drained_by(&maintenance) {
-                self.regions.entry(node).or_default().push(region.clone());
+                let region = vec![(maintenance.plan.clone(), self.step_on(&maintenance, &node))];
+                self.regions.entry(node).or_default().push(region);
             }
         }
     }
@@ -262,7 +296,7 @@ impl Reference {
                 pods().all(|(_, other)| other.pod_type != pod.pod_type || self.treatment(other).1 >= order);
             let held = pod.returned.as_ref().is_some_and(|returned| returned.until.is_some());
             let ready = behavior == DrainBehavior::Drain && !pod.terminating && !held;
-            ready && first && self.is_targeted(node, item)
+            ready && first && self.counts(node, item) && self.is_targeted(node, item)
         };
         let wanted_by = |item: &Item| -> Vec<Name> {
             self.draining(node)
@@ -290,7 +324,7 @@ impl Reference {
     /// Those who hold back something on a node that a maintenance has reached.
     fn limiters_on(&self, maintenance: &MaintenanceFacts, node: &str) -> BTreeSet<Name> {
         let mut limiters = BTreeSet::new();
-        for item in self.left(node) {
+        for item in self.counted(node) {
             let held = matches!(item, Item::Pod(_))
                 && !self.is_targeted(node, &item)
                 && self.has_reached(maintenance, node, &item);
@@ -322,7 +356,7 @@ impl Reference {
         };
         let moves = |m: &MaintenanceFacts| {
             self.drained_by(m).iter().any(|node| {
-                self.left(node).iter().any(|i| self.is_targeted(node, i) && self.has_reached(m, node, i))
+                self.counted(node).iter().any(|i| self.is_targeted(node, i) && self.has_reached(m, node, i))
             })
         };
         let ends = of(&|m| self.limiters(m).is_empty());
@@ -339,14 +373,25 @@ impl Reference {
     fn say(&self, nodes: &[Name], limiters: BTreeSet<Name>, roots: impl Fn() -> BTreeSet<Name>) -> String {
         let items: Vec<(Name, Item)> = nodes
             .iter()
-            .flat_map(|node| self.left(node).into_iter().map(|item| (node.clone(), item)))
+            .flat_map(|node| self.counted(node).into_iter().map(|item| (node.clone(), item)))
             .collect();
+        let finishing =
+            nodes.iter().flat_map(|node| self.pods_on(node)).filter(|pod| self.waits(pod)).count();
+        let s = |number: usize| if number == 1 { "" } else { "s" };
         let moving: Vec<_> = items.iter().filter(|(node, item)| self.is_targeted(node, item)).collect();
         let volumes = moving.iter().filter(|(_, item)| matches!(item, Item::Volume)).count();
-        if moving.is_empty() {
+        if moving.is_empty() && finishing == 0 {
             format!("Waiting for {}.", self.list(roots()))
+        } else if moving.is_empty() {
+            format!("Waiting for {finishing} pod{} to complete.", s(finishing))
+        } else if volumes == moving.len() && finishing > 0 {
+            format!(
+                "Waiting for {volumes} volume{} to be detached and {finishing} pod{} to complete.",
+                s(volumes),
+                s(finishing)
+            )
         } else if volumes == moving.len() {
-            format!("Waiting for {volumes} volume{} to be detached.", if volumes == 1 { "" } else { "s" })
+            format!("Waiting for {volumes} volume{} to be detached.", s(volumes))
         } else if limiters.is_empty() {
             "Evacuating".into()
         } else {

@@ -20,7 +20,7 @@ const MAX_NAMES: usize = 20;
 pub enum NodeState {
     /// Nobody drains it.
     Idle,
-    /// Pods that are targeted are leaving, or volumes are being detached.
+    /// Pods that are targeted are leaving, volumes are being detached, or pods are waited for until they have finished.
     Evacuating,
     /// Pods are left, and none of them is targeted yet.
     Waiting,
@@ -137,7 +137,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             NodeState::Idle => String::new(),
             NodeState::Cordoning => "Waiting to be cordoned.".into(),
             NodeState::Drained => drained(),
-            NodeState::Evacuating if counts.targeted == 0 => detaching(counts.volumes),
+            NodeState::Evacuating if counts.targeted == 0 => waiting_for_things(&counts),
             NodeState::Evacuating => {
                 let limiters = record.view.limiters.first().into_iter().flat_map(|limiters| limiters.ones());
                 evacuating(&self.names(limiters.filter_map(|place| record.draining.get(place))))
@@ -178,7 +178,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         let (facts, tally) = (&maintenance.facts, &maintenance.tally);
         let draining = facts.stage == Stage::Drain;
         let counts = tally.counts;
-        let moving = counts.targeted + counts.volumes > 0;
+        let moving = counts.moving() > 0;
         let older = |other: &&Id| self.maintenances.get(other).is_some_and(|m| m.age() < maintenance.age());
         let nodes_missing = maintenance.missing().count();
         let missing: Vec<_> = maintenance.missing().take(MAX_NAMES).cloned().collect();
@@ -199,7 +199,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
                 format!("Waiting for nodes that do not exist: {}.", list(&missing, nodes_missing))
             }
             () if selected == 0 => "No node is selected.".into(),
-            () if counts.targeted == 0 && moving => detaching(counts.volumes),
+            () if counts.targeted == 0 && moving => waiting_for_things(&counts),
             () if moving => evacuating(&self.names(tally.limiters.keys().filter(older))),
             () => waiting(&self.names(&maintenance.waits_for)),
         };
@@ -274,7 +274,7 @@ fn state<L>(record: &NodeRecord<L>) -> NodeState {
         () if record.draining.is_empty() => NodeState::Idle,
         () if counts.left == 0 && !record.counted_marks.cordoned => NodeState::Cordoning,
         () if counts.left == 0 => NodeState::Drained,
-        () if counts.targeted + counts.volumes > 0 => NodeState::Evacuating,
+        () if counts.moving() > 0 => NodeState::Evacuating,
         () => NodeState::Waiting,
     }
 }
@@ -297,9 +297,17 @@ fn drained() -> String {
     "Drained".into()
 }
 
-fn detaching(volumes: u32) -> String {
-    let what = if volumes == 1 { "volume" } else { "volumes" };
-    format!("Waiting for {volumes} {what} to be detached.")
+/// What is waited for where no pod is asked to leave.
+fn waiting_for_things(counts: &Counts) -> String {
+    let number = |number: u32, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
+    match (counts.volumes, counts.completing) {
+        (0, pods) => format!("Waiting for {} to complete.", number(pods, "pod")),
+        (volumes, 0) => format!("Waiting for {} to be detached.", number(volumes, "volume")),
+        (volumes, pods) => {
+            let volumes = number(volumes, "volume");
+            format!("Waiting for {volumes} to be detached and {} to complete.", number(pods, "pod"))
+        }
+    }
 }
 
 fn evacuating(limiters: &[Arc<str>]) -> String {

@@ -112,6 +112,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
     /// Counts what is left on a node, so that its maintenances know which step they are at.
     pub(super) fn count(&mut self, name: &Arc<str>) {
         let Some(record) = self.nodes.get_mut(name) else { return };
+        record.completing = record.has_completing(self.served);
         let counted = record.count(self.served, &volume_steps(&self.maintenances, &record.draining));
         let mut risen: Vec<Id> = Vec::new();
         for ((id, old), new) in record.draining.iter().zip(&record.counted).zip(&counted) {
@@ -148,7 +149,9 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         record.queued = false;
         let mut moved = std::mem::take(&mut record.reassigned) || record.extra.is_some();
         for (at, id) in record.at.iter_mut().zip(&record.draining) {
-            let Some(current) = self.maintenances.get(id).map(|m| m.tally.current()) else { continue };
+            let Some(current) = self.maintenances.get(id).map(|m| m.step_on(record.completing)) else {
+                continue;
+            };
             if at.is_none_or(|at| at < current) {
                 *at = Some(current);
                 moved = true;
@@ -190,11 +193,12 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         let mut won = false;
         for id in winners {
             let Some(maintenance) = self.maintenances.get_mut(&id) else { continue };
-            let targets = maintenance.targets(maintenance.tally.current());
             for name in maintenance.nodes.clone() {
-                let behind = self.nodes.get_mut(&name).filter(|record| !record.targets.includes(&targets));
-                if let Some(record) = behind {
-                    record.extra = Some(targets.clone());
+                let Some(maintenance) = self.maintenances.get_mut(&id) else { continue };
+                let Some(record) = self.nodes.get_mut(&name) else { continue };
+                let targets = maintenance.targets(maintenance.step_on(record.completing));
+                if !record.targets.includes(&targets) {
+                    record.extra = Some(targets);
                     self.enqueue(&name);
                     won = true;
                 }
@@ -244,7 +248,7 @@ fn changes_waits(old: &View, new: &View) -> bool {
     old.limiters != new.limiters
         || old.own.len() != new.own.len()
         || old.own.iter().zip(&new.own).any(|(a, b)| (*a == 0) != (*b == 0))
-        || (old.counts.targeted == 0) != (new.counts.targeted == 0)
+        || (old.counts.moving() == 0) != (new.counts.moving() == 0)
 }
 
 fn raise_targets<L>(record: &mut NodeRecord<L>, maintenances: &mut Maintenances) {
@@ -324,7 +328,7 @@ fn tally<L>(sign: Sign, record: &NodeRecord<L>, name: &Arc<str>, maintenances: &
         for other in limiters.ones().filter_map(|place| record.draining.get(place)) {
             sign.apply_to(&mut tally.limiters, *other, 1);
         }
-        let waits = place == 0 && counts.left > 0 && counts.targeted == 0 && counts.volumes == 0;
+        let waits = place == 0 && counts.left > 0 && counts.moving() == 0;
         if waits && sign == Sign::Plus {
             tally.waiting_nodes.insert(name.clone());
         } else {

@@ -112,6 +112,7 @@ impl Tally {
         sign.apply(&mut totals.evacuating, counts.evacuating);
         sign.apply(&mut totals.unsupported, counts.unsupported);
         sign.apply(&mut totals.targeted, counts.targeted);
+        sign.apply(&mut totals.completing, counts.completing);
         sign.apply(&mut totals.volumes, counts.volumes);
         sign.apply(&mut totals.left, counts.left);
         sign.apply(&mut totals.unwanted, counts.unwanted);

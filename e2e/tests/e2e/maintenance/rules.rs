@@ -63,6 +63,7 @@ async fn rules_say_who_leaves_last_who_stays_and_who_is_waited_for(world: &World
     let critical = pod("critical").priority_class("system-cluster-critical");
     scene.pod_from(pod("storage").label("app", "storage"), "n1").await;
     scene.pod_from(critical, "n1").await;
+    scene.pod_from(pod("elsewhere").priority_class("system-cluster-critical"), "n2").await;
     scene.pod_from(pod("agent-1").label("app", "agent"), "n1").await;
     scene.pod_from(pod("agent-2").label("app", "agent"), "n2").await;
     scene.pod_from(pod("own-skip").label(names::DRAIN_LABEL, "skip"), "n1").await;
@@ -72,11 +73,19 @@ async fn rules_say_who_leaves_last_who_stays_and_who_is_waited_for(world: &World
     scene.maintain("m", "blue,green", Stage::Drain).await;
     scene.until_evacuating(&["agent-2"]).await;
     scene.until_blocked("m", &[(Some("own-wait"), "WaitingForCompletion")]).await;
+    let delete = async |pod: &str| {
+        scene.pods().delete(pod, &DeleteParams::default().grace_period(0)).await.unwrap();
+    };
+    // The plan goes on while one is waited for; only what has a higher order, on the same node, waits too.
+    delete("agent-2").await;
+    scene.until_evacuating(&["critical", "elsewhere"]).await;
+    delete("critical").await;
+    delete("elsewhere").await;
+    let waits = |m: &NodeMaintenance| drain(m).drain_message == "Waiting for 1 pod to complete.";
+    let waiting = scene.until("m", "waits for one pod", waits).await;
+    assert_eq!((drain(&waiting).nodes_drained, is(&waiting, names::condition::DRAINED)), (1, false));
+    assert_eq!(scene.evacuated().await, BTreeSet::new());
     scene.finish("own-wait").await;
-    // The agent on the green node is of the same plan entry as these.
-    scene.pods().delete("agent-2", &DeleteParams::default().grace_period(0)).await.unwrap();
-    scene.until_evacuating(&["critical"]).await;
-    scene.pods().delete("critical", &DeleteParams::default().grace_period(0)).await.unwrap();
     scene.until_evacuating(&["storage"]).await;
 
     // A rule that changes halfway applies from then on. Who is on the way out already goes on.
@@ -84,7 +93,7 @@ async fn rules_say_who_leaves_last_who_stays_and_who_is_waited_for(world: &World
     scene.rules().patch(&scene.of("monitoring"), &PatchParams::default(), &patch).await.unwrap();
     scene.until_evacuating(&["agent-1", "storage"]).await;
     for pod in ["agent-1", "storage"] {
-        scene.pods().delete(pod, &DeleteParams::default().grace_period(0)).await.unwrap();
+        delete(pod).await;
     }
     let drained = scene.until_drained("m").await;
     assert_eq!(drain(&drained).nodes_drained, 2);

@@ -3,6 +3,7 @@
 use super::*;
 use crate::facts::Returned;
 use haulout_api_types::names::reason;
+use haulout_api_types::node_maintenance::PodType;
 use serde_json::json;
 
 /// Story 1 and the sample rule `portworx`: after all other pods, whatever their priority.
@@ -144,14 +145,94 @@ fn what_is_to_complete_is_waited_for_until_it_has_finished() {
     )]);
     let mut world =
         one_node(wait, Served::DEFAULT, vec![app("job", "job", 0), app("web", "web", 2_000_000_000)]);
-    assert_eq!(world.leaving(), [""; 0], "the job is not evacuated, and the web waits for it");
+    assert_eq!(world.leaving(), ["web"], "the job is not evacuated, and nothing of its type waits for it");
     let plan = world.planner.maintenance("m").unwrap();
     assert_eq!(plan.blockers_by_reason, BTreeMap::from([(reason::WAITING_FOR_COMPLETION.into(), 1)]));
     assert_eq!(plan.message, "Evacuating");
+    world.gone("web");
+    let plan = world.planner.maintenance("m").unwrap();
+    assert_eq!((plan.message.as_str(), plan.drained), ("Waiting for 1 pod to complete.", false));
     world.pod(PodFacts { finished: true, ..app("job", "job", 0) });
     world.act();
-    assert_eq!(world.leaving(), ["web"]);
-    assert_eq!(world.planner.maintenance("m").unwrap().evacuated, 1);
+    let plan = world.planner.maintenance("m").unwrap();
+    assert_eq!((plan.evacuated, plan.drained), (2, true));
+}
+
+/// On its own node it holds up later pod types, those of a higher order and the volumes; on other nodes nothing.
+#[test]
+fn a_pod_that_is_waited_for_holds_up_its_own_node_only() {
+    let of =
+        |app: &str, drain| json!({"drain": drain, "pods": [{"selector": {"matchLabels": {"app": app}}}]});
+    let mut world = World::new(Served::ALL, &["busy", "free"]);
+    world.planner.apply(Change::Rules(rules(&[
+        ("jobs", of("job", json!({"behavior": "WaitCompleted"}))),
+        ("late", of("late", json!({"behavior": "Drain", "order": 1}))),
+    ])));
+    let on = |node: &str, what: &str, name: &str, pod_type| PodFacts {
+        pod_type,
+        ..PodFacts { node: node.into(), ..app(what, name, 0) }
+    };
+    world.pod(on("busy", "job", "job", PodType::Default));
+    for node in ["busy", "free"] {
+        world.pod(on(node, "web", &format!("{node}-web"), PodType::Default));
+        world.pod(on(node, "late", &format!("{node}-late"), PodType::Default));
+        world.pod(on(node, "web", &format!("{node}-daemon"), PodType::DaemonSet));
+        world.pod(on(node, "job", &format!("{node}-static"), PodType::Static));
+    }
+    world.apply(Change::Maintenance(maintenance("m", 1, &["busy", "free"], &[], Served::ALL)));
+    for leaving in [&["busy-web", "free-web"][..], &["free-late"], &["free-daemon"], &["free-static"]] {
+        assert_eq!(world.leaving(), leaving);
+        for name in leaving {
+            world.gone(name);
+        }
+    }
+    let says = |world: &World, node| world.planner.node(node).unwrap().message;
+    assert_eq!(
+        (says(&world, "busy").as_str(), says(&world, "free").as_str()),
+        ("Waiting for 1 pod to complete.", "Drained")
+    );
+    assert_eq!(world.maintenance("m").2, "Waiting for 1 pod to complete.");
+    world.gone("job");
+    for leaving in ["busy-late", "busy-daemon", "busy-static"] {
+        assert_eq!(world.leaving(), [leaving]);
+        world.gone(leaving);
+    }
+    assert!(world.planner.maintenance("m").unwrap().drained);
+}
+
+/// A tie elsewhere in the group is broken although a pod is waited for.
+#[test]
+fn a_pod_that_is_waited_for_does_not_keep_a_tie_unbroken() {
+    let wait = json!({"drain": {"behavior": "WaitCompleted"}, "pods": [{"selector": {"matchLabels": {"app": "job"}}}]});
+    let mut world = World::new(Served::DEFAULT, &["n", "other"]);
+    world.planner.apply(Change::Rules(rules(&[("jobs", wait)])));
+    world.pod(app("x", "x", 0));
+    world.pod(app("y", "y", 0));
+    world.pod(PodFacts { node: "other".into(), ..app("job", "job", 0) });
+    let first = |app: &str| [entry(PodType::Default, 1000, Some(app))];
+    world.planner.apply(Change::Maintenance(maintenance(
+        "a",
+        1,
+        &["n", "other"],
+        &first("x"),
+        Served::DEFAULT,
+    )));
+    world.apply(Change::Maintenance(maintenance("b", 2, &["n"], &first("y"), Served::DEFAULT)));
+    assert_eq!(world.leaving(), ["x"]);
+}
+
+#[test]
+fn a_pod_in_a_namespace_that_is_not_known_waits_while_rules_ask_for_it() {
+    let skip = json!({"drain": {"behavior": "Skip"}, "pods": [
+        {"selector": {"matchLabels": {"app": "db"}}, "namespaceSelector": {"matchLabels": {"keep": "db"}}},
+    ]});
+    let mut world =
+        one_node(rules(&[("keep", skip)]), Served::DEFAULT, vec![app("db", "db", 0), app("web", "web", 0)]);
+    let reasons = |world: &World| world.planner.maintenance("m").unwrap().blockers_by_reason;
+    assert_eq!(world.leaving(), ["web"], "no rule may mean it");
+    assert_eq!(reasons(&world), BTreeMap::from([(reason::NAMESPACE_UNKNOWN.into(), 1)]));
+    world.apply(Change::Namespace("ns".into(), Some(labels(&[]))));
+    assert_eq!((world.leaving(), reasons(&world)), (vec!["db", "web"], BTreeMap::new()));
 }
 
 #[test]
