@@ -50,9 +50,13 @@ pub fn uncordons(life: Life<'_>) -> bool {
 }
 
 /// The stage that the planner is to act on: the last that has begun, because a stage begins behind the finalizer, so
-/// that nothing is left over however the object goes.
+/// that nothing is left over however the object goes. Complete takes nothing new, so it needs no such record: a leader
+/// that cannot write the status, or has just been elected, releases the nodes all the same.
 pub fn planned(life: Life<'_>) -> Stage {
     let effective = effective(life.stage, life.deleting);
+    if effective == Stage::Complete {
+        return effective;
+    }
     let begun = life.begun.iter().map(|status| status.name);
     begun.filter(|stage| *stage <= effective).max().unwrap_or_default()
 }
@@ -150,12 +154,15 @@ mod tests {
     }
 
     #[test]
-    fn a_stage_is_acted_on_once_it_has_begun() {
-        let cases: [(Stage, bool, &[Stage], Stage); 6] = [
+    fn stages_are_acted_on_once_begun_and_complete_at_once() {
+        let cases: [(Stage, bool, &[Stage], Stage); 8] = [
             (Drain, false, &[], Idle),
             (Drain, false, &[Idle, Cordon], Cordon),
             (Drain, false, &[Cordon, Drain], Drain),
-            (Drain, true, &[Drain], Drain),
+            // Nothing is asked for behind a stage that was taken back before it was recorded.
+            (Drain, true, &[Drain], Complete),
+            (Complete, false, &[Drain], Complete),
+            (Complete, false, &[], Complete),
             (Complete, true, &[Drain, Complete], Complete),
             (Idle, true, &[Idle], Idle),
         ];
