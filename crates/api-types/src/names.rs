@@ -131,6 +131,73 @@ pub mod reason {
     pub const NO_NODES_LEFT: &str = "NoNodesLeft";
     /// The selector names a node that does not exist.
     pub const NODE_MISSING: &str = "NodeMissing";
+    /// An evacuator is in charge of the pod and at work.
+    pub const EVACUATOR_ACTIVE: &str = "EvacuatorActive";
+    /// The pod is terminating, and its grace period is not over.
+    pub const TERMINATION_GRACE_PERIOD: &str = "TerminationGracePeriod";
+    /// The pod is about to get an Evacuation of the maintenance controller.
+    pub const EVACUATION_PENDING: &str = "EvacuationPending";
+    /// The pod has an Evacuation, and the evacuation controller has not acted on it yet.
+    pub const EVACUATION_REQUESTED: &str = "EvacuationRequested";
+    /// A drain rule has other pods leave the node before this one.
+    pub const WAITING_FOR_ORDER: &str = "WaitingForOrder";
+    /// No evacuation controller leads, so no Evacuation makes progress.
+    pub const EVACUATION_CONTROLLER_UNAVAILABLE: &str = "EvacuationControllerUnavailable";
+    /// The API server refuses the pod's Evacuation, or a change of it.
+    pub const EVACUATION_REFUSED: &str = "EvacuationRefused";
+    /// The API server refuses a change of the node.
+    pub const NODE_UPDATE_REFUSED: &str = "NodeUpdateRefused";
+    /// The API server refuses a change of the NodeMaintenance.
+    pub const MAINTENANCE_UPDATE_REFUSED: &str = "MaintenanceUpdateRefused";
+    /// A reason that somebody else has written and that is none of these.
+    pub const OTHER: &str = "Other";
+
+    /// All of them: what is read of others' objects is one of these or [`OTHER`], so that neither a status nor a metric
+    /// can be flooded.
+    pub const ALL: &[&str] = &[
+        BUDGET_EXHAUSTED,
+        BUDGET_STALE,
+        SEVERAL_BUDGETS,
+        NAMESPACE_TERMINATING,
+        EVICTION_FORBIDDEN,
+        HANDLED_ELSEWHERE,
+        SERVER_BUSY,
+        EVACUATION_HELD,
+        RETURNS_TO_NODE,
+        TERMINATING,
+        UNSUPPORTED,
+        VOLUMES_ATTACHED,
+        WAITING_FOR_COMPLETION,
+        DRAIN_RULE_UNREADABLE,
+        NAMESPACE_UNKNOWN,
+        WAITING_FOR_MAINTENANCE,
+        EVACUATING,
+        NOT_BLOCKED,
+        COMPLETE,
+        CORDONING,
+        CORDON_RACE,
+        CORDONED,
+        RELEASED,
+        NOT_FOLLOWED,
+        NO_NODES,
+        NO_NODES_LEFT,
+        NODE_MISSING,
+        EVACUATOR_ACTIVE,
+        TERMINATION_GRACE_PERIOD,
+        EVACUATION_PENDING,
+        EVACUATION_REQUESTED,
+        WAITING_FOR_ORDER,
+        EVACUATION_CONTROLLER_UNAVAILABLE,
+        EVACUATION_REFUSED,
+        NODE_UPDATE_REFUSED,
+        MAINTENANCE_UPDATE_REFUSED,
+        OTHER,
+    ];
+
+    /// The reason itself if it is one of ours, and [`OTHER`] if it is not.
+    pub fn known(reason: &str) -> &'static str {
+        ALL.iter().find(|known| **known == reason).copied().unwrap_or(OTHER)
+    }
 }
 
 /// Reasons of the events that our services emit.
@@ -171,4 +238,24 @@ pub mod event {
     pub const RIVAL_TAINT_EVICTION: &str = "RivalTaintEviction";
     /// The taint manager's own pod: a new policy cannot be used, and the one of before stays in force.
     pub const POLICY_REFUSED: &str = "PolicyRefused";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::reason;
+
+    /// A constant that is missing in the list would be shown as `Other`.
+    #[test]
+    fn every_reason_is_listed() {
+        let (_, rest) = include_str!("names.rs").split_once("pub mod reason {").unwrap();
+        let (module, _) = rest.split_once("\n}").unwrap();
+        let constants = module.lines().filter_map(|line| line.trim().strip_prefix("pub const "));
+        let words = constants.filter_map(|line| line.split_once(": &str = \"")?.1.strip_suffix("\";"));
+        let words: Vec<_> = words.collect();
+        assert!(words.contains(&reason::BUDGET_EXHAUSTED));
+        for word in words {
+            assert_eq!(reason::known(word), word, "add it to reason::ALL");
+        }
+        assert_eq!(reason::known("whatever"), reason::OTHER);
+    }
 }

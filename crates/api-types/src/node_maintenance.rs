@@ -14,6 +14,8 @@ use crate::schema;
 
 /// How many blockers the status lists; the metric counts them all.
 pub const MAX_BLOCKERS: usize = 20;
+/// How many pods the status lists that are waited for.
+pub const MAX_WAITING_FOR: usize = 20;
 
 /// How many names of drained nodes the status lists.
 pub const MAX_DRAINED_NODES: usize = 100;
@@ -328,14 +330,21 @@ pub struct DrainStatus {
     #[schemars(length(max = 20))]
     #[x_kube(merge_strategy = ListMerge::Atomic)]
     pub blockers: Vec<Blocker>,
+
+    /// The first 20 pods that are on their way out, what the drain waits for with each of them, and until when.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20))]
+    #[x_kube(merge_strategy = ListMerge::Atomic)]
+    pub waiting_for: Vec<WaitingFor>,
 }
 
 /// Something that keeps a node from being drained.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Blocker {
-    /// The node that is not drained because of it.
-    pub node: String,
+    /// The node that is not drained because of it; absent where all nodes are concerned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
     /// Namespace of the pod; absent where no pod is to blame.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
@@ -348,6 +357,34 @@ pub struct Blocker {
     pub message: String,
     /// Since when.
     pub since: Time,
+}
+
+/// A pod that is on its way out, and what the drain waits for.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct WaitingFor {
+    /// The node that the pod is on.
+    pub node: String,
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod.
+    pub pod: String,
+    /// What is waited for, in one word for machines.
+    pub reason: String,
+    /// The evacuator that is in charge.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evacuator_class: Option<String>,
+    /// What is waited for, for people; with the evacuator's own message.
+    pub message: String,
+    /// Since when.
+    pub since: Time,
+    /// When the wait ends at the latest, rounded up to the minute: the next evacuator takes over, unless the one in
+    /// charge reports progress before then; or the pod's grace period is over. Absent where nobody can tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<Time>,
+    /// When the evacuator in charge expects to be done, rounded up to the minute; absent if it does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected_finish_time: Option<Time>,
 }
 
 /// What the annotation `nodemaintenance.k8s.io/maintenance-status` of a Node holds as JSON.

@@ -71,12 +71,12 @@ pub async fn mark_node_status(
     written(Api::<SlimNode>::all(client.clone()).patch_status(name, &params(), &patch).await)
 }
 
-/// Makes an Evacuation. `Outdated` if there is one already.
-pub async fn create_evacuation(client: &Client, evacuation: &Evacuation) -> kube::Result<Written<()>> {
+/// Makes an Evacuation. If there is one already, that is a failure: it has to be seen before anything is decided.
+pub async fn create_evacuation(client: &Client, evacuation: &Evacuation) -> kube::Result<()> {
     let namespace = evacuation.metadata.namespace.as_deref().unwrap_or_default();
     let api: Api<Evacuation> = Api::namespaced(client.clone(), namespace);
     let params = PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() };
-    written(api.create(&params, evacuation).await.map(|_| ()))
+    api.create(&params, evacuation).await.map(|_| ())
 }
 
 /// Sets the finalizers of an Evacuation.

@@ -12,6 +12,7 @@ use haulout_service_runtime::events::Events;
 use haulout_service_runtime::pods::PodCache;
 use haulout_service_runtime::queue::Outcome;
 use haulout_service_runtime::workers::WorkQueue;
+use jiff::Timestamp;
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
@@ -21,6 +22,7 @@ use crate::index::{Index, Unsettled, Work};
 use crate::metrics::Metrics;
 use crate::news;
 use crate::planner::NodePlan;
+use crate::refusals::Failure;
 use crate::seen::NodeSeen;
 use crate::status;
 
@@ -113,15 +115,55 @@ impl Controller {
         };
         let changes = cordon::decide(&seen.marks, &plan, self.protect, now);
         let mut again = changes.again;
-        if !changes.is_empty() {
+        if changes.is_empty() {
+            self.tell(|index| index.node_succeeded(name));
+        } else {
+            let paused = self.index().refused_nodes.pause(name, now);
+            if let Some(retry) = paused {
+                return self.leave_node(name, &seen, &plan, retry).await;
+            }
             let allowed = self.index().throttle.ask(&Work::Node(name.clone()), now);
             match allowed {
                 Err(when) if changes.unschedulable.is_none() => again = again.into_iter().chain([when]).min(),
-                _ => return self.mark(name, &seen, &plan, &changes).await,
+                _ => return self.try_mark(name, &seen, &plan, &changes).await,
             }
         }
         self.work_on_pods(name, &seen, &plan).await?;
         Ok(Next::Rest(again.map_or(Outcome::Done, Outcome::Until)))
+    }
+
+    /// Marks a node, or takes note that this is refused.
+    async fn try_mark(
+        &self,
+        name: &Arc<str>,
+        seen: &NodeSeen,
+        plan: &NodePlan,
+        changes: &NodeChanges,
+    ) -> kube::Result<Next> {
+        match self.mark(name, seen, plan, changes).await {
+            Ok(next) => Ok(next),
+            Err(error) => {
+                warn!(%name, %error, "failed to write a node");
+                let (now, failure) = (self.clock.now(), Failure::from(&error));
+                let retry = self.tell(|index| index.node_failed(name, failure, now, fastrand::f64()));
+                self.leave_node(name, seen, plan, retry).await
+            }
+        }
+    }
+
+    /// What is done while a node cannot be written: no pod is asked to leave it before its targets are there for others
+    /// to see, but Evacuations that nobody wants any more are withdrawn.
+    async fn leave_node(
+        &self,
+        name: &Arc<str>,
+        seen: &NodeSeen,
+        plan: &NodePlan,
+        retry: Timestamp,
+    ) -> kube::Result<Next> {
+        if plan.holders.is_empty() {
+            self.work_on_pods(name, seen, plan).await?;
+        }
+        Ok(Next::Rest(Outcome::Until(retry)))
     }
 
     async fn mark(
@@ -150,6 +192,7 @@ impl Controller {
             }
         }
         if matches!(next, Next::Again) {
+            self.tell(|index| index.node_succeeded(name));
             self.tell_of_cordon(name, plan, changes.notice);
         }
         Ok(next)

@@ -7,6 +7,7 @@ use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::names::reason;
 use haulout_api_types::node_maintenance::{PodType, Stage};
 use haulout_api_types::selector::NodeMatcher;
+use haulout_service_runtime::access::lease_name;
 use jiff::{SignedDuration, Timestamp};
 
 use crate::plan::Plan;
@@ -47,6 +48,33 @@ pub struct PodFacts<L> {
     pub returned: Option<Box<Returned>>,
     /// What keeps it from leaving, as its Evacuation says, or as its overdue end shows.
     pub blocked: Option<Blocked>,
+    /// What is waited for while it leaves, where more is known than that it does.
+    pub wait: Option<Arc<Wait>>,
+}
+
+/// What is waited for while a pod leaves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// The evacuator in charge.
+    Evacuator(Turn),
+    /// The end of its grace period, which is then.
+    GracePeriod(Timestamp),
+}
+
+/// The turn of an evacuator. Times are rounded up to the minute, so that one that reports every second is not news
+/// every second.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Its class.
+    pub class: Arc<str>,
+    /// What it says itself.
+    pub message: Arc<str>,
+    /// Since when, where that is known.
+    pub since: Option<Timestamp>,
+    /// When its turn ends unless it reports progress.
+    pub until: Timestamp,
+    /// When it expects to be done.
+    pub expected: Option<Timestamp>,
 }
 
 /// A pod that was put onto a node after its drain had begun.
@@ -99,6 +127,18 @@ impl Blocked {
     }
 }
 
+impl Blocked {
+    /// What to say of pods that are to leave while no evacuation controller leads.
+    pub fn without_evacuation_controller(since: Timestamp) -> Self {
+        let message = format!(
+            "no evacuation controller has renewed its Lease {} for a minute, so no Evacuation makes progress: look whether its pods run, and at their logs",
+            lease_name("evacuation-controller")
+        );
+        let reason = reason::EVACUATION_CONTROLLER_UNAVAILABLE;
+        Self { reason: reason.into(), message: message.into(), since: Some(since) }
+    }
+}
+
 /// A node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeFacts<L> {
@@ -114,6 +154,8 @@ pub struct NodeFacts<L> {
     pub marked: bool,
     /// The persistent volumes that are attached to it, by name.
     pub volumes: Arc<BTreeSet<Arc<str>>>,
+    /// What keeps it from being written, if anything does.
+    pub refused: Option<Blocked>,
     /// The targets that its annotation says it has reached. They count when the node is first seen under a
     /// drain; from then on the planner knows better.
     pub reached: DrainTargets,

@@ -7,10 +7,14 @@ use std::sync::Arc;
 
 use futures::{FutureExt as _, Stream, TryStreamExt as _};
 use haulout_api_types::{DrainRule, NodeMaintenance};
+use haulout_service_runtime::access::lease_name;
 use haulout_service_runtime::events::reference;
 use haulout_service_runtime::metrics::Metrics;
 use haulout_service_runtime::pods::{Change, LabelSet, Subscription};
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Namespace;
+use kube::api::ListParams;
 use kube::core::error_boundary::InvalidObject;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::watcher::{Config, Error, Event};
@@ -20,8 +24,10 @@ use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use crate::BACKOFF;
 use crate::controller::Controller;
 use crate::index::Work;
+use crate::leader::Leader;
 use crate::news;
 use crate::seen::{self, AttachmentSeen, EvacuationSeen, NodeSeen, SlimAttachment, SlimEvacuation, SlimNode};
 
@@ -162,6 +168,59 @@ pub(crate) async fn namespaces(feed: Feed) {
     // Metadata alone are asked for, and can always be read.
     let api: Api<PartialObjectMeta<Namespace>> = Api::all(feed.client());
     follow(&feed, "namespaces", watcher(api, Config::default()), Some, named, put).await;
+}
+
+/// Follows the Lease of the evacuation controller, and notices when nobody renews it any longer.
+pub(crate) async fn evacuation_controller(feed: Feed, namespace: String) {
+    let controller = &*feed.controller;
+    let field = format!("metadata.name={}", lease_name("evacuation-controller"));
+    let api: Api<Lease> = Api::namespaced(feed.client(), &namespace);
+    let mut events = pin!(watcher(api.clone(), Config::default().fields(&field)).default_backoff());
+    let mut leader = Leader::new(controller.clock.now());
+    let (mut confirmed, mut failures) = (false, 0);
+    loop {
+        let now = controller.clock.now();
+        let absent = leader.absent_since(now);
+        let ask_at = match absent {
+            None => {
+                (confirmed, failures) = (false, 0);
+                leader.due()
+            }
+            // The watch tells when somebody leads again.
+            Some(_) if confirmed => Timestamp::MAX,
+            Some(_) if failures == 0 => now,
+            Some(_) => now.saturating_add(BACKOFF.delay(failures, fastrand::f64())).unwrap_or(Timestamp::MAX),
+        };
+        controller.tell(|index| index.put_evacuation_controller(absent.filter(|_| confirmed)));
+        tokio::select! {
+            event = events.try_next() => match event {
+                Ok(Some(Event::InitApply(lease) | Event::Apply(lease))) => {
+                    leader.observe(lease.spec.as_ref(), controller.clock.now());
+                }
+                Ok(Some(Event::Delete(_))) => leader.observe(None, controller.clock.now()),
+                Ok(Some(Event::Init | Event::InitDone)) => {}
+                Ok(None) => return,
+                Err(error) => {
+                    warn!(%error, "leases cannot be watched; trying again");
+                    feed.metrics.watch_restarted("leases");
+                }
+            },
+            // A watch that hangs looks like a leader that is gone: the API server knows which it is.
+            () = controller.clock.sleep_until(ask_at) => {
+                match api.list(&ListParams::default().fields(&field)).await {
+                    Ok(found) => {
+                        let lease = found.items.first().and_then(|lease| lease.spec.as_ref());
+                        leader.observe(lease, controller.clock.now());
+                        confirmed = true;
+                    }
+                    Err(error) => {
+                        warn!(%error, "failed to read the Lease of the evacuation controller");
+                        failures += 1;
+                    }
+                }
+            }
+        }
+    }
 }
 
 impl Feed {

@@ -8,15 +8,17 @@ mod volumes;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use haulout_api_types::names::reason;
 use haulout_api_types::{DrainRule, NodeMaintenance};
 use haulout_service_runtime::pods::{LabelSet, Pod, Uid};
 use jiff::{SignedDuration, Timestamp};
 
 use self::returns::Returns;
 use self::volumes::Volumes;
-use crate::facts::{EvacuationOf, PodKey};
+use crate::facts::{Blocked, EvacuationOf, PodKey};
 use crate::plan::Served;
 use crate::planner::{MaintenancePlan, NodePlan, Planner, Summary};
+use crate::refusals::Refusals;
 use crate::seen::{EvacuationSeen, MaintenanceSeen, NodeSeen};
 use crate::throttle::Throttle;
 
@@ -77,6 +79,14 @@ pub struct Index {
     /// `None` for one that cannot be read, as may be after a downgrade.
     rules: BTreeMap<String, Option<DrainRule>>,
     volumes: Volumes,
+    /// Pods whose Evacuations cannot be written.
+    pub(crate) refused_pods: Refusals<Uid>,
+    /// Nodes that cannot be written.
+    pub(crate) refused_nodes: Refusals<Arc<str>>,
+    /// Maintenances that cannot be written.
+    pub(crate) refused_maintenances: Refusals<Arc<str>>,
+    /// Since when no evacuation controller has led, if none does.
+    leaderless: Option<Timestamp>,
     /// Who asked while the planner was behind.
     waiting: BTreeSet<Work>,
     /// By whom each maintenance is known to be fast-forwarded.
@@ -100,6 +110,10 @@ impl Index {
             made: HashMap::new(),
             rules: BTreeMap::new(),
             volumes: Volumes::default(),
+            refused_pods: Refusals::new(reason::EVACUATION_REFUSED, "its Evacuation"),
+            refused_nodes: Refusals::new(reason::NODE_UPDATE_REFUSED, "the node"),
+            refused_maintenances: Refusals::new(reason::MAINTENANCE_UPDATE_REFUSED, "the NodeMaintenance"),
+            leaderless: None,
             waiting: BTreeSet::new(),
             forwarded: HashMap::new(),
             holders: HashMap::new(),
@@ -143,7 +157,15 @@ impl Index {
     ) -> Result<Option<(MaintenanceSeen, MaintenancePlan)>, Unsettled> {
         self.settled(|| Work::Maintenance(name.clone()))?;
         let found = self.maintenances.get(name).zip(self.planner.maintenance(name));
-        Ok(found.map(|(seen, plan)| (seen.clone(), plan)))
+        Ok(found.map(|(seen, mut plan)| {
+            if let Some(since) = self.leaderless.filter(|_| plan.counts.to_evacuate > 0) {
+                plan.block(&Blocked::without_evacuation_controller(since));
+            }
+            if let Some(refused) = self.refused_maintenances.blocked(name) {
+                plan.block(&refused);
+            }
+            (seen.clone(), plan)
+        }))
     }
 
     /// What is wanted for a pod, if anything. Nobody is asked to leave a node that still takes new pods.
@@ -167,13 +189,14 @@ impl Index {
             self.evacuations.get(uid).is_some_and(|seen| seen.of() == EvacuationOf::Us)
                 || self.made.get(uid).is_some_and(|until| now < *until)
         };
+        let pauses = |uid: &Uid| self.refused_pods.pause(uid, now).is_some();
         let evacuate = plan
             .evacuate
             .iter()
             .filter_map(|evacuate| evacuate.pod.uid.parse().ok())
             .filter(|uid| !ours(uid));
         let withdraw = plan.withdraw.iter().filter_map(|key| key.uid.parse().ok());
-        evacuate.chain(withdraw).collect()
+        evacuate.chain(withdraw).filter(|uid| !pauses(uid)).collect()
     }
 
     /// The Evacuation of a pod.
@@ -189,11 +212,6 @@ impl Index {
         }
         self.made.insert(pod, now.saturating_add(UNSEEN).unwrap_or(Timestamp::MAX));
         Ok(())
-    }
-
-    /// It was not made after all.
-    pub fn not_made(&mut self, pod: Uid) {
-        self.made.remove(&pod);
     }
 
     /// The claims of these pods whose volumes are not known.
@@ -230,7 +248,11 @@ impl Index {
 
     /// The numbers over all nodes.
     pub fn summary(&self) -> Summary {
-        self.planner.summary()
+        let mut summary = self.planner.summary();
+        if self.leaderless.is_some() && summary.pending + summary.evacuating > 0 {
+            summary.blockers.insert(reason::EVACUATION_CONTROLLER_UNAVAILABLE.into(), 1);
+        }
+        summary
     }
 }
 

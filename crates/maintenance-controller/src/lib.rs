@@ -10,7 +10,9 @@
 //! | what is changed on a node, and put back afterwards? | [`cordon`] |
 //! | how long to wait before something is done again that is undone each time? | [`pause`] |
 //! | when does a stage begin, and when is a maintenance done? | [`stage`] |
-//! | what does the status say, and when is it written? | [`status`], [`throttle`] |
+//! | what does the status say, and when is it written? | [`status`], [`throttle`], [`bounded`] |
+//! | what cannot be written, and when is that tried again? | [`refusals`] |
+//! | does an evacuation controller lead? | [`leader`] |
 //!
 //! Around them is what watches and writes:
 //!
@@ -22,6 +24,7 @@
 //! | does the installation work, and how does it end? | [`check`], [`cleanup`] |
 
 mod act;
+pub mod bounded;
 pub mod check;
 pub mod cleanup;
 pub mod controller;
@@ -29,11 +32,13 @@ pub mod cordon;
 pub mod facts;
 mod feed;
 pub mod index;
+pub mod leader;
 pub mod metrics;
 pub mod news;
 pub mod pause;
 pub mod plan;
 pub mod planner;
+pub mod refusals;
 pub mod seen;
 pub mod stage;
 pub mod status;
@@ -82,6 +87,10 @@ pub struct Args {
     /// Whether cluster-autoscaler and Karpenter are kept from removing nodes under maintenance
     #[arg(long, env = "HAULOUT_HOLD_AUTOSCALERS", default_value_t = true, action = clap::ArgAction::Set)]
     pub hold_autoscalers: bool,
+
+    /// Whether the evacuation controller belongs to this installation, so that its absence is reported
+    #[arg(long, env = "HAULOUT_FOLLOW_EVACUATION_CONTROLLER", default_value_t = true, action = clap::ArgAction::Set)]
+    pub follow_evacuation_controller: bool,
 
     /// Something else to do, once, for the whole installation.
     #[command(subcommand)]
@@ -157,11 +166,17 @@ fn kinds() -> Vec<Kind> {
 }
 
 fn control(args: Args) -> ExitCode {
+    let mut permissions = [PERMISSIONS, access::EVENTS, &access::election("maintenance-controller")].concat();
+    if args.follow_evacuation_controller {
+        let lease = access::lease_name("evacuation-controller");
+        let on = |verb| Permission::own(verb, "coordination.k8s.io", "leases").on(&lease);
+        permissions.extend(["list", "watch"].map(on));
+    }
     let service = Service {
         name: "maintenance-controller",
         version: env!("CARGO_PKG_VERSION"),
         kinds: kinds(),
-        permissions: [PERMISSIONS, access::EVENTS, &access::election("maintenance-controller")].concat(),
+        permissions,
     };
     let common = args.common.clone();
     service::run(service, common, |context| stand(args, context))
@@ -218,6 +233,10 @@ async fn lead(args: &Args, context: &Context, metrics: Metrics, queue: WorkQueue
         tokio::spawn(feed::namespaces(namespaces)),
     ]
     .map(AbortOnDropHandle::new);
+    let leader = args
+        .follow_evacuation_controller
+        .then(|| feed::evacuation_controller(feed(), context.namespace.clone()));
+    let _leader = leader.map(|leader| AbortOnDropHandle::new(tokio::spawn(leader)));
     let known = async {
         controller.pods.ready().await;
         for listed in &listed {

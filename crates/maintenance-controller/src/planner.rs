@@ -11,6 +11,7 @@
 //! look at what [`Planner::take_changed_nodes`] and [`Planner::take_changed_maintenances`] name. At the start,
 //! apply everything that exists before settling: what has not been told yet counts as gone.
 
+mod leaving;
 mod node;
 #[cfg(test)]
 mod properties;
@@ -32,6 +33,7 @@ use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::node_maintenance::{MAX_DRAINED_NODES, Stage};
 use haulout_api_types::selector::Labels;
 
+pub use self::leaving::{Awaited, Waiting, Waits};
 pub use self::node::{Blocker, Counts};
 use self::node::{Fate, NodeRecord, PodRecord, Unclear};
 pub use self::report::{Evacuate, MaintenancePlan, NodePlan, NodeState, Summary, list};
@@ -253,6 +255,10 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         let known = record.pods.get(&key);
         if known.is_some_and(|pod| pod.facts == facts) {
             return;
+        }
+        if known.is_some_and(|pod| pod.facts.wait != facts.wait) {
+            // It changes no number, but what is said of the wait.
+            self.changed_maintenances.extend(&record.draining);
         }
         let left = facts.finished && known.is_some_and(|pod| pod.fate(self.served) == Fate::Leaving);
         self.node_of_pod.insert(key.clone(), name.clone());

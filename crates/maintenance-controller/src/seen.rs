@@ -4,20 +4,22 @@
 use std::sync::Arc;
 
 use haulout_api_types::drain_targets::DrainTargets;
-use haulout_api_types::names::{self, condition};
+use haulout_api_types::evacuation::DEFAULT_PROGRESS_DEADLINE_SECONDS;
+use haulout_api_types::names::{self, condition, reason};
 use haulout_api_types::node_maintenance::StageStatus;
 use haulout_api_types::selector::{NodeMatcher, SelectorError};
 use haulout_api_types::{Evacuation, NodeMaintenance, instigators};
 use haulout_service_runtime::pods::{LabelSet, Toleration, Uid};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 use kube::Resource;
 use serde::{Deserialize, Serialize};
 
+use crate::bounded;
 use crate::cordon::NodeMarks;
-use crate::facts::{Blocked, EvacuationOf, MaintenanceFacts};
+use crate::facts::{Blocked, EvacuationOf, MaintenanceFacts, Turn, Wait};
 use crate::plan::{Plan, Served};
 use crate::stage::{self, Life};
 
@@ -60,11 +62,31 @@ pub struct SlimEvacuation {
     /// Its metadata.
     pub metadata: ObjectMeta,
     #[serde(default)]
+    spec: SlimEvacuationSpec,
+    #[serde(default)]
     status: SlimEvacuationStatus,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SlimEvacuationSpec {
+    #[serde(default)]
+    progress_deadline_seconds: Option<i32>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct SlimEvacuationStatus {
+    #[serde(default)]
+    active_evacuator_class: Option<String>,
+    #[serde(default)]
+    active_evacuator_completed: bool,
+    #[serde(default)]
+    evacuation_progress_timestamp: Option<Time>,
+    #[serde(default)]
+    expected_evacuation_finish_time: Option<Time>,
+    #[serde(default)]
+    message: String,
     #[serde(default)]
     conditions: Vec<Condition>,
 }
@@ -177,13 +199,16 @@ pub struct EvacuationSeen {
     pub deleting: bool,
     /// What its condition says that keeps the pod from leaving.
     pub blocked: Option<Blocked>,
+    /// The evacuator that is at work.
+    pub turn: Option<Arc<Wait>>,
 }
 
 impl EvacuationSeen {
     /// Takes what is kept.
     pub fn new(evacuation: SlimEvacuation) -> Self {
-        let SlimEvacuation { metadata, status } = evacuation;
+        let SlimEvacuation { metadata, spec, status } = evacuation;
         let version = Version::of(&metadata);
+        let turn = turn(&metadata, &spec, &status).map(|turn| Arc::new(Wait::Evacuator(turn)));
         let blocked =
             status.conditions.into_iter().find(|c| c.type_ == condition::BLOCKED && c.status == "True");
         Self {
@@ -192,12 +217,23 @@ impl EvacuationSeen {
             name: metadata.name.unwrap_or_default().into(),
             finalizers: metadata.finalizers.into_iter().flatten().map(Into::into).collect(),
             deleting: metadata.deletion_timestamp.is_some(),
-            blocked: blocked.map(|c| Blocked {
-                reason: c.reason.into(),
-                message: c.message.into(),
-                since: Some(c.last_transition_time.0),
-            }),
+            blocked: blocked.map(|c| blocked_by(&c)),
+            turn,
         }
+    }
+
+    /// What to say of one that is being deleted and is not ours: it takes no new finalizer, so that the pod gets another
+    /// one only when it is gone.
+    pub fn held(&self) -> Option<Blocked> {
+        if !self.deleting || self.of() == EvacuationOf::Us {
+            return None;
+        }
+        let message = format!(
+            "its Evacuation {} is being deleted and held by {}: have whoever set that finish or remove it, then a new one is made",
+            self.name,
+            bounded::list(&self.finalizers, 5)
+        );
+        Some(Blocked { reason: reason::EVACUATION_HELD.into(), message: message.into(), since: None })
     }
 
     /// Whose wish it is.
@@ -215,6 +251,42 @@ impl EvacuationSeen {
         let others = self.finalizers.iter().map(ToString::to_string).filter(|known| *known != finalizer);
         others.chain(ours.then(our_finalizer)).collect()
     }
+}
+
+/// What a condition says; one that somebody else sets may say anything at any length.
+fn blocked_by(condition: &Condition) -> Blocked {
+    let reason = reason::known(&condition.reason);
+    let message = if reason == reason::OTHER {
+        bounded::text(&format!("{}: {}", condition.reason, condition.message))
+    } else {
+        bounded::text(&condition.message)
+    };
+    let since = Some(condition.last_transition_time.0);
+    Blocked { reason: reason.into(), message: message.into(), since }
+}
+
+/// The evacuator that is at work, if one is. Its deadline is that of the evacuation controller, which counts from the
+/// last report, or from the creation if there was none.
+fn turn(metadata: &ObjectMeta, spec: &SlimEvacuationSpec, status: &SlimEvacuationStatus) -> Option<Turn> {
+    let class = status.active_evacuator_class.as_deref().filter(|_| !status.active_evacuator_completed)?;
+    let created = metadata.creation_timestamp.as_ref().map(|time| time.0);
+    let reported = status.evacuation_progress_timestamp.as_ref().map(|time| time.0);
+    let deadline = spec.progress_deadline_seconds.unwrap_or(DEFAULT_PROGRESS_DEADLINE_SECONDS);
+    let deadline = SignedDuration::from_secs(deadline.into());
+    let until = reported.or(created)?.saturating_add(deadline).unwrap_or(Timestamp::MAX);
+    Some(Turn {
+        class: bounded::text(class).into(),
+        message: bounded::text(&status.message).into(),
+        since: created.filter(|_| reported.is_none()),
+        until: up_to_the_minute(until),
+        expected: status.expected_evacuation_finish_time.as_ref().map(|time| up_to_the_minute(time.0)),
+    })
+}
+
+fn up_to_the_minute(time: Timestamp) -> Timestamp {
+    let seconds = time.as_second() + i64::from(time.subsec_nanosecond() > 0);
+    let minutes = seconds.div_euclid(60) + i64::from(seconds.rem_euclid(60) > 0);
+    Timestamp::from_second(minutes.saturating_mul(60)).unwrap_or(time)
 }
 
 fn our_finalizer() -> String {
@@ -333,7 +405,7 @@ pub fn tolerates_cordon(tolerations: &[Toleration]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     #[test]
     fn a_cordon_is_tolerated_by_its_key_or_by_all_keys() {
@@ -378,6 +450,89 @@ mod tests {
         assert_eq!(with.blocked.as_ref().map(|blocked| &*blocked.reason), Some("ServerBusy"));
         assert!(pod_of(&with.name).is_some());
         assert_eq!(pod_of("x"), None);
+    }
+
+    #[test]
+    fn an_evacuator_at_work_has_a_turn_until_its_deadline() {
+        let seen = |spec: Value, status: Value| {
+            let object = json!({
+                "metadata": {"name": "x", "creationTimestamp": "2026-01-01T00:00:10Z"}, "spec": spec, "status": status,
+            });
+            let turn = EvacuationSeen::new(serde_json::from_value(object).unwrap()).turn;
+            turn.map(|turn| match &*turn {
+                Wait::Evacuator(turn) => {
+                    let text = |time: Option<Timestamp>| time.map_or("-".into(), |time| time.to_string());
+                    format!(
+                        "{} {:?} {} {} {}",
+                        turn.class,
+                        turn.message,
+                        text(turn.since),
+                        turn.until,
+                        text(turn.expected)
+                    )
+                }
+                Wait::GracePeriod(_) => panic!("{turn:?}"),
+            })
+        };
+        let spec = json!({"progressDeadlineSeconds": 600});
+        let active = |more: Value| {
+            let mut status = json!({"activeEvacuatorClass": "a.example.com", "message": "copying"});
+            status.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            status
+        };
+        assert_eq!(seen(spec.clone(), json!({})), None);
+        assert_eq!(seen(spec.clone(), active(json!({"activeEvacuatorCompleted": true}))), None);
+        assert_eq!(
+            seen(spec.clone(), active(json!({}))).unwrap(),
+            r#"a.example.com "copying" 2026-01-01T00:00:10Z 2026-01-01T00:11:00Z -"#,
+            "without a report it counts from the creation"
+        );
+        let reported = |second: u32| {
+            let time = format!("2026-01-01T01:00:{second:02}.5Z");
+            seen(spec.clone(), active(json!({"evacuationProgressTimestamp": time})))
+        };
+        assert_eq!(reported(1).unwrap(), r#"a.example.com "copying" - 2026-01-01T01:11:00Z -"#);
+        assert_eq!(reported(1), reported(59), "one that reports every second is news every minute");
+        let expected = active(json!({"expectedEvacuationFinishTime": "2026-01-01T02:00:00Z"}));
+        assert_eq!(
+            seen(json!({}), expected).unwrap(),
+            r#"a.example.com "copying" 2026-01-01T00:00:10Z 2026-01-01T00:31:00Z 2026-01-01T02:00:00Z"#
+        );
+    }
+
+    #[test]
+    fn what_others_write_is_kept_within_bounds() {
+        let object = json!({
+            "metadata": {"name": "x"},
+            "status": {
+                "activeEvacuatorClass": "a.example.com", "message": "m".repeat(32_768),
+                "evacuationProgressTimestamp": "2026-01-01T00:00:00Z",
+                "conditions": [{"type": "Blocked", "status": "True", "reason": "R".repeat(1_001),
+                    "message": "m".repeat(32_768), "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+            },
+        });
+        let seen = EvacuationSeen::new(serde_json::from_value(object).unwrap());
+        let blocked = seen.blocked.unwrap();
+        assert_eq!(&*blocked.reason, "Other");
+        assert!(blocked.message.starts_with("RRR") && blocked.message.len() <= bounded::MAX_TEXT);
+        let Some(Wait::Evacuator(turn)) = seen.turn.as_deref() else { panic!("no turn") };
+        assert!(turn.message.len() <= bounded::MAX_TEXT);
+    }
+
+    #[test]
+    fn a_deleted_evacuation_of_others_is_held_by_its_finalizers() {
+        let held = |deleting: bool, finalizers: &[&str]| {
+            let mut object = json!({"metadata": {"name": "x", "finalizers": finalizers}});
+            if deleting {
+                object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            }
+            EvacuationSeen::new(serde_json::from_value(object).unwrap()).held()
+        };
+        let blocked = held(true, &["a/b", "c/d"]).unwrap();
+        assert_eq!(&*blocked.reason, "EvacuationHeld");
+        assert!(blocked.message.contains("held by a/b, c/d:"), "{}", blocked.message);
+        assert_eq!(held(false, &["a/b"]), None);
+        assert_eq!(held(true, &["a/b", &our_finalizer()]), None, "it goes on");
     }
 
     #[test]

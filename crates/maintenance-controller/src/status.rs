@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use haulout_api_types::names::{condition, event, reason};
 use haulout_api_types::node_maintenance::{
-    Blocker, DrainStatus, MAX_BLOCKERS, NodeMaintenanceStatus, Stage, StageStatus,
+    Blocker, DrainStatus, MAX_BLOCKERS, MAX_WAITING_FOR, NodeMaintenanceStatus, Stage, StageStatus,
+    WaitingFor,
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
+use crate::bounded;
 use crate::cordon::CordonNotice;
-use crate::planner::{MaintenancePlan, list};
-
-/// The longest message of a blocker: 20 of them and all the rest stay far below what an object may have.
-const MAX_MESSAGE: usize = 1024;
+use crate::facts::{Turn, Wait};
+use crate::planner::{Awaited, MaintenancePlan, Waiting, list};
 
 /// What has to be known besides what the planner says.
 #[derive(Clone, Copy, Debug)]
@@ -38,18 +38,37 @@ pub fn status(context: Context<'_>, plan: &MaintenancePlan) -> NodeMaintenanceSt
         next.stage_statuses.push(StageStatus { name: stage, start_timestamp: Time(now) });
     }
     next.drain_status = (stage == Stage::Drain).then(|| {
-        let known = old.drain_status.as_ref().map(|drain| drain.blockers.as_slice());
-        drain_status(plan, known.unwrap_or_default(), now)
+        let none = DrainStatus::default();
+        drain_status(plan, old.drain_status.as_ref().unwrap_or(&none), now)
     });
-    let wanted =
-        conditions(stage, plan, had_nodes(old) || plan.nodes_selected + plan.nodes_drained_and_deleted > 0);
+    let had_nodes = had_nodes(old) || plan.nodes_selected + plan.nodes_drained_and_deleted > 0;
+    let mut all = conditions(stage, plan, had_nodes);
+    if stage != Stage::Drain {
+        // Once it is there, it stays: who waits for it to become false must see that.
+        let known = next.conditions.iter().any(|known| known.type_ == condition::BLOCKED);
+        let unblocked =
+            || wanted(condition::BLOCKED, false, reason::NOT_BLOCKED, "Nothing is evacuated now".into());
+        all.extend(refused(plan).or_else(|| known.then(unblocked)));
+    }
     for type_ in [condition::CORDONED, condition::DRAINED, condition::BLOCKED] {
-        match wanted.iter().find(|wanted| wanted.type_ == type_) {
+        match all.iter().find(|wanted| wanted.type_ == type_) {
             Some(wanted) => set(&mut next.conditions, wanted, generation, now),
             None => next.conditions.retain(|known| known.type_ != type_),
         }
     }
     next
+}
+
+/// Whether only words of evacuators differ, which may change at every moment.
+pub fn differs_in_words_alone(old: &NodeMaintenanceStatus, new: &NodeMaintenanceStatus) -> bool {
+    let without_words = |status: &NodeMaintenanceStatus| {
+        let mut status = status.clone();
+        for awaited in status.drain_status.iter_mut().flat_map(|drain| &mut drain.waiting_for) {
+            awaited.message.clear();
+        }
+        status
+    };
+    without_words(old) == without_words(new)
 }
 
 /// The status of a maintenance whose stage has just begun. How far it has come is only known once it is acted on.
@@ -77,7 +96,7 @@ pub fn not_followed(
     next
 }
 
-fn drain_status(plan: &MaintenancePlan, known: &[Blocker], now: Timestamp) -> DrainStatus {
+fn drain_status(plan: &MaintenancePlan, known: &DrainStatus, now: Timestamp) -> DrainStatus {
     let counts = &plan.counts;
     DrainStatus {
         reached_drain_targets: plan.reached.clone(),
@@ -91,7 +110,8 @@ fn drain_status(plan: &MaintenancePlan, known: &[Blocker], now: Timestamp) -> Dr
         nodes_drained: number(plan.nodes_drained),
         nodes_drained_and_deleted: number(plan.nodes_drained_and_deleted),
         drained_nodes: plan.drained_nodes.iter().map(ToString::to_string).collect(),
-        blockers: blockers(plan, known, now),
+        blockers: blockers(plan, &known.blockers, now),
+        waiting_for: waiting_for(plan, &known.waiting_for, now),
     }
 }
 
@@ -106,11 +126,11 @@ fn blockers(plan: &MaintenancePlan, known: &[Blocker], now: Timestamp) -> Vec<Bl
         .iter()
         .map(|(node, found)| {
             let mut blocker = Blocker {
-                node: node.to_string(),
+                node: node.as_ref().map(ToString::to_string),
                 namespace: found.pod.as_ref().map(|pod| pod.namespace.to_string()),
                 pod: found.pod.as_ref().map(|pod| pod.name.to_string()),
                 reason: found.reason.to_string(),
-                message: shortened(&found.message),
+                message: bounded::text(&found.message),
                 since: Time(now),
             };
             let earlier = known.iter().find(|earlier| key(earlier) == key(&blocker));
@@ -124,17 +144,55 @@ fn blockers(plan: &MaintenancePlan, known: &[Blocker], now: Timestamp) -> Vec<Bl
     all
 }
 
-fn key(blocker: &Blocker) -> (&str, Option<&str>, Option<&str>, &str) {
-    (&blocker.node, blocker.namespace.as_deref(), blocker.pod.as_deref(), &blocker.reason)
+fn key(blocker: &Blocker) -> (Option<&str>, Option<&str>, Option<&str>, &str) {
+    (blocker.node.as_deref(), blocker.namespace.as_deref(), blocker.pod.as_deref(), &blocker.reason)
 }
 
-fn shortened(message: &str) -> String {
-    if message.len() <= MAX_MESSAGE {
-        return message.into();
+/// The first pods that leave. Those that were known keep their time.
+fn waiting_for(plan: &MaintenancePlan, known: &[WaitingFor], now: Timestamp) -> Vec<WaitingFor> {
+    let one = |(node, found): &(Arc<str>, Awaited)| {
+        let (turn, until) = match found.wait.as_deref() {
+            Some(Wait::Evacuator(turn)) => (Some(turn), Some(turn.until)),
+            Some(Wait::GracePeriod(end)) => (None, Some(*end)),
+            None => (None, None),
+        };
+        let mut one = WaitingFor {
+            node: node.to_string(),
+            namespace: found.pod.namespace.to_string(),
+            pod: found.pod.name.to_string(),
+            reason: found.waiting.reason().into(),
+            evacuator_class: turn.map(|turn| turn.class.to_string()),
+            message: awaited(found.waiting, turn),
+            since: Time(turn.and_then(|turn| turn.since).unwrap_or(now)),
+            until: until.map(Time),
+            expected_finish_time: turn.and_then(|turn| turn.expected).map(Time),
+        };
+        if let Some(earlier) = known.iter().find(|earlier| is_same_wait(earlier, &one)) {
+            one.since = earlier.since.clone();
+        }
+        one
+    };
+    plan.waiting_for.iter().take(MAX_WAITING_FOR).map(one).collect()
+}
+
+fn is_same_wait(a: &WaitingFor, b: &WaitingFor) -> bool {
+    (&a.node, &a.namespace, &a.pod) == (&b.node, &b.namespace, &b.pod)
+        && (&a.reason, &a.evacuator_class) == (&b.reason, &b.evacuator_class)
+}
+
+fn awaited(waiting: Waiting, turn: Option<&Turn>) -> String {
+    match (waiting, turn) {
+        (_, Some(turn)) if turn.message.is_empty() => format!("evacuator {} is in charge", turn.class),
+        (_, Some(turn)) => bounded::text(&format!("evacuator {} is in charge: {}", turn.class, turn.message)),
+        (Waiting::EvacuatorActive, None) => "an evacuator is in charge".into(),
+        (Waiting::GracePeriod, None) => "it is terminating, and its grace period is not over".into(),
+        (Waiting::Requested, None) => {
+            "it has an Evacuation; the evacuation controller has yet to choose an evacuator or to evict it"
+                .into()
+        }
+        (Waiting::Pending, None) => "it is about to get an Evacuation".into(),
+        (Waiting::Order, None) => "a DrainRule has other pods leave this node before it".into(),
     }
-    let mut short: String = message.chars().take(MAX_MESSAGE / 4).collect();
-    short.push('…');
-    short
 }
 
 struct Wanted {
@@ -269,20 +327,47 @@ fn drained(plan: &MaintenancePlan, had_nodes: bool) -> Wanted {
     wanted(condition::DRAINED, status, reason, message + &left_alone)
 }
 
+/// Whether something keeps pods from leaving. Where nothing does, what is waited for.
 fn blocked(plan: &MaintenancePlan) -> Wanted {
-    // The most frequent, and of several the first in the alphabet.
-    let reasons = plan.blockers_by_reason.iter();
-    let Some((first, _)) = reasons.clone().max_by(|a, b| a.1.cmp(b.1).then(b.0.cmp(a.0))) else {
-        let (reason, message) = match () {
-            () if plan.drained => (reason::NOT_BLOCKED, "Nothing is left to evacuate"),
-            () if plan.nodes_selected == 0 => (reason::NO_NODES, "No node is selected"),
-            () if plan.waiting => (reason::WAITING_FOR_MAINTENANCE, "It waits for another maintenance"),
-            () => (reason::NOT_BLOCKED, "Nothing is in the way"),
-        };
-        return wanted(condition::BLOCKED, false, reason, message.into());
+    if let Some((reason, listed)) = reasons(plan) {
+        return wanted(condition::BLOCKED, true, reason, format!("Not leaving: {listed}"));
+    }
+    let waits = plan.counts.waiting;
+    let (reason, message) = match () {
+        () if plan.drained => (reason::NOT_BLOCKED, "Nothing is left to evacuate".into()),
+        () if plan.nodes_selected == 0 => (reason::NO_NODES, "No node is selected".into()),
+        () if plan.waiting => (reason::WAITING_FOR_MAINTENANCE, "It waits for another maintenance".into()),
+        () if waits.total() > 0 => {
+            let listed: Vec<_> =
+                waits.iter().map(|(waiting, number)| format!("{number} {}", waiting.reason())).collect();
+            let pods = if waits.total() == 1 { "1 pod".into() } else { format!("{} pods", waits.total()) };
+            let active = waits.of(Waiting::EvacuatorActive) > 0;
+            let reason = if active { reason::EVACUATOR_ACTIVE } else { reason::NOT_BLOCKED };
+            (reason, format!("Waiting for {pods} to leave: {}", listed.join(", ")))
+        }
+        () => (reason::NOT_BLOCKED, plan.message.trim_end_matches('.').into()),
     };
-    let listed: Vec<String> = reasons.map(|(reason, number)| format!("{number} {reason}")).collect();
-    wanted(condition::BLOCKED, true, first, format!("Not leaving: {}", listed.join(", ")))
+    wanted(condition::BLOCKED, false, reason, message)
+}
+
+/// The most frequent reason, of several the first in the alphabet, and all of them with how often they occur.
+fn reasons(plan: &MaintenancePlan) -> Option<(&str, String)> {
+    let all = plan.blockers_by_reason.iter();
+    let (first, _) = all.clone().max_by(|a, b| a.1.cmp(b.1).then(b.0.cmp(a.0)))?;
+    let listed: Vec<String> = all.map(|(reason, number)| format!("{number} {reason}")).collect();
+    Some((first, listed.join(", ")))
+}
+
+/// Outside of stage Drain: what cannot be written, if anything; there is no list for it.
+fn refused(plan: &MaintenancePlan) -> Option<Wanted> {
+    let (reason, listed) = reasons(plan)?;
+    let first = plan.blockers.first().map(|(node, blocker)| {
+        let node = node.as_ref().map(|node| format!("node {node}: ")).unwrap_or_default();
+        let pod = blocker.pod.as_ref().map(|pod| format!("pod {}/{}: ", pod.namespace, pod.name));
+        format!("; {node}{}{}", pod.unwrap_or_default(), bounded::text(&blocker.message))
+    });
+    let message = format!("Not written: {listed}{}", first.unwrap_or_default());
+    Some(wanted(condition::BLOCKED, true, reason, message))
 }
 
 fn set(conditions: &mut Vec<Condition>, wanted: &Wanted, generation: Option<i64>, now: Timestamp) {
@@ -338,7 +423,7 @@ pub fn notices(old: &NodeMaintenanceStatus, new: &NodeMaintenanceStatus) -> Vec<
     }
     match (is(old, condition::BLOCKED), is(new, condition::BLOCKED)) {
         (false, true) => tell(event::BLOCKED, true, message(condition::BLOCKED)),
-        (true, false) => tell(event::UNBLOCKED, false, "Nothing is in the way any longer".into()),
+        (true, false) => tell(event::UNBLOCKED, false, "No pod is blocked any longer".into()),
         _ => {}
     }
     notices

@@ -39,6 +39,7 @@ pub(crate) fn pod(node: &str, name: &str, priority: i32) -> PodFacts<Map> {
         volumes: Arc::from([]),
         returned: None,
         blocked: None,
+        wait: None,
     }
 }
 
@@ -51,6 +52,7 @@ pub(crate) fn node(name: &str) -> NodeFacts<Map> {
         cordon_due: None,
         marked: false,
         volumes: Arc::default(),
+        refused: None,
         reached: DrainTargets::default(),
     }
 }

@@ -21,8 +21,13 @@ impl<K: Hash + Eq + Clone> Throttle<K> {
 
     /// Whether the object may be written now, which is then taken as done; else when it may.
     pub fn ask(&mut self, key: &K, now: Timestamp) -> Result<(), Timestamp> {
+        self.ask_less_often(1, key, now)
+    }
+
+    /// The same for a write that matters less, so many times less often.
+    pub fn ask_less_often(&mut self, times: i32, key: &K, now: Timestamp) -> Result<(), Timestamp> {
         if let Some(last) = self.last.get(key) {
-            let next = last.saturating_add(self.apart).unwrap_or(Timestamp::MAX);
+            let next = last.saturating_add(self.apart * times).unwrap_or(Timestamp::MAX);
             // A clock that was put back must not hold writes up for as long as it was wrong.
             if *last <= now && now < next {
                 return Err(next);
@@ -62,6 +67,7 @@ mod tests {
         for (key, now, expected) in cases {
             assert_eq!(throttle.ask(&key, at(now)), expected, "{key} at {now}");
         }
+        assert_eq!(throttle.ask_less_often(5, &"b", at(5000)), Err(at(5020)));
         throttle.forget(&"b");
         assert_eq!(throttle.ask(&"b", at(21)), Ok(()));
     }

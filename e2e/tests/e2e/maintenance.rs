@@ -9,6 +9,7 @@ pub(crate) mod scene;
 mod status;
 mod trouble;
 mod volumes;
+mod waiting;
 
 use std::collections::BTreeSet;
 

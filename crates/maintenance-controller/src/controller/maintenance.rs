@@ -6,15 +6,19 @@ use haulout_api_types::NodeMaintenance;
 use haulout_api_types::node_maintenance::{NodeMaintenanceStatus, Stage};
 use haulout_service_runtime::queue::Outcome;
 use serde_json::json;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::{Controller, Next};
 use crate::act::{self, Written};
 use crate::index::{Unfollowed, Unsettled, Work};
 use crate::planner::MaintenancePlan;
+use crate::refusals::Failure;
 use crate::seen::MaintenanceSeen;
 use crate::stage::{self, Step};
 use crate::{news, status};
+
+/// An evacuator may say something new every second. So many times less often than anything else is that written.
+const WORDS: i32 = 5;
 
 impl Controller {
     pub(super) async fn maintenance(&self, name: &Arc<str>) -> kube::Result<Next> {
@@ -28,10 +32,10 @@ impl Controller {
             Ok(None) => return Ok(Next::Rest(Outcome::Done)),
             Err(Unsettled) => return Ok(self.later()),
         };
-        let client = &self.clients.retrying;
         let life = seen.life(plan.nodes_unreleased);
+        let paused = self.index().refused_maintenances.pause(name, self.clock.now());
         let step = stage::next(life);
-        debug!(%name, ?step, "looked at a maintenance");
+        debug!(%name, ?step, ?paused, "looked at a maintenance");
         let patch = match step {
             Some(Step::AddFinalizer) => json!({"metadata": {"finalizers": seen.finalizers_with_ours(true)}}),
             Some(Step::RemoveFinalizer) => {
@@ -41,7 +45,27 @@ impl Controller {
             Some(Step::Begin(stage)) => return self.begin(&seen, stage).await,
             None => return self.write_status(name, &seen, &plan, stage::planned(life)).await,
         };
-        let written = act::write_maintenance(client, &seen, patch).await?;
+        if let Some(retry) = paused {
+            let next = self.write_status(name, &seen, &plan, stage::planned(life)).await?;
+            return Ok(if matches!(next, Next::Rest(Outcome::Done)) {
+                Next::Rest(Outcome::Until(retry))
+            } else {
+                next
+            });
+        }
+        let written = match act::write_maintenance(&self.clients.retrying, &seen, patch).await {
+            Ok(written) => written,
+            Err(error) => {
+                warn!(%name, %error, ?step, "failed to write a NodeMaintenance");
+                let now = self.clock.now();
+                let failure = Failure::from(&error);
+                self.tell(|index| {
+                    index.refused_maintenances.failed(name.clone(), failure, now, fastrand::f64())
+                });
+                return Ok(Next::Again);
+            }
+        };
+        self.index().refused_maintenances.forget(name);
         if life.deleting && step == Some(Step::RemoveFinalizer) && matches!(written, Written::Done(_)) {
             // With the last finalizer it is gone; if somebody else has one, the watch will tell.
             return Ok(Next::Rest(Outcome::Done));
@@ -89,7 +113,8 @@ impl Controller {
         if new == *old {
             return Ok(Next::Rest(Outcome::Done));
         }
-        let allowed = self.index().throttle.ask(&Work::Maintenance(name.clone()), now);
+        let seldom = if status::differs_in_words_alone(old, &new) { WORDS } else { 1 };
+        let allowed = self.index().throttle.ask_less_often(seldom, &Work::Maintenance(name.clone()), now);
         if let Err(when) = allowed {
             return Ok(Next::Rest(Outcome::Until(when)));
         }

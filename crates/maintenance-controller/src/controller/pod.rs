@@ -13,6 +13,7 @@ use super::{Controller, Next};
 use crate::act::{self, Written};
 use crate::facts::EvacuationOf;
 use crate::index::{Unsettled, Wish};
+use crate::refusals::Failure;
 use crate::seen::EvacuationSeen;
 
 impl Controller {
@@ -25,21 +26,23 @@ impl Controller {
         let (wish, evacuation) = {
             let mut index = self.index();
             match index.wish(&pod) {
-                Ok(Some(wish)) => (wish, index.evacuation(uid).cloned()),
-                Ok(None) => return Ok(Next::Rest(rest)),
+                Ok(wish) => (wish, index.evacuation(uid).cloned()),
                 Err(Unsettled) => return Ok(self.later()),
             }
         };
-        match (wish, evacuation) {
-            (Wish::Evacuate, None) => self.create(&pod, now).await,
-            (Wish::Evacuate, Some(seen)) if seen.of() == EvacuationOf::Us => Ok(Next::Rest(rest)),
-            // It takes no new finalizers: when it is gone, there will be another.
-            (Wish::Evacuate, Some(seen)) if seen.deleting => Ok(Next::Rest(rest)),
-            (Wish::Evacuate, Some(seen)) => self.write_finalizers(uid, &seen, true).await,
-            (Wish::Withdraw, Some(seen)) if seen.of() == EvacuationOf::Us => {
-                self.write_finalizers(uid, &seen, false).await
-            }
-            (Wish::Withdraw, _) => Ok(Next::Rest(rest)),
+        let task = task(wish, evacuation);
+        if matches!(task, Task::Nothing) {
+            self.tell(|index| index.pod_succeeded(&pod, now));
+            return Ok(Next::Rest(rest));
+        }
+        let paused = self.index().refused_pods.pause(&uid, now);
+        if let Some(retry) = paused {
+            return Ok(Next::Rest(Outcome::Until(wake.map_or(retry, |wake| wake.min(retry)))));
+        }
+        match task {
+            Task::Nothing => Ok(Next::Rest(rest)),
+            Task::Create => self.create(&pod, now).await,
+            Task::Write { seen, ours } => self.write_finalizers(&pod, &seen, ours).await,
         }
     }
 
@@ -50,39 +53,68 @@ impl Controller {
         let made = evacuation_for(&pod.metadata(), instigator::NODE_MAINTENANCE, &BTreeSet::new());
         let (evacuation, violations) = match made {
             Ok(made) => made,
-            Err(error) => {
-                warn!(namespace = %pod.namespace, pod = %pod.name, %error, "a pod cannot be evacuated");
-                return Ok(Next::Rest(Outcome::Done));
-            }
+            Err(error) => return Ok(self.failed(pod, Failure::impossible(&error))),
         };
         for violation in violations {
             warn!(namespace = %pod.namespace, pod = %pod.name, %violation, "an annotation is ignored");
         }
         match act::create_evacuation(&self.clients.retrying, &evacuation).await {
-            Ok(Written::Done(())) => Ok(Next::Rest(Outcome::Done)),
-            // There is one that we have not seen yet; or its namespace is gone, and the pod with it.
-            Ok(Written::Outdated | Written::Gone) => {
-                self.index().not_made(pod.uid);
-                Ok(Next::Rest(Outcome::Failed))
+            Ok(()) => {
+                self.tell(|index| index.pod_succeeded(pod, now));
+                Ok(Next::Rest(Outcome::Done))
             }
-            Err(error) => {
-                self.index().not_made(pod.uid);
-                Err(error)
-            }
+            // There may be one that we have not seen yet, or its namespace is gone, and the pod with it.
+            Err(error) => Ok(self.failed(pod, Failure::from(&error))),
         }
     }
 
-    async fn write_finalizers(&self, pod: Uid, seen: &EvacuationSeen, ours: bool) -> kube::Result<Next> {
+    async fn write_finalizers(&self, pod: &Pod, seen: &EvacuationSeen, ours: bool) -> kube::Result<Next> {
         let finalizers = seen.finalizers_with_ours(ours);
-        match act::write_finalizers(&self.clients.retrying, seen, &finalizers).await? {
-            Written::Done(evacuation) => {
+        match act::write_finalizers(&self.clients.retrying, seen, &finalizers).await {
+            Ok(Written::Done(evacuation)) => {
                 let (now, pods) = (self.clock.now(), self.pods.read());
                 let seen = EvacuationSeen::new(evacuation);
-                self.tell(|index| index.refresh_evacuation(pod, seen, &pods, now));
+                self.tell(|index| {
+                    index.refresh_evacuation(pod.uid, seen, &pods, now);
+                    index.pod_succeeded(pod, now);
+                });
                 Ok(Next::Rest(Outcome::Done))
             }
-            Written::Outdated => Ok(Next::Rest(Outcome::Failed)),
-            Written::Gone => Ok(Next::Rest(Outcome::Done)),
+            Ok(Written::Outdated) => Ok(Next::Rest(Outcome::Failed)),
+            Ok(Written::Gone) => Ok(Next::Rest(Outcome::Done)),
+            Err(error) => Ok(self.failed(pod, Failure::from(&error))),
         }
+    }
+
+    /// Takes note of a write that failed, for the status to tell and for the next attempt to wait.
+    fn failed(&self, pod: &Pod, failure: Failure) -> Next {
+        warn!(namespace = %pod.namespace, pod = %pod.name, ?failure, "failed to write an Evacuation");
+        let now = self.clock.now();
+        let retry = self.tell(|index| index.pod_failed(pod, failure, now, fastrand::f64()));
+        Next::Rest(Outcome::Until(retry))
+    }
+}
+
+/// What is to be done about the Evacuation of a pod.
+enum Task {
+    Nothing,
+    Create,
+    /// Puts our finalizer on it, or takes it off.
+    Write {
+        seen: EvacuationSeen,
+        ours: bool,
+    },
+}
+
+fn task(wish: Option<Wish>, evacuation: Option<EvacuationSeen>) -> Task {
+    let is_ours = |seen: &EvacuationSeen| seen.of() == EvacuationOf::Us;
+    match (wish, evacuation) {
+        (Some(Wish::Evacuate), None) => Task::Create,
+        // One that is being deleted takes no new finalizers: when it is gone, there will be another.
+        (Some(Wish::Evacuate), Some(seen)) if !is_ours(&seen) && !seen.deleting => {
+            Task::Write { seen, ours: true }
+        }
+        (Some(Wish::Withdraw), Some(seen)) if is_ours(&seen) => Task::Write { seen, ours: false },
+        _ => Task::Nothing,
     }
 }

@@ -10,8 +10,9 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 
 use super::{Claim, Index, Unfollowed, Work};
-use crate::facts::{Blocked, NodeFacts, PodFacts, PodKey};
+use crate::facts::{Blocked, NodeFacts, PodFacts, PodKey, Wait};
 use crate::planner::Change;
+use crate::refusals::Failure;
 use crate::seen::{AttachmentSeen, EvacuationSeen, MaintenanceSeen, NodeSeen};
 
 impl Index {
@@ -19,12 +20,18 @@ impl Index {
     pub fn put_pod(&mut self, pod: &Pod, now: Timestamp) -> Option<Timestamp> {
         let node = pod.node.clone()?;
         let evacuation = self.evacuations.get(&pod.uid);
-        let (blocked, wake) = match pod.deletion_timestamp() {
+        let (blocked, wait, wake) = match pod.deletion_timestamp() {
             Some(deadline) if pod.terminating => match Blocked::overdue(deadline, now) {
-                Ok(blocked) => (Some(blocked), None),
-                Err(when) => (None, Some(when)),
+                Ok(blocked) => (Some(blocked), None, None),
+                Err(when) => (None, Some(Arc::new(Wait::GracePeriod(deadline))), Some(when)),
             },
-            _ => (evacuation.and_then(|seen| seen.blocked.clone()), None),
+            _ => {
+                let refused = self.refused_pods.blocked(&pod.uid);
+                let held = || evacuation.and_then(EvacuationSeen::held);
+                let blocked = || evacuation.and_then(|seen| seen.blocked.clone());
+                let turn = evacuation.and_then(|seen| seen.turn.clone());
+                (refused.or_else(held).or_else(blocked), turn, None)
+            }
         };
         let is_new = !self.planner.knows_pod(&key(pod));
         let returned = self.returns.put(pod, is_new, self.drain_began(&node), now);
@@ -42,6 +49,7 @@ impl Index {
             volumes: self.volumes.of_pod(pod),
             returned: returned.map(Box::new),
             blocked,
+            wait,
         };
         self.planner.apply(Change::Pod(facts));
         wake
@@ -59,7 +67,51 @@ impl Index {
         self.planner.apply(Change::PodGone(key(pod)));
         self.returns.remove(pod, now);
         self.made.remove(&pod.uid);
+        self.refused_pods.forget(&pod.uid);
         self.volumes.forget_claims(pod);
+    }
+
+    /// The Evacuation of a pod could not be written; when to try again.
+    pub fn pod_failed(&mut self, pod: &Pod, failure: Failure, now: Timestamp, chance: f64) -> Timestamp {
+        self.made.remove(&pod.uid);
+        let retry = self.refused_pods.failed(pod.uid, failure, now, chance);
+        let wake = self.put_pod(pod, now);
+        wake.map_or(retry, |wake| wake.min(retry))
+    }
+
+    /// The Evacuation of a pod was written, or does not have to be.
+    pub fn pod_succeeded(&mut self, pod: &Pod, now: Timestamp) {
+        if self.refused_pods.forget(&pod.uid) {
+            // Whoever told of the pod itself has planned when to look again.
+            let _ = self.put_pod(pod, now);
+        }
+    }
+
+    /// A node could not be written; when to try again.
+    pub fn node_failed(
+        &mut self,
+        name: &Arc<str>,
+        failure: Failure,
+        now: Timestamp,
+        chance: f64,
+    ) -> Timestamp {
+        let retry = self.refused_nodes.failed(name.clone(), failure, now, chance);
+        self.tell_node(name);
+        retry
+    }
+
+    /// A node was written, or does not have to be.
+    pub fn node_succeeded(&mut self, name: &Arc<str>) {
+        if self.refused_nodes.forget(name) {
+            self.tell_node(name);
+        }
+    }
+
+    /// Takes in since when no evacuation controller has led, if none does.
+    pub fn put_evacuation_controller(&mut self, absent_since: Option<Timestamp>) {
+        if std::mem::replace(&mut self.leaderless, absent_since) != absent_since {
+            self.waiting.extend(self.maintenances.keys().cloned().map(Work::Maintenance));
+        }
     }
 
     /// The volume of a claim of a pod on this node has been looked up.
@@ -150,6 +202,7 @@ impl Index {
             cordon_due: seen.marks.cordon_due(),
             marked: seen.marks.is_marked(),
             volumes: Arc::new(self.volumes.attached_to(name, &seen.volumes)),
+            refused: self.refused_nodes.blocked(name),
             reached: seen.reached(),
         }));
     }
@@ -157,6 +210,7 @@ impl Index {
     /// A node is gone.
     pub fn remove_node(&mut self, name: &Arc<str>) {
         self.nodes.remove(name);
+        self.refused_nodes.forget(name);
         self.holders.remove(name);
         self.returns.forget(name);
         self.throttle.forget(&Work::Node(name.clone()));
@@ -209,6 +263,7 @@ impl Index {
     /// A maintenance is gone.
     pub fn remove_maintenance(&mut self, name: &Arc<str>) {
         self.maintenances.remove(name);
+        self.refused_maintenances.forget(name);
         self.forwarded.remove(name);
         self.throttle.forget(&Work::Maintenance(name.clone()));
         self.planner.apply(Change::MaintenanceGone(name.clone()));

@@ -4,6 +4,7 @@ use haulout_service_runtime::pods::PodIndex;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::refusals::Failure;
 use crate::seen::{AttachmentSeen, SlimAttachment, SlimEvacuation, SlimNode};
 use crate::testing::at;
 
@@ -101,9 +102,15 @@ impl World {
     }
 
     fn evacuation(&mut self, finalizers: &[&str]) {
-        let metadata =
-            self.meta(&format!("{POD}-web-1"), json!({"namespace": "shop", "finalizers": finalizers}));
-        let evacuation: SlimEvacuation = serde_json::from_value(json!({"metadata": metadata})).unwrap();
+        self.evacuation_with(json!({"finalizers": finalizers}), json!({}));
+    }
+
+    fn evacuation_with(&mut self, metadata: Value, status: Value) {
+        let mut metadata = metadata;
+        metadata["namespace"] = json!("shop");
+        let metadata = self.meta(&format!("{POD}-web-1"), metadata);
+        let evacuation = json!({"metadata": metadata, "status": status});
+        let evacuation: SlimEvacuation = serde_json::from_value(evacuation).unwrap();
         self.index.put_evacuation(uid(), EvacuationSeen::new(evacuation), &self.pods, at(0));
     }
 
@@ -126,6 +133,18 @@ impl World {
     fn plan(&mut self) -> NodePlan {
         self.settle();
         self.index.node(&"n1".into()).unwrap().unwrap().1
+    }
+
+    /// What is said of the maintenance: its blockers, and what it waits for.
+    fn said(&mut self) -> (Vec<String>, Vec<&'static str>) {
+        self.settle();
+        let (_, plan) = self.index.maintenance(&"m".into()).unwrap().unwrap();
+        let blocker = |(node, blocker): &(Option<Arc<str>>, crate::planner::Blocker)| {
+            let pod = blocker.pod.as_ref().map_or("-", |pod| &*pod.name);
+            format!("{} {pod} {}", node.as_deref().unwrap_or("-"), blocker.reason)
+        };
+        let waiting = plan.waiting_for.iter().map(|(_, awaited)| awaited.waiting.reason());
+        (plan.blockers.iter().map(blocker).collect(), waiting.collect())
     }
 
     fn undone(&mut self) -> usize {
@@ -200,8 +219,9 @@ fn an_evacuation_is_made_once_until_it_is_seen_or_long_missing() {
     assert_eq!(world.index.making(uid(), at(0)), Ok(()));
     assert_eq!(world.index.making(uid(), at(9)), Err(at(10)));
     assert_eq!(world.index.making(uid(), at(10)), Ok(()));
-    world.index.not_made(uid());
-    assert_eq!(world.index.making(uid(), at(11)), Ok(()));
+    let pod = world.pods.get(uid()).unwrap().clone();
+    world.index.pod_failed(&pod, Failure::impossible(&"x"), at(10), 1.0);
+    assert_eq!(world.index.making(uid(), at(11)), Ok(()), "it was not made");
     world.evacuation(&[&ours()]);
     world.index.remove_evacuation(uid(), &world.pods, at(12));
     assert_eq!(world.index.making(uid(), at(12)), Ok(()), "that one has been seen, and is gone");
@@ -312,4 +332,84 @@ fn a_maintenance_that_cannot_be_followed_is_told_with_the_place_of_the_fault() {
     assert!(world.index.unfollowed("m").is_some_and(|unfollowed| unfollowed.object.is_some()));
     world.maintenance("Drain", &["Drain"]);
     assert!(!world.plan().held_back);
+}
+
+#[test]
+fn a_refused_evacuation_is_a_blocker_until_it_is_written() {
+    let mut world = World::new(&["node", "pod", "maintenance"]);
+    assert_eq!(world.said(), (vec![], vec!["EvacuationPending"]));
+    let pod = world.pods.get(uid()).unwrap().clone();
+    let retry = world.index.pod_failed(&pod, Failure::impossible(&"no"), at(0), 1.0);
+    assert_eq!(world.said(), (vec!["n1 web-1 EvacuationRefused".into()], vec![]));
+    let plan = world.plan();
+    assert_eq!(world.index.to_do(&plan, at(0)), [], "not at every event");
+    assert_eq!(world.index.to_do(&plan, retry), [uid()]);
+    world.index.pod_succeeded(&pod, at(1));
+    world.evacuation(&[&ours()]);
+    assert_eq!(world.said(), (vec![], vec!["EvacuationRequested"]));
+
+    // The same when it cannot be withdrawn, though nobody drains any more.
+    world.maintenance("Complete", &["Drain"]);
+    assert_eq!(world.said(), (vec![], vec![]));
+    world.index.pod_failed(&pod, Failure::impossible(&"no"), at(2), 1.0);
+    assert_eq!(world.said(), (vec!["n1 web-1 EvacuationRefused".into()], vec![]));
+    world.evacuation(&["x"]);
+    assert_eq!(world.said(), (vec![], vec![]));
+}
+
+#[test]
+fn a_refused_node_is_a_blocker_of_its_maintenances_in_any_stage() {
+    let mut world = World::new(&["node", "maintenance"]);
+    let refused = (vec!["n1 - NodeUpdateRefused".into()], vec![]);
+    world.index.node_failed(&"n1".into(), Failure::impossible(&"no"), at(0), 1.0);
+    assert_eq!(world.said(), refused);
+    world.maintenance("Complete", &["Drain", "Complete"]);
+    assert_eq!(world.said(), refused);
+    assert_eq!(world.index.summary().blockers, BTreeMap::from([("NodeUpdateRefused".into(), 1)]));
+    world.index.node_succeeded(&"n1".into());
+    assert_eq!(world.said(), (vec![], vec![]));
+}
+
+#[test]
+fn an_evacuation_of_others_that_is_deleted_and_held_is_a_blocker() {
+    let mut world = World::new(&["node", "pod", "maintenance"]);
+    world.evacuation_with(
+        json!({"finalizers": ["x/y"], "deletionTimestamp": "2026-01-01T00:00:00Z"}),
+        json!({}),
+    );
+    assert_eq!(world.said().0, ["n1 web-1 EvacuationHeld"]);
+    world.index.remove_evacuation(uid(), &world.pods, at(0));
+    assert_eq!(world.said(), (vec![], vec!["EvacuationPending"]));
+}
+
+#[test]
+fn the_words_of_an_evacuator_are_news_for_the_status_alone() {
+    let mut world = World::new(&["node", "pod", "maintenance"]);
+    let finalizers = json!({"finalizers": [ours()], "creationTimestamp": "2026-01-01T00:00:00Z"});
+    let status = |message: &str, second: u32| {
+        let time = format!("2026-01-01T00:01:{second:02}Z");
+        json!({"activeEvacuatorClass": "x.example.com", "message": message, "evacuationProgressTimestamp": time})
+    };
+    world.evacuation_with(finalizers.clone(), status("copying", 1));
+    assert_eq!(world.said(), (vec![], vec!["EvacuatorActive"]));
+    world.evacuation_with(finalizers.clone(), status("copying", 59));
+    assert_eq!(world.settle(), BTreeSet::new(), "it says nothing new, only later");
+    world.evacuation_with(finalizers, status("half done", 59));
+    assert!(world.settle().contains(&Work::Maintenance("m".into())));
+}
+
+#[test]
+fn without_an_evacuation_controller_a_maintenance_with_pods_is_blocked() {
+    let mut world = World::new(&["node", "pod", "maintenance"]);
+    world.evacuation(&[&ours()]);
+    world.settle();
+    world.index.put_evacuation_controller(Some(at(0)));
+    assert!(world.settle().contains(&Work::Maintenance("m".into())));
+    let lost = "- - EvacuationControllerUnavailable";
+    assert_eq!(world.said(), (vec![lost.into()], vec!["EvacuationRequested"]));
+    world.pod(json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0}));
+    assert_eq!(world.said().0, [""; 0], "nobody needs it for a pod that ends");
+    world.index.put_evacuation_controller(None);
+    assert!(world.settle().contains(&Work::Maintenance("m".into())));
+    assert_eq!(world.said().0, [""; 0]);
 }

@@ -12,7 +12,8 @@ use haulout_api_types::selector::Labels;
 use jiff::Timestamp;
 
 use super::Id;
-use crate::facts::{EvacuationOf, NodeFacts, PodFacts, PodKey};
+use super::leaving::{Awaited, Waiting, Waits};
+use crate::facts::{Blocked, EvacuationOf, NodeFacts, PodFacts, PodKey, Wait};
 use crate::plan::{Served, StepNumber, is_targeted};
 
 /// A pod with what rules and plans make of it.
@@ -127,6 +128,18 @@ impl<L> PodRecord<L> {
             && self.fate(served) == Fate::Leaving
     }
 
+    /// What is waited for, if nothing keeps it from leaving.
+    fn waiting(&self, lowest: &BTreeMap<PodType, i32>) -> Waiting {
+        let facts = &self.facts;
+        match () {
+            () if facts.terminating => Waiting::GracePeriod,
+            () if matches!(facts.wait.as_deref(), Some(Wait::Evacuator(_))) => Waiting::EvacuatorActive,
+            () if facts.evacuation == EvacuationOf::Us => Waiting::Requested,
+            () if lowest.get(&facts.pod_type).is_some_and(|lowest| *lowest < self.order) => Waiting::Order,
+            () => Waiting::Pending,
+        }
+    }
+
     fn on_its_way(&self) -> bool {
         self.facts.terminating || self.facts.evacuation != EvacuationOf::Nobody
     }
@@ -217,6 +230,8 @@ pub(super) struct View {
     /// Who holds back pods that each maintenance has reached.
     pub limiters: Vec<FixedBitSet>,
     pub blockers: Vec<Blocker>,
+    /// What cannot be written, whoever maintains the node.
+    pub refused: Vec<Blocker>,
 }
 
 /// Numbers that all maintenances of a node share.
@@ -238,6 +253,10 @@ pub struct Counts {
     pub left: u32,
     /// Evacuations of ours that are no longer wanted.
     pub unwanted: u32,
+    /// Pods that are targeted and that only an Evacuation makes leave.
+    pub to_evacuate: u32,
+    /// Pods that are targeted and that nothing keeps from leaving, by what is waited for.
+    pub waiting: Waits,
 }
 
 impl Counts {
@@ -270,6 +289,14 @@ fn cordon_race(due: Timestamp) -> Blocker {
         )
         .into(),
         since: None,
+    }
+}
+
+impl Blocker {
+    /// Of a pod, or of the node itself.
+    pub(crate) fn new(pod: Option<&PodKey>, blocked: &Blocked) -> Self {
+        let Blocked { reason, message, since } = blocked.clone();
+        Self { pod: pod.cloned(), reason, message, since }
     }
 }
 
@@ -367,11 +394,16 @@ impl<L: Labels> NodeRecord<L> {
             limiters: vec![FixedBitSet::with_capacity(places); places],
             ..View::default()
         };
+        let refused = self.facts.as_ref().and_then(|facts| facts.refused.as_ref());
+        view.refused.extend(refused.map(|refused| Blocker::new(None, refused)));
+        let lowest = if places > 0 { self.lowest_orders(served) } else { BTreeMap::new() };
         let mut default_pods = false;
         for pod in self.pods.values() {
             let fate = pod.fate(served);
             if self.is_unwanted(pod, served) {
                 view.counts.unwanted += 1;
+                let refused = pod.facts.blocked.as_ref().filter(|b| &*b.reason == reason::EVACUATION_REFUSED);
+                view.refused.extend(refused.map(|refused| Blocker::new(Some(&pod.facts.key), refused)));
             }
             if places == 0 || fate == Fate::Disregarded {
                 continue;
@@ -403,7 +435,12 @@ impl<L: Labels> NodeRecord<L> {
                 for (place, own) in view.own.iter_mut().enumerate() {
                     *own += u32::from(reached.contains(place));
                 }
-                view.blockers.extend(pod.blocker());
+                let leaves = !pod.facts.terminating && pod.behavior == DrainBehavior::Drain;
+                view.counts.to_evacuate += u32::from(leaves);
+                match pod.blocker() {
+                    Some(blocker) => view.blockers.push(blocker),
+                    None => view.counts.waiting.add(pod.waiting(&lowest)),
+                }
             } else {
                 for (place, limiters) in view.limiters.iter_mut().enumerate() {
                     if reached.contains(place) {
@@ -417,6 +454,33 @@ impl<L: Labels> NodeRecord<L> {
             view.blockers.extend(self.cordon_due().map(cordon_race));
         }
         view
+    }
+
+    /// The pods that are targeted and that nothing keeps from leaving, in order.
+    pub fn awaited(&self, served: Served) -> impl Iterator<Item = Awaited> {
+        let lowest = self.lowest_orders(served);
+        let leaves = move |pod: &&PodRecord<L>| {
+            pod.fate(served) == Fate::Leaving
+                && !pod.waits(served)
+                && !self.is_behind(pod)
+                && self.targets_pod(pod, &self.reached_by(&pod.first))
+                && pod.blocker().is_none()
+        };
+        self.pods.values().filter(leaves).map(move |pod| Awaited {
+            pod: pod.facts.key.clone(),
+            waiting: pod.waiting(&lowest),
+            wait: pod.facts.wait.clone(),
+        })
+    }
+
+    /// The lowest order among the pods of each type that have to leave.
+    fn lowest_orders(&self, served: Served) -> BTreeMap<PodType, i32> {
+        let mut lowest = BTreeMap::new();
+        for pod in self.pods.values().filter(|pod| pod.fate(served) == Fate::Leaving) {
+            let order = lowest.entry(pod.facts.pod_type).or_insert(pod.order);
+            *order = pod.order.min(*order);
+        }
+        lowest
     }
 
     fn look_at_volumes(&self, served: Served, steps: &[StepNumber], default_pods: bool, view: &mut View) {
@@ -467,14 +531,9 @@ impl<L: Labels> NodeRecord<L> {
     /// The pods that are to be evacuated now, with the places of those who want it: what is targeted, is not
     /// ending already, and has no pod of lower order before it.
     pub fn evacuate(&self, served: Served) -> Vec<(&PodKey, Vec<usize>)> {
-        let mut lowest: BTreeMap<PodType, i32> = BTreeMap::new();
-        let leaving = || self.pods.iter().filter(|(_, pod)| pod.fate(served) == Fate::Leaving);
-        for (_, pod) in leaving() {
-            let order = lowest.entry(pod.facts.pod_type).or_insert(pod.order);
-            *order = pod.order.min(*order);
-        }
+        let lowest = self.lowest_orders(served);
         let mut evacuate = Vec::new();
-        for (key, pod) in leaving() {
+        for (key, pod) in self.pods.iter().filter(|(_, pod)| pod.fate(served) == Fate::Leaving) {
             let reached = self.reached_by(&pod.first);
             let now = pod.behavior == DrainBehavior::Drain
                 && !pod.facts.terminating

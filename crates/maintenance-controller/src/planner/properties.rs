@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use haulout_api_types::drain_targets::DrainTargets;
-use haulout_api_types::node_maintenance::{DrainPlanEntry, PodType, Stage};
+use haulout_api_types::node_maintenance::{DrainPlanEntry, MAX_WAITING_FOR, PodType, Stage};
 use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::json;
@@ -175,6 +175,14 @@ impl Both {
                     name
                 );
             }
+            let pods = plan.blockers.iter().filter(|blocker| blocker.pod.is_some()).count();
+            let cases = pods + plan.counts.waiting.total() as usize;
+            prop_assert_eq!(
+                cases,
+                plan.counts.targeted as usize,
+                "every targeted pod of {} has a case",
+                name
+            );
             self.check_targets(&name, &plan)?;
         }
         for facts in self.reference.maintenances.values() {
@@ -189,6 +197,8 @@ impl Both {
             let drained = (plan.drained, plan.nodes_drained_and_deleted);
             let expected = (self.reference.all_drained(facts, &named), self.reference.deleted(facts));
             prop_assert_eq!(drained, expected, "{} is drained", facts.name);
+            let listed = (plan.counts.waiting.total() as usize).min(MAX_WAITING_FOR);
+            prop_assert_eq!(plan.waiting_for.len(), listed, "what {} waits for", facts.name);
             let nodes = self.reference.nodes_of(facts);
             let numbers = (plan.counts.pending as usize, plan.counts.evacuating as usize);
             prop_assert_eq!(numbers, self.reference.numbers(&nodes), "numbers of {}", facts.name);

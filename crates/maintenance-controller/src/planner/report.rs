@@ -4,13 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use haulout_api_types::names::reason;
-use haulout_api_types::node_maintenance::{DrainPlanEntry, MAX_BLOCKERS, MAX_DRAINED_NODES, Stage};
+use haulout_api_types::node_maintenance::{
+    DrainPlanEntry, MAX_BLOCKERS, MAX_DRAINED_NODES, MAX_WAITING_FOR, Stage,
+};
 use haulout_api_types::selector::Labels;
 use jiff::Timestamp;
 
+use super::leaving::Awaited;
 use super::node::{Blocker, Cordon, Counts, NodeRecord};
 use super::{Id, Planner};
-use crate::facts::PodKey;
+use crate::facts::{Blocked, PodKey};
 
 /// How many names a message lists before it only counts.
 const MAX_NAMES: usize = 20;
@@ -104,10 +107,20 @@ pub struct MaintenancePlan {
     pub held_back: bool,
     /// The maintenances that are ahead of it on some node, oldest first: it is fast-forwarded there.
     pub forwarded_by: Vec<Arc<str>>,
-    /// The first blockers with their nodes, sorted.
-    pub blockers: Vec<(Arc<str>, Blocker)>,
+    /// The first blockers with their nodes, if they concern one.
+    pub blockers: Vec<(Option<Arc<str>>, Blocker)>,
     /// How many blockers there are, by reason.
     pub blockers_by_reason: BTreeMap<Arc<str>, u32>,
+    /// The first pods that leave, with their nodes, sorted.
+    pub waiting_for: Vec<(Arc<str>, Awaited)>,
+}
+
+impl MaintenancePlan {
+    /// Adds something that blocks it as a whole.
+    pub(crate) fn block(&mut self, blocked: &Blocked) {
+        *self.blockers_by_reason.entry(blocked.reason.clone()).or_default() += 1;
+        self.blockers.push((None, Blocker::new(None, blocked)));
+    }
 }
 
 /// The numbers over all nodes, each pod counted once however many maintenances its node has.
@@ -203,13 +216,20 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             () if moving => evacuating(&self.names(tally.limiters.keys().filter(older))),
             () => waiting(&self.names(&maintenance.waits_for)),
         };
-        let blockers = tally.blocked_nodes.iter().flat_map(|node| {
-            let found = self.nodes.get(node).map(|record| record.view.blockers.as_slice());
-            found.unwrap_or_default().iter().map(move |blocker| (node.clone(), blocker.clone()))
-        });
-        let missing_blocker = |name: &Arc<str>| (name.clone(), missing_node());
-        let blockers = blockers.chain(missing.iter().filter(|_| draining).map(missing_blocker));
-        let blockers = blockers.take(MAX_BLOCKERS).collect();
+        let on = |node| self.nodes.get(node).map(|record| (node, record));
+        let blocked = tally.blocked_nodes.iter().filter_map(on).map(|(node, r)| (node, &r.view.blockers));
+        let refused = tally.refused_nodes.iter().filter_map(on).map(|(node, r)| (node, &r.view.refused));
+        let first = |blockers: &mut dyn Iterator<Item = (&Arc<str>, &Vec<Blocker>)>| {
+            let all = blockers.flat_map(|(node, found)| found.iter().map(move |one| (node, one)));
+            all.take(MAX_BLOCKERS).map(|(node, one)| (Some(node.clone()), one.clone())).collect::<Vec<_>>()
+        };
+        let waiting_for =
+            tally.leaving_nodes.iter().filter_map(on).flat_map(|(node, record)| {
+                record.awaited(self.served).map(|awaited| (node.clone(), awaited))
+            });
+        let mut blockers = [first(&mut { blocked }), first(&mut { refused })].concat();
+        let absent = missing.iter().filter(|_| draining).map(|name| (Some(name.clone()), missing_node()));
+        blockers.extend(absent.take(MAX_BLOCKERS));
         let mut blockers_by_reason = tally.reasons.clone();
         if draining && nodes_missing > 0 {
             let number = u32::try_from(nodes_missing).unwrap_or(u32::MAX);
@@ -235,6 +255,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             forwarded_by: self.names(tally.forwarded_by.keys()),
             blockers,
             blockers_by_reason,
+            waiting_for: waiting_for.take(MAX_WAITING_FOR).collect(),
         })
     }
 
@@ -242,6 +263,13 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
     pub fn summary(&self) -> Summary {
         let mut summary = Summary::default();
         for record in self.nodes.values().filter(|record| record.facts.is_some()) {
+            let mut count = |blockers: &[Blocker]| {
+                for blocker in blockers {
+                    *summary.blockers.entry(blocker.reason.clone()).or_default() += 1;
+                }
+            };
+            count(&record.view.refused);
+            count(&record.view.blockers);
             let state = match state(record) {
                 NodeState::Idle if record.cordon == Cordon::Wanted => "cordoned",
                 NodeState::Idle => continue,
@@ -253,9 +281,6 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             *summary.nodes.entry(state).or_default() += 1;
             summary.pending += record.view.counts.pending;
             summary.evacuating += record.view.counts.evacuating;
-            for blocker in &record.view.blockers {
-                *summary.blockers.entry(blocker.reason.clone()).or_default() += 1;
-            }
         }
         summary
     }

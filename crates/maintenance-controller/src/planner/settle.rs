@@ -315,9 +315,10 @@ fn tally<L>(sign: Sign, record: &NodeRecord<L>, name: &Arc<str>, maintenances: &
     for id in &record.members {
         if let Some(maintenance) = maintenances.get_mut(id) {
             maintenance.tally.count_marks(sign, name, record.counted_marks);
+            maintenance.tally.count_refused(sign, name, &record.view.refused);
         }
     }
-    let View { counts, own, limiters, blockers } = &record.view;
+    let View { counts, own, limiters, blockers, .. } = &record.view;
     for (place, id) in record.draining.iter().enumerate() {
         let Some(Maintenance { tally, .. }) = maintenances.get_mut(id) else { continue };
         // A node that nobody has looked at yet has added nothing.
@@ -325,6 +326,7 @@ fn tally<L>(sign: Sign, record: &NodeRecord<L>, name: &Arc<str>, maintenances: &
         tally.count_pods(sign, counts, *own);
         tally.count_drained(sign, name, record.counted_marks.cordoned && counts.left == 0);
         tally.count_blockers(sign, name, blockers);
+        tally.count_leaving(sign, name, counts);
         for other in limiters.ones().filter_map(|place| record.draining.get(place)) {
             sign.apply_to(&mut tally.limiters, *other, 1);
         }

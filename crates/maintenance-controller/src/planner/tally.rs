@@ -32,6 +32,10 @@ pub(super) struct Tally {
     /// For each slot of the plan, how many nodes have come how far.
     reach: Vec<BTreeMap<Option<i32>, u32>>,
     pub blocked_nodes: BTreeSet<Arc<str>>,
+    /// Nodes on which something cannot be written.
+    pub refused_nodes: BTreeSet<Arc<str>>,
+    /// Nodes with pods that leave.
+    pub leaving_nodes: BTreeSet<Arc<str>>,
     pub reasons: BTreeMap<Arc<str>, u32>,
     /// Nodes on which it is the oldest and which wait.
     pub waiting_nodes: BTreeSet<Arc<str>>,
@@ -50,6 +54,13 @@ impl Sign {
         *total = match self {
             Self::Plus => total.saturating_add(by),
             Self::Minus => total.saturating_sub(by),
+        };
+    }
+
+    fn apply_to_set(self, set: &mut BTreeSet<Arc<str>>, node: &Arc<str>) {
+        match self {
+            Self::Plus => set.insert(node.clone()),
+            Self::Minus => set.remove(node),
         };
     }
 
@@ -116,6 +127,10 @@ impl Tally {
         sign.apply(&mut totals.volumes, counts.volumes);
         sign.apply(&mut totals.left, counts.left);
         sign.apply(&mut totals.unwanted, counts.unwanted);
+        sign.apply(&mut totals.to_evacuate, counts.to_evacuate);
+        for (total, by) in totals.waiting.each(&counts.waiting) {
+            sign.apply(total, by);
+        }
         sign.apply(&mut self.own, own);
     }
 
@@ -141,6 +156,21 @@ impl Tally {
             _ => {
                 self.blocked_nodes.remove(node);
             }
+        }
+    }
+
+    pub fn count_refused(&mut self, sign: Sign, node: &Arc<str>, refused: &[Blocker]) {
+        for blocker in refused {
+            sign.apply_to(&mut self.reasons, blocker.reason.clone(), 1);
+        }
+        if !refused.is_empty() {
+            sign.apply_to_set(&mut self.refused_nodes, node);
+        }
+    }
+
+    pub fn count_leaving(&mut self, sign: Sign, node: &Arc<str>, counts: &Counts) {
+        if counts.waiting.total() > 0 {
+            sign.apply_to_set(&mut self.leaving_nodes, node);
         }
     }
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::facts::PodKey;
-use crate::planner::{Blocker as Found, Counts};
+use crate::facts::{Blocked, PodKey};
+use crate::planner::{Blocker as Found, Counts, Waits};
 use crate::testing::{at, entry};
 use haulout_api_types::node_maintenance::PodType;
 
@@ -14,7 +14,14 @@ fn plan() -> MaintenancePlan {
         message: "Evacuating".into(),
         drained: false,
         waiting: false,
-        counts: Counts { pending: 3, evacuating: 2, targeted: 2, left: 5, ..Counts::default() },
+        counts: Counts {
+            pending: 3,
+            evacuating: 2,
+            targeted: 2,
+            left: 5,
+            waiting: waits(&[Waiting::Requested; 2]),
+            ..Counts::default()
+        },
         evacuated: 4,
         nodes_selected: 2,
         nodes_drained: 0,
@@ -29,12 +36,23 @@ fn plan() -> MaintenancePlan {
         forwarded_by: Vec::new(),
         blockers: Vec::new(),
         blockers_by_reason: BTreeMap::new(),
+        waiting_for: Vec::new(),
     }
 }
 
-fn pod_blocker(node: &str, pod: &str, why: &str, since: Option<Timestamp>) -> (Arc<str>, Found) {
-    let pod = PodKey { namespace: "ns".into(), name: pod.into(), uid: "u".into() };
-    (node.into(), Found { pod: Some(pod), reason: why.into(), message: "because".into(), since })
+fn waits(all: &[Waiting]) -> Waits {
+    let mut waits = Waits::default();
+    all.iter().for_each(|waiting| waits.add(*waiting));
+    waits
+}
+
+fn pod_key(pod: &str) -> PodKey {
+    PodKey { namespace: "ns".into(), name: pod.into(), uid: "u".into() }
+}
+
+fn pod_blocker(node: &str, pod: &str, why: &str, since: Option<Timestamp>) -> (Option<Arc<str>>, Found) {
+    let pod = pod_key(pod);
+    (Some(node.into()), Found { pod: Some(pod), reason: why.into(), message: "because".into(), since })
 }
 
 fn context(old: &NodeMaintenanceStatus, stage: Stage, second: i64) -> Context<'_> {
@@ -63,16 +81,34 @@ fn conditions_from_stage_to_stage() {
     let volumes = MaintenancePlan {
         counts: Counts { volumes: 1, left: 1, ..Counts::default() },
         message: "Waiting for 1 volume to be detached.".into(),
+        blockers_by_reason: BTreeMap::from([("VolumesAttached".into(), 1)]),
+        ..base.clone()
+    };
+    let at_work = MaintenancePlan {
+        counts: Counts {
+            waiting: waits(&[Waiting::GracePeriod, Waiting::EvacuatorActive, Waiting::Order]),
+            ..base.counts
+        },
         ..base.clone()
     };
     let cordoning = MaintenancePlan { nodes_cordoned: 1, ..base.clone() };
     let nothing = MaintenancePlan { nodes_selected: 0, nodes_cordoned: 0, ..nothing_left() };
     let all = "Cordoned=True Cordoned: Every selected node is cordoned";
-    let free = "Blocked=False NotBlocked: Nothing is in the way";
-    let cases: [(&str, Stage, &MaintenancePlan, &[&str]); 9] = [
+    let free = "Blocked=False NotBlocked: Waiting for 2 pods to leave: 2 EvacuationRequested";
+    let cases: [(&str, Stage, &MaintenancePlan, &[&str]); 10] = [
         ("planned", Stage::Idle, &base, &[]),
         ("cordoning", Stage::Cordon, &cordoning, &["Cordoned=False Cordoning: 1 of 2 nodes are cordoned"]),
         ("draining", Stage::Drain, &base, &[free, all, "Drained=False Evacuating: 5 pods have yet to leave"]),
+        (
+            "in the hands of an evacuator",
+            Stage::Drain,
+            &at_work,
+            &[
+                "Blocked=False EvacuatorActive: Waiting for 3 pods to leave: 1 EvacuatorActive, 1 TerminationGracePeriod, 1 WaitingForOrder",
+                all,
+                "Drained=False Evacuating: 5 pods have yet to leave",
+            ],
+        ),
         (
             "blocked",
             Stage::Drain,
@@ -97,7 +133,11 @@ fn conditions_from_stage_to_stage() {
             "detaching",
             Stage::Drain,
             &volumes,
-            &[free, all, "Drained=False VolumesAttached: Waiting for 1 volume to be detached"],
+            &[
+                "Blocked=True VolumesAttached: Not leaving: 1 VolumesAttached",
+                all,
+                "Drained=False VolumesAttached: Waiting for 1 volume to be detached",
+            ],
         ),
         (
             "drained",
@@ -119,7 +159,15 @@ fn conditions_from_stage_to_stage() {
                 "Drained=False NoNodesLeft: No selected node is left: each was deleted or relabelled before it was drained",
             ],
         ),
-        ("over", Stage::Complete, &base, &["Cordoned=False Released: The nodes are released"]),
+        (
+            "over",
+            Stage::Complete,
+            &base,
+            &[
+                "Blocked=False NotBlocked: Nothing is evacuated now",
+                "Cordoned=False Released: The nodes are released",
+            ],
+        ),
     ];
     let mut old = NodeMaintenanceStatus::default();
     for (second, (what, stage, plan, expected)) in (0..).zip(cases) {
@@ -133,7 +181,7 @@ fn conditions_from_stage_to_stage() {
         old.stage_statuses.iter().map(|begun| (begun.name, begun.start_timestamp.0)).collect();
     assert_eq!(
         begun,
-        [(Stage::Idle, at(0)), (Stage::Cordon, at(1)), (Stage::Drain, at(2)), (Stage::Complete, at(8))]
+        [(Stage::Idle, at(0)), (Stage::Cordon, at(1)), (Stage::Drain, at(2)), (Stage::Complete, at(9))]
     );
 }
 
@@ -256,7 +304,7 @@ fn the_first_twenty_blockers_are_sorted_and_keep_their_time() {
     let volume = Found { pod: None, reason: "VolumesAttached".into(), message: "pv-1".into(), since: None };
     let mixed = vec![
         pod_blocker("b", "x", "Terminating", Some(at(-7))),
-        ("b".into(), volume),
+        (Some("b".into()), volume),
         pod_blocker("a", "y", "Terminating", None),
     ];
     let new = status(
@@ -268,11 +316,88 @@ fn the_first_twenty_blockers_are_sorted_and_keep_their_time() {
     assert_eq!(
         shown,
         [
-            ("a".into(), Some("y".into()), at(1)),
-            ("b".into(), None, at(1)),
-            ("b".into(), Some("x".into()), at(-7))
+            (Some("a".into()), Some("y".into()), at(1)),
+            (Some("b".into()), None, at(1)),
+            (Some("b".into()), Some("x".into()), at(-7))
         ]
     );
+}
+
+/// One pod in the hands of an evacuator and one in its grace period.
+fn leaving(class: &str, message: &str) -> MaintenancePlan {
+    let turn = Turn {
+        class: class.into(),
+        message: message.into(),
+        since: None,
+        until: at(600),
+        expected: Some(at(300)),
+    };
+    let one = |pod: &str, waiting, wait| {
+        ("n".into(), Awaited { pod: pod_key(pod), waiting, wait: Some(Arc::new(wait)) })
+    };
+    MaintenancePlan {
+        waiting_for: vec![
+            one("a", Waiting::EvacuatorActive, Wait::Evacuator(turn)),
+            one("b", Waiting::GracePeriod, Wait::GracePeriod(at(30))),
+        ],
+        ..plan()
+    }
+}
+
+#[test]
+fn what_is_waited_for_is_listed_with_until_when() {
+    let shown = |status: &NodeMaintenanceStatus| {
+        let drain = status.drain_status.clone().unwrap();
+        let second = |time: Time| time.0.duration_since(at(0)).as_secs();
+        let one = |one: WaitingFor| {
+            format!(
+                "{} {}: {} since {} until {:?} expected {:?}",
+                one.pod,
+                one.reason,
+                one.message,
+                second(one.since),
+                one.until.map(second),
+                one.expected_finish_time.map(second),
+            )
+        };
+        drain.waiting_for.into_iter().map(one).collect::<Vec<_>>()
+    };
+    let old = NodeMaintenanceStatus::default();
+    let first = status(context(&old, Stage::Drain, 1), &leaving("x.example.com", "copying"));
+    let ending = "b TerminationGracePeriod: it is terminating, and its grace period is not over";
+    assert_eq!(
+        shown(&first),
+        [
+            "a EvacuatorActive: evacuator x.example.com is in charge: copying since 1 until Some(600) expected Some(300)".into(),
+            format!("{ending} since 1 until Some(30) expected None"),
+        ]
+    );
+    // Words alone are no new wait, and written less often; another evacuator is.
+    let second = status(context(&first, Stage::Drain, 5), &leaving("x.example.com", "half done"));
+    assert!(differs_in_words_alone(&first, &second) && first != second);
+    assert!(shown(&second)[0].contains("half done since 1"), "{:?}", shown(&second));
+    let third = status(context(&second, Stage::Drain, 9), &leaving("y.example.com", ""));
+    assert!(!differs_in_words_alone(&second, &third));
+    assert!(shown(&third)[0].contains("evacuator y.example.com is in charge since 9"), "{:?}", shown(&third));
+    assert!(shown(&third)[1].contains("since 1"), "{:?}", shown(&third));
+}
+
+#[test]
+fn refused_writes_are_reported_in_every_stage() {
+    let refused = Blocked { reason: "NodeUpdateRefused".into(), message: "no".into(), since: None };
+    let mut plan = plan();
+    plan.blockers = vec![(Some("n1".into()), Found::new(None, &refused))];
+    plan.blockers_by_reason = BTreeMap::from([("NodeUpdateRefused".into(), 1)]);
+    let said = |stage| {
+        let new = status(context(&NodeMaintenanceStatus::default(), stage, 1), &plan);
+        show(&new).into_iter().find(|text| text.starts_with("Blocked"))
+    };
+    let elsewhere = "Blocked=True NodeUpdateRefused: Not written: 1 NodeUpdateRefused; node n1: no";
+    for stage in [Stage::Idle, Stage::Cordon, Stage::Complete] {
+        assert_eq!(said(stage).as_deref(), Some(elsewhere), "{stage:?}");
+    }
+    let drain = "Blocked=True NodeUpdateRefused: Not leaving: 1 NodeUpdateRefused";
+    assert_eq!(said(Stage::Drain).as_deref(), Some(drain));
 }
 
 #[test]
@@ -334,10 +459,18 @@ fn the_status_of_five_thousand_nodes_fits_its_object() {
             (node, Found { message: "ü".repeat(100_000).into(), ..blocker })
         })
         .collect();
+    plan.waiting_for = (0..5000)
+        .flat_map(|i| {
+            let mut all = leaving(&long, &"ü".repeat(100_000)).waiting_for;
+            all.iter_mut().for_each(|(_, one)| one.pod.name = format!("{i}{}", &long[..240]).into());
+            all
+        })
+        .collect();
     plan.blockers_by_reason = (0..30).map(|i| (format!("Reason{i}").into(), 150_000)).collect();
     let status = status(context(&NodeMaintenanceStatus::default(), Stage::Drain, 1), &plan);
     let size = serde_json::to_vec(&status).unwrap().len();
     assert!(size < 100_000, "{size} bytes");
     let drain = status.drain_status.unwrap();
-    assert!(drain.drain_message.len() < 32_768 && drain.blockers.len() == 20);
+    assert!(drain.drain_message.len() < 32_768);
+    assert_eq!((drain.blockers.len(), drain.waiting_for.len()), (20, 20));
 }

@@ -18,6 +18,9 @@ async fn maintenances_do_what_their_stages_say_and_leave_nothing_behind() {
         super::overlaps::maintenances_that_share_a_node_finish_in_either_order(&world),
         super::status::what_autoscalers_were_told_before_is_put_back(&world),
         super::status::a_budget_in_the_way_is_told_and_so_is_that_it_is_gone(&world),
+        super::waiting::refused_writes_are_blockers_with_the_api_servers_words(&world),
+        super::waiting::an_evacuator_at_work_and_a_pod_that_ends_are_waited_for(&world),
+        super::waiting::an_evacuation_that_others_hold_is_a_blocker(&world),
     );
 }
 

@@ -158,7 +158,10 @@ async fn a_pod_that_tolerates_the_cordon_and_comes_back_is_found_out(world: &Wor
         |m: &NodeMaintenance| drain(m).blockers.iter().any(|b| b.reason == names::reason::RETURNS_TO_NODE);
     let found = scene.until("m", "has found out", returns).await;
     let blocker = drain(&found).blockers.swap_remove(0);
-    assert_eq!((blocker.node.as_str(), blocker.namespace.as_deref()), ("returns-n1", Some("returns")));
+    assert_eq!(
+        (blocker.node.as_deref(), blocker.namespace.as_deref()),
+        (Some("returns-n1"), Some("returns"))
+    );
     assert!(blocker.message.contains("let a DrainRule skip it"), "{}", blocker.message);
     scene.until_event("m", names::event::BLOCKED).await;
     // It is not killed in a loop: the second time that it comes back, it may stay for a while.

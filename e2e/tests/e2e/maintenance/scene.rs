@@ -70,6 +70,31 @@ impl World {
         std::mem::replace(&mut *self.services[which].lock().unwrap(), Arc::new(second))
     }
 
+    /// Kills the maintenance controller, so that nobody leads.
+    pub(crate) fn stop_controller(&self) {
+        self.controller().signal(rustix::process::Signal::KILL).unwrap();
+    }
+
+    /// Starts it again.
+    pub(crate) async fn start_controller(&self) {
+        self.replace(0).await;
+        self.controller().leads().await.unwrap();
+    }
+
+    /// Stops the evacuation controller, so that nobody leads.
+    pub(crate) async fn stop_evacuations(&self) {
+        let service = self.services[1].lock().unwrap().clone();
+        service.signal(rustix::process::Signal::TERM).unwrap();
+        assert!(service.exited().await.success(), "{}", service.text());
+    }
+
+    /// Starts it again.
+    pub(crate) async fn start_evacuations(&self) {
+        self.replace(1).await;
+        let service = self.services[1].lock().unwrap().clone();
+        service.leads().await.unwrap();
+    }
+
     /// Kills the maintenance controller; another replica stands by to take over.
     pub(crate) async fn kill_controller(&self) {
         self.replace(0).await.signal(rustix::process::Signal::KILL).unwrap();

@@ -33,7 +33,7 @@ pub async fn a_budget_in_the_way_is_told_and_so_is_that_it_is_gone(world: &World
 
     loosen(&scene, "web").await;
     let told = scene.until_event("blue", names::event::UNBLOCKED).await;
-    assert_eq!(told, "Nothing is in the way any longer");
+    assert_eq!(told, "No pod is blocked any longer");
     let drained = scene.until_drained("blue").await;
     assert!(!is_blocked(&drained));
 

@@ -9,6 +9,9 @@ use super::*;
 async fn a_drain_comes_through_whatever_happens_and_writes_little() {
     let world = World::with_webhook("maintenance-trouble").await;
     a_drain_writes_its_status_once_a_second_and_nothing_at_rest(&world).await;
+    super::waiting::an_absent_evacuation_controller_is_a_blocker(&world).await;
+    completion_and_deletion_need_no_write_of_the_status(&world).await;
+    a_new_leader_asks_for_nothing_behind_a_completion_or_deletion(&world).await;
     a_new_leader_carries_on_where_the_old_one_died(&world).await;
     a_drain_goes_on_after_an_outage_of_the_api_server(&world).await;
     nothing_is_released_while_a_maintenance_cannot_be_read(&world).await;
@@ -58,6 +61,56 @@ async fn a_drain_writes_its_status_once_a_second_and_nothing_at_rest(world: &Wor
     let restless: Vec<_> = written(world, rest).iter().cloned().collect();
     assert!(restless.is_empty(), "{restless:?}");
     scene.delete("blue").await;
+}
+
+async fn completion_and_deletion_need_no_write_of_the_status(world: &World) {
+    let scene = world.scene("at-once").await;
+    let mut held = Vec::new();
+    for (name, pool) in [("done", "blue"), ("deleted", "green")] {
+        let node = scene.node(pool, pool).await;
+        let pod = scene.slow_pod(pool, pool).await;
+        scene.maintain(name, pool, Stage::Drain).await;
+        scene.in_charge(&pod).await;
+        scene.until(name, "evacuates", |m| drain(m).pods_evacuating == 1).await;
+        held.push((node, scene.refuse_maintenance(name, "nodemaintenances/status").await));
+    }
+    scene.set_stage("done", Stage::Complete).await;
+    scene.maintenances().delete(&scene.of("deleted"), &DeleteParams::default()).await.unwrap();
+    for (before, _) in &held {
+        scene.until_as_before(before).await;
+    }
+    scene.until_evacuating(&[]).await;
+    for (_, binding) in &held {
+        scene.lift(binding).await;
+    }
+    scene.until_completed("done").await;
+    scene.explained(wait::gone(scene.maintenances(), &scene.of("deleted"), SOON).await);
+}
+
+async fn a_new_leader_asks_for_nothing_behind_a_completion_or_deletion(world: &World) {
+    let scene = world.scene("too-late").await;
+    let pools = ["blue", "green"];
+    for pool in pools {
+        scene.node(pool, pool).await;
+        let pod = scene.slow_pod(pool, pool).await;
+        scene.maintain(pool, pool, Stage::Drain).await;
+        scene.in_charge(&pod).await;
+    }
+    world.stop_controller();
+    for pool in pools {
+        for number in 0..10 {
+            scene.pod(&format!("{pool}-{number}"), pool).await;
+        }
+    }
+    scene.set_stage("blue", Stage::Complete).await;
+    scene.maintenances().delete(&scene.of("green"), &DeleteParams::default()).await.unwrap();
+    let begun = world.cluster.requests_mark().unwrap();
+    world.start_controller().await;
+    scene.until_completed("blue").await;
+    scene.explained(wait::gone(scene.maintenances(), &scene.of("green"), SOON).await);
+    let made = written(world, begun).verb("create").resource("evacuations", "");
+    assert_eq!(made.count(), 0, "{:?}", made.iter().next());
+    scene.until_evacuating(&[]).await;
 }
 
 async fn a_drain_goes_on_after_an_outage_of_the_api_server(world: &World) {

@@ -1,0 +1,39 @@
+//! Bounds on what others wrote: their words are quoted in what we write, but never without a limit.
+
+/// The longest text that is kept as it is, in bytes: 40 of them and all the rest of a status stay far below what an
+/// object may have.
+pub const MAX_TEXT: usize = 1024;
+
+/// The text, shortened if it is long.
+pub fn text(text: &str) -> String {
+    if text.len() <= MAX_TEXT {
+        return text.into();
+    }
+    let mut short: String = text.chars().take(MAX_TEXT / 4).collect();
+    short.push('…');
+    short
+}
+
+/// The first of these as a list; how many more there are, if there are.
+pub fn list<T: AsRef<str>>(all: &[T], shown: usize) -> String {
+    let first: Vec<String> = all.iter().take(shown).map(|one| text(one.as_ref())).collect();
+    match all.len().saturating_sub(first.len()) {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_and_lists_are_cut() {
+        assert_eq!(text("short"), "short");
+        let long = text(&"ü".repeat(100_000));
+        assert!(long.len() <= MAX_TEXT && long.ends_with('…'), "{}", long.len());
+        assert_eq!(list(&["a", "b"], 2), "a, b");
+        assert_eq!(list(&["a", "b", "c"], 1), "a and 2 more");
+        assert_eq!(list::<&str>(&[], 1), "");
+    }
+}
