@@ -16,8 +16,10 @@ type Renewal = (String, Option<MicroTime>);
 /// What is known of the leader.
 #[derive(Clone, Debug)]
 pub struct Leader {
-    /// The last renewal; `None` in it if nobody holds the Lease, and around it until the first look.
-    seen: Option<Option<Renewal>>,
+    /// Whether the Lease has been looked at.
+    looked: bool,
+    /// The last renewal; `None` if nobody holds the Lease.
+    seen: Option<Renewal>,
     /// When it last changed. At first, when we began to look.
     changed: Timestamp,
 }
@@ -25,7 +27,7 @@ pub struct Leader {
 impl Leader {
     /// Nothing is known yet.
     pub fn new(now: Timestamp) -> Self {
-        Self { seen: None, changed: now }
+        Self { looked: false, seen: None, changed: now }
     }
 
     /// Takes in the Lease as it is now; `None` if there is none.
@@ -36,10 +38,11 @@ impl Leader {
         };
         let renewal = lease.and_then(held);
         // A Lease that is seen for the first time may have been like this for days.
-        if renewal.is_some() && self.seen.as_ref().is_some_and(|seen| *seen != renewal) {
+        if renewal.is_some() && self.looked && self.seen != renewal {
             self.changed = now;
         }
-        self.seen = Some(renewal);
+        self.looked = true;
+        self.seen = renewal;
     }
 
     /// When there is no leader any more if the Lease does not change before.

@@ -129,7 +129,8 @@ impl World {
 }
 
 async fn start(cluster: &Handle, name: &str, args: &[&str]) -> Service {
-    Service::start(cluster, name, &[&["--lease-seconds", "3"], args].concat()).await.unwrap()
+    // Short, because tests wait for a dead leader's to run out, and long enough for a busy machine to renew it.
+    Service::start(cluster, name, &[&["--lease-seconds", "6"], args].concat()).await.unwrap()
 }
 
 /// What a scenario works with. Names of nodes, pools and maintenances are told without that of the scene.

@@ -64,7 +64,11 @@ fn a_named_node_that_does_not_exist_is_a_blocker() {
     world.apply(Change::Maintenance(maintenance("m", 1, &["n1", "n2"], &[], Served::DEFAULT)));
     assert_eq!(says(&world), (false, "Waiting for nodes that do not exist: n2.".into(), 0, 1));
     let found = plan(&world);
-    let blockers: Vec<_> = found.blockers.iter().map(|(node, blocker)| (&**node, &*blocker.reason)).collect();
+    let blockers: Vec<_> = found
+        .blockers
+        .iter()
+        .map(|(node, blocker)| (node.as_deref().unwrap_or_default(), &*blocker.reason))
+        .collect();
     assert_eq!(blockers, [("n2", reason::NODE_MISSING)]);
     assert_eq!(found.blockers_by_reason, BTreeMap::from([(reason::NODE_MISSING.into(), 1)]));
     world.apply(Change::Node(node("n2")));
