@@ -51,6 +51,8 @@ const SYSTEM: &str = "haulout-system";
 /// The Leases of the two controllers.
 const MAINTENANCE_LEASE: &str = "haulout-maintenance-controller";
 const EVACUATION_LEASE: &str = "haulout-evacuation-controller";
+/// What those who refuse our writes say.
+pub(super) const WORDS: &str = "not during the sale";
 /// For how long nothing has to have moved before a status has to say why.
 const QUIET: SignedDuration = SignedDuration::from_secs(10);
 /// How long after the evacuation controller was stopped a status has to say so.

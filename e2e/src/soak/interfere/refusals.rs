@@ -16,11 +16,10 @@ use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::ground::{NAMESPACE, object};
+use super::observer::WORDS;
 use crate::handle::Handle;
 use crate::{objects, wait};
 
-/// What a refusal says.
-const WORDS: &str = "not during the sale";
 /// The name of the jam and of all that belongs to it.
 const JAM: &str = "jam";
 const LIMIT: Duration = Duration::from_secs(30);

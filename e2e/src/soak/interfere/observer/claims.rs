@@ -14,6 +14,8 @@ pub struct Claim {
     pub node: Option<String>,
     /// The pod that it is about, if it is about one, as `namespace/name`.
     pub pod: Option<String>,
+    /// The evacuator that it names, if it names one.
+    pub class: Option<String>,
     /// All times that it names, since when apart.
     pub times: Vec<Timestamp>,
 }
@@ -67,6 +69,7 @@ fn entry(entry: &Value) -> Claim {
         message: entry.text("/message").to_owned(),
         node: given("/node"),
         pod: given("/pod").map(|pod| format!("{}/{pod}", entry.text("/namespace"))),
+        class: given("/evacuatorClass"),
         times: others.filter_map(|(_, value)| value.as_str()).flat_map(times).collect(),
     }
 }

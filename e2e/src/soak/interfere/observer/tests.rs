@@ -143,8 +143,10 @@ fn a_status_that_names_nothing_is_a_stall() {
 #[test]
 fn nothing_in_the_way_is_never_true_while_a_pod_stays() {
     let active = evacuation("web-1", json!({"activeEvacuatorClass": "a.example.com"}));
-    let text = format!("evacuator a.example.com until {}", at(900 + 1800));
-    let waiting = json!([blocker("web-1", "EvacuatorActive", &text)]);
+    let mut waiting = blocker("web-1", "EvacuatorActive", "evacuator a.example.com is in charge");
+    waiting["evacuatorClass"] = json!("a.example.com");
+    waiting["until"] = json!(at(900 + 1800).to_string());
+    let waiting = json!([waiting]);
     let scene = scene([(Kind::Evacuation, active)]);
     let wrong = condition("Blocked", "False", "NotBlocked", "Nothing is in the way");
     assert_eq!(about(&maintenance(waiting.clone(), json!([wrong])), &scene, &facts()), ["in the way"]);
@@ -246,8 +248,6 @@ fn several_budgets_are_several_and_a_stale_one_is_stale() {
 
 #[test]
 fn an_active_evacuator_is_at_work_and_has_time() {
-    let reason = "EvacuatorActive";
-    let message = format!("evacuator a.example.com is at work until {}", at(950 + 1800));
     let status = |completed: bool, progress: i64| {
         json!({
             "activeEvacuatorClass": "a.example.com", "activeEvacuatorCompleted": completed,
@@ -255,22 +255,77 @@ fn an_active_evacuator_is_at_work_and_has_time() {
         })
     };
     let with = |status: Value| scene([(Kind::Evacuation, evacuation("web-1", status))]);
-    assert_eq!(check(reason, &message, &with(status(false, 950)), &facts()), Ok(()));
-    is_untrue(reason, &message, &scene([]), &facts(), "has no Evacuation");
-    is_untrue(reason, &message, &with(json!({})), &facts(), "no evacuator is active");
-    is_untrue(reason, &message, &with(status(true, 950)), &facts(), "has completed");
-    is_untrue(reason, &message, &with(status(false, -1000)), &facts(), "its time was up");
-    is_untrue(
-        reason,
-        &message,
-        &with(status(false, 700)),
-        &facts(),
-        "does not say that the evacuator has time",
-    );
-    is_untrue(reason, "evacuator b.example.com", &with(status(false, 950)), &facts(), "is a.example.com");
-    // The controllers' clocks may be ahead.
+    let said = |class: &str, until: i64, world: &World, facts: &Facts| {
+        let mut entry = blocker("web-1", "EvacuatorActive", "it works");
+        entry["evacuatorClass"] = json!(class);
+        entry["until"] = json!(at(until).to_string());
+        let mut m = maintenance(json!([]), json!([]));
+        m["status"]["drainStatus"]["waitingFor"] = json!([entry]);
+        truth::check(&super::claims::claims(&m)[0], &m, world, facts).err().unwrap_or_default()
+    };
+    let (class, until, now) = ("a.example.com", 950 + 1800, facts());
+    assert_eq!(said(class, until, &with(status(false, 950)), &now), "");
+    // It may be rounded up to the minute.
+    assert_eq!(said(class, until + 59, &with(status(false, 950)), &now), "");
     let ahead = Facts { ahead: SignedDuration::from_hours(1), ..facts() };
-    is_untrue(reason, &message, &with(status(false, 950)), &ahead, "its time was up");
+    for (said, why) in [
+        (said(class, until, &scene([]), &now), "has no Evacuation"),
+        (said(class, until, &with(json!({})), &now), "no evacuator is active"),
+        (said(class, until, &with(status(true, 950)), &now), "has completed"),
+        (said(class, until, &with(status(false, -1000)), &now), "its time was up"),
+        (said(class, until, &with(status(false, 700)), &now), "does not say that the evacuator has time"),
+        (said("b.example.com", until, &with(status(false, 950)), &now), "is a.example.com"),
+        // The controllers' clocks may be ahead.
+        (said(class, until, &with(status(false, 950)), &ahead), "its time was up"),
+    ] {
+        assert!(said.contains(why), "{said}");
+    }
+}
+
+#[test]
+fn what_is_about_to_happen_happens_soon() {
+    let with = |change: fn(&mut Value)| {
+        let mut pod = pod("web-1", "web");
+        change(&mut pod);
+        scene([(Kind::Pod, pod)])
+    };
+    let ending = with(|pod| pod["metadata"]["deletionTimestamp"] = json!(at(NOW - 5).to_string()));
+    assert_eq!(check("TerminationGracePeriod", "", &ending, &facts()), Ok(()));
+    let late = with(|pod| pod["metadata"]["deletionTimestamp"] = json!(at(NOW - 80).to_string()));
+    is_untrue("TerminationGracePeriod", "", &late, &facts(), "should have ended");
+    is_untrue("TerminationGracePeriod", "", &scene([]), &facts(), "not terminating");
+    let new = with(|pod| pod["metadata"]["creationTimestamp"] = json!(at(NOW - 5).to_string()));
+    assert_eq!(check("EvacuationPending", "", &new, &facts()), Ok(()));
+    is_untrue("EvacuationPending", "", &scene([]), &facts(), "has had time");
+    let asked = scene([(Kind::Evacuation, evacuation("web-1", json!({})))]);
+    is_untrue("EvacuationPending", "", &asked, &facts(), "has an Evacuation");
+    is_untrue("EvacuationRequested", "", &asked, &facts(), "has had time");
+    is_untrue("EvacuationRequested", "", &scene([]), &facts(), "has no Evacuation");
+    let soon = Facts { now: at(905), ..facts() };
+    assert_eq!(check("EvacuationRequested", "", &asked, &soon), Ok(()));
+}
+
+#[test]
+fn a_refused_write_is_refused_or_tried_again_soon() {
+    let refused = |until: Option<i64>| {
+        let resources = vec!["nodes".to_owned()];
+        let refusal = Refusal { name: "p".into(), resources, from: at(0), until: until.map(at) };
+        Facts { refusals: vec![refusal], ..facts() }
+    };
+    let words = "denied request: not during the sale";
+    assert_eq!(check("NodeUpdateRefused", words, &scene([]), &refused(None)), Ok(()));
+    assert_eq!(check("NodeUpdateRefused", words, &scene([]), &refused(Some(NOW - 30))), Ok(()));
+    is_untrue("NodeUpdateRefused", words, &scene([]), &refused(Some(NOW - 100)), "could be written since");
+    is_untrue("NodeUpdateRefused", "no", &scene([]), &refused(None), "does not have the API server's words");
+    is_untrue("EvacuationRefused", words, &scene([]), &refused(None), "nothing has ever refused evacuations");
+}
+
+#[test]
+fn nodes_that_are_missing_or_fought_over_are() {
+    is_untrue("NodeMissing", "", &scene([]), &facts(), "node n1 exists");
+    assert_eq!(check("NodeMissing", "", &World::default(), &facts()), Ok(()));
+    is_untrue("CordonRace", "", &scene([]), &facts(), "the node is cordoned");
+    assert_eq!(check("CordonRace", "", &world([(Kind::Node, node("n1", false))]), &facts()), Ok(()));
 }
 
 #[test]
@@ -402,13 +457,16 @@ fn reasons_of_others_are_theirs_and_unknown_ones_are_complaints() {
 fn every_documented_reason_has_a_check() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs");
     let mut reasons = Vec::new();
-    for (page, heading) in
-        [("evacuation.md", "## Why a pod does not leave"), ("maintenance.md", "## What can be in the way")]
-    {
+    for (page, heading) in [
+        ("evacuation.md", "## Why a pod does not leave"),
+        ("maintenance.md", "## What can be in the way"),
+        ("maintenance.md", "## What is waited for"),
+    ] {
         let text = std::fs::read_to_string(format!("{root}/{page}")).unwrap();
-        let section = text.split_once(heading).unwrap().1.split("\n## ").next().unwrap();
-        let rows = section.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
-        reasons.extend(rows.map(|(reason, _)| reason.to_owned()));
+        let Some((_, rest)) = text.split_once(heading) else { continue };
+        let rows = rest.split("\n## ").next().unwrap().lines().filter(|line| line.starts_with("| `"));
+        let cells = rows.filter_map(|row| row.split('|').nth(1));
+        reasons.extend(cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).map(str::to_owned));
     }
     assert!(reasons.len() > 10, "{reasons:?}");
     for reason in reasons {

@@ -14,6 +14,8 @@ const LATE: SignedDuration = SignedDuration::from_secs(10);
 const TURN_LATE: SignedDuration = SignedDuration::from_secs(60);
 /// How long ago an attempt may be that failed for a reason which passes by itself.
 const TRANSIENT: SignedDuration = SignedDuration::from_secs(12);
+/// After how long at most a write that was refused is tried again.
+const AGAIN: SignedDuration = SignedDuration::from_secs(70);
 /// After how long a controller that does not lead is absent.
 const ABSENT: SignedDuration = SignedDuration::from_secs(55);
 
@@ -91,19 +93,29 @@ pub fn check(claim: &Claim, maintenance: &Value, world: &World, facts: &Facts) -
         "HandledElsewhere" => check.handled_elsewhere(),
         "NamespaceTerminating" => check.namespace_terminating(),
         "EvacuatorActive" => check.evacuator_active(),
+        "TerminationGracePeriod" => check.ending(),
+        "EvacuationRequested" => check.evacuation_requested(),
+        "EvacuationPending" => check.evacuation_pending(),
         "EvacuationControllerUnavailable" => check.controller_absent(),
+        "EvacuationRefused" => check.refused("evacuations"),
+        "NodeUpdateRefused" => check.refused("nodes"),
+        "CordonRace" => check.open_node(),
+        "NodeMissing" => check.missing_node(),
         "EvacuationHeld" => check.evacuation_held(),
         "ReturnsToNode" => check.returns(),
         "Terminating" => check.terminating(),
         "VolumesAttached" => check.volumes_attached(),
         "WaitingForCompletion" => check.waits_for_completion(),
         "WaitingForMaintenance" => check.waits_for_maintenance(),
-        "NoNodes" => check.no_nodes(),
+        "NoNodes" | "NoNodesLeft" => check.no_nodes(),
         "Other" => check.others_reason(),
         // Nobody makes such objects here.
-        "Unsupported" | "DrainRuleUnreadable" | "NotFollowed" | "NoNodeForController" => {
-            Err("there is nothing like that in the cluster".into())
-        }
+        "Unsupported"
+        | "DrainRuleUnreadable"
+        | "NotFollowed"
+        | "NoNodeForController"
+        | "WaitingForOrder"
+        | "MaintenanceUpdateRefused" => Err("there is nothing like that in the cluster".into()),
         other => Err(format!("nobody knows how to check the reason {other:?}: write a check for it")),
     }
 }
@@ -115,7 +127,9 @@ fn ensure(good: bool, why: impl FnOnce() -> String) -> Untrue {
 impl<'a> Check<'a> {
     /// The node is one of the maintenance's.
     fn node(&self) -> Untrue {
-        let Some(name) = &self.claim.node else { return Ok(()) };
+        let Some(name) = self.claim.node.as_ref().filter(|_| self.claim.reason != "NodeMissing") else {
+            return Ok(());
+        };
         let nodes = self.world.nodes_of(self.maintenance);
         ensure(nodes.iter().any(|node| node.name() == name), || {
             format!("node {name} does not exist or is not selected")
@@ -242,17 +256,68 @@ impl<'a> Check<'a> {
         ensure(!evacuation.flag("/status/activeEvacuatorCompleted"), || {
             format!("the evacuator {class} has completed")
         })?;
-        ensure(self.claim.message.contains(class), || format!("the active evacuator is {class}"))?;
+        ensure(self.claim.class.as_deref() == Some(class), || format!("the active evacuator is {class}"))?;
         let progress = evacuation.time("/status/evacuationProgressTimestamp");
         let since = progress.or_else(|| evacuation.time("/metadata/creationTimestamp")).unwrap_or_default();
         let deadline = SignedDuration::from_secs(evacuation.number("/spec/progressDeadlineSeconds"));
         let until = later(since, deadline);
         let now = self.facts.clock();
         ensure(now <= later(until, TURN_LATE), || format!("its time was up at {until}, and it is {now}"))?;
-        let close = |time: &Timestamp| time.duration_since(until).abs() <= LATE;
+        // It is rounded up to the minute.
+        let rounded = later(until, SignedDuration::from_mins(1));
+        let close = |time: &Timestamp| later(*time, LATE) >= until && *time <= later(rounded, LATE);
         ensure(self.claim.times.iter().any(close), || {
             format!("it does not say that the evacuator has time until {until}")
         })
+    }
+
+    fn ending(&self) -> Untrue {
+        let end = self.pod()?.time("/metadata/deletionTimestamp").ok_or("the pod is not terminating")?;
+        ensure(self.facts.clock() <= later(end, TURN_LATE + LATE), || {
+            format!("the pod should have ended by {end}")
+        })
+    }
+
+    /// Somebody has asked the evacuation controller a moment ago.
+    fn evacuation_requested(&self) -> Untrue {
+        let evacuation = self.evacuation(self.staying()?)?;
+        let created = evacuation.time("/metadata/creationTimestamp").unwrap_or_default();
+        ensure(self.facts.now <= later(created, TRANSIENT), || {
+            format!("the evacuation controller leads and has had time since {created}")
+        })
+    }
+
+    /// There is no Evacuation yet, and there has been hardly any time to make one.
+    fn evacuation_pending(&self) -> Untrue {
+        let pod = self.staying()?;
+        ensure(self.world.evacuation_of(pod).is_none(), || "the pod has an Evacuation".into())?;
+        let created = pod.time("/metadata/creationTimestamp").unwrap_or_default();
+        ensure(self.facts.now <= later(created, TRANSIENT), || {
+            "the maintenance controller leads and has had time to make one".into()
+        })
+    }
+
+    /// Such writes are refused, or were until a minute ago: then it is tried again. The API server's words are given.
+    fn refused(&self, resource: &str) -> Untrue {
+        match self.facts.refused(resource) {
+            Ok(()) => {}
+            Err(None) => return Err(format!("nothing has ever refused {resource}")),
+            Err(Some(ended)) => ensure(self.facts.now <= later(ended, AGAIN), || {
+                format!("{resource} could be written since {ended}")
+            })?,
+        }
+        ensure(self.claim.message.contains(super::WORDS), || "it does not have the API server's words".into())
+    }
+
+    fn open_node(&self) -> Untrue {
+        let name = self.claim.node.as_ref().ok_or("it names no node")?;
+        let node = self.world.get(Kind::Node, name);
+        ensure(node.is_some_and(|node| !node.flag("/spec/unschedulable")), || "the node is cordoned".into())
+    }
+
+    fn missing_node(&self) -> Untrue {
+        let name = self.claim.node.as_ref().ok_or("it names no node")?;
+        ensure(self.world.get(Kind::Node, name).is_none(), || format!("node {name} exists"))
     }
 
     fn controller_absent(&self) -> Untrue {
