@@ -9,14 +9,14 @@ use crate::handle::Handle;
 use crate::service::Service;
 use crate::wait;
 
-/// How soon a standby takes over from one that was killed.
-const ARGS: [&str; 2] = ["--lease-seconds", "2"];
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// See the [module](self).
 pub(super) struct Replicas<'a> {
     cluster: &'a Handle,
     name: &'static str,
+    /// How soon a standby takes over from one that was killed.
+    lease_seconds: &'static str,
     /// Two of them, or none while it is stopped.
     pair: Vec<Service>,
     /// How much their clocks are ahead.
@@ -26,15 +26,26 @@ pub(super) struct Replicas<'a> {
 }
 
 impl<'a> Replicas<'a> {
-    /// Starts both; they are ready when this returns.
+    /// Starts both; they are ready when this returns. A standby takes over within two seconds from one that was killed.
     pub(super) async fn start(cluster: &'a Handle, name: &'static str) -> Result<Self> {
-        let mut replicas = Self { cluster, name, pair: Vec::new(), ahead: Duration::ZERO, kills: 0 };
+        Self::start_with(cluster, name, "2").await
+    }
+
+    /// The same with Leases of so many seconds.
+    pub(super) async fn start_with(
+        cluster: &'a Handle,
+        name: &'static str,
+        lease_seconds: &'static str,
+    ) -> Result<Self> {
+        let (pair, ahead) = (Vec::new(), Duration::ZERO);
+        let mut replicas = Self { cluster, name, lease_seconds, pair, ahead, kills: 0 };
         replicas.start_again().await?;
         Ok(replicas)
     }
 
     async fn start_one(&self) -> Result<Service> {
-        let service = Service::start(self.cluster, self.name, &ARGS).await?;
+        let service =
+            Service::start(self.cluster, self.name, &["--lease-seconds", self.lease_seconds]).await?;
         if !self.ahead.is_zero() {
             service.shift_clock(self.ahead).await?;
         }

@@ -355,13 +355,14 @@ impl State {
         let Leads::Since(mut led) = self.motion.leads(MAINTENANCE_LEASE, now) else {
             return (found, quiet);
         };
-        self.facts.absent_since = match self.motion.leads(EVACUATION_LEASE, now) {
+        (self.facts.led_since, self.facts.absent_since) = match self.motion.leads(EVACUATION_LEASE, now) {
             Leads::Since(since) => {
                 led = led.max(since);
-                None
+                (Some(since), None)
             }
-            Leads::Nobody(since) if now.duration_since(since) < ABSENT => return (found, quiet),
-            Leads::Nobody(since) => Some(since),
+            // A new maintenance controller has to find that out itself.
+            Leads::Nobody(since) if now.duration_since(since.max(led)) < ABSENT => return (found, quiet),
+            Leads::Nobody(since) => (None, Some(since)),
         };
         for maintenance in self.world.all(Kind::Maintenance) {
             let Some(since) = self.motion.quiet_since(maintenance, &self.world, clock) else { continue };

@@ -268,6 +268,9 @@ fn an_active_evacuator_is_at_work_and_has_time() {
     // It may be rounded up to the minute.
     assert_eq!(said(class, until + 59, &with(status(false, 950)), &now), "");
     let ahead = Facts { ahead: SignedDuration::from_hours(1), ..facts() };
+    // A new leader lets evacuators report first.
+    let new = Facts { led_since: Some(at(NOW - 20)), ..ahead.clone() };
+    assert_eq!(said(class, until, &with(status(false, 950)), &new), "");
     for (said, why) in [
         (said(class, until, &scene([]), &now), "has no Evacuation"),
         (said(class, until, &with(json!({})), &now), "no evacuator is active"),
@@ -340,6 +343,13 @@ fn an_absent_controller_is_named_and_is_absent() {
     let m = maintenance(json!([blocker("web-1", "DisruptionBudgetExhausted", "")]), json!([]));
     assert_eq!(about(&m, &budgets, &facts()), Vec::<String>::new());
     assert_eq!(about(&m, &budgets, &away(NOW - 80)), ["absent"]);
+    // Nobody can correct what an Evacuation says meanwhile.
+    let said = "PodDisruptionBudget web allows 0 disruptions";
+    let blocked = json!({"conditions": [condition("Blocked", "True", "DisruptionBudgetExhausted", said)]});
+    let freed = scene([(Kind::Evacuation, evacuation("web-1", blocked))]);
+    assert_eq!(check("DisruptionBudgetExhausted", said, &freed, &away(NOW - 80)), Ok(()));
+    is_untrue("DisruptionBudgetExhausted", said, &freed, &facts(), "no PodDisruptionBudget covers the pod");
+    is_untrue("DisruptionBudgetExhausted", "else", &freed, &away(NOW - 80), "no PodDisruptionBudget covers");
 }
 
 #[test]

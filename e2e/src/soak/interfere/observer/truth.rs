@@ -27,6 +27,8 @@ pub struct Facts {
     pub ahead: SignedDuration,
     /// Since when no evacuation controller leads.
     pub absent_since: Option<Timestamp>,
+    /// Since when the one that leads has done so.
+    pub led_since: Option<Timestamp>,
     /// The last answer to an eviction of ours, by pod.
     pub evictions: HashMap<String, Answer>,
     /// When requests of ours were refused.
@@ -84,6 +86,9 @@ type Untrue = Result<(), String>;
 pub fn check(claim: &Claim, maintenance: &Value, world: &World, facts: &Facts) -> Untrue {
     let check = Check { claim, maintenance, world, facts };
     check.node()?;
+    if check.is_quoted() {
+        return Ok(());
+    }
     match claim.reason.as_str() {
         "DisruptionBudgetExhausted" => check.budget_exhausted(),
         "DisruptionBudgetStale" => check.budget_stale(),
@@ -134,6 +139,17 @@ impl<'a> Check<'a> {
         ensure(nodes.iter().any(|node| node.name() == name), || {
             format!("node {name} does not exist or is not selected")
         })
+    }
+
+    /// Whether nobody leads who could correct what an Evacuation says, and the status says the same. That nobody leads, it
+    /// has to say as well.
+    fn is_quoted(&self) -> bool {
+        let blocked = || {
+            let evacuation = self.world.evacuation_of(self.staying().ok()?)?;
+            let (status, reason, message) = evacuation.condition("Blocked")?;
+            Some((status, reason) == ("True", &self.claim.reason) && self.claim.message.contains(message))
+        };
+        self.facts.absent_since.is_some() && blocked().unwrap_or_default()
     }
 
     /// The pod is on that node and has to leave.
@@ -262,7 +278,11 @@ impl<'a> Check<'a> {
         let deadline = SignedDuration::from_secs(evacuation.number("/spec/progressDeadlineSeconds"));
         let until = later(since, deadline);
         let now = self.facts.clock();
-        ensure(now <= later(until, TURN_LATE), || format!("its time was up at {until}, and it is {now}"))?;
+        // A new leader lets evacuators report first.
+        let new = self.facts.led_since.is_some_and(|since| self.facts.now <= later(since, TURN_LATE));
+        ensure(new || now <= later(until, TURN_LATE), || {
+            format!("its time was up at {until}, and it is {now}")
+        })?;
         // It is rounded up to the minute.
         let rounded = later(until, SignedDuration::from_mins(1));
         let close = |time: &Timestamp| later(*time, LATE) >= until && *time <= later(rounded, LATE);
@@ -282,7 +302,8 @@ impl<'a> Check<'a> {
     fn evacuation_requested(&self) -> Untrue {
         let evacuation = self.evacuation(self.staying()?)?;
         let created = evacuation.time("/metadata/creationTimestamp").unwrap_or_default();
-        ensure(self.facts.now <= later(created, TRANSIENT), || {
+        let absent = self.facts.absent_since.is_some();
+        ensure(absent || self.facts.now <= later(created, TRANSIENT), || {
             format!("the evacuation controller leads and has had time since {created}")
         })
     }
