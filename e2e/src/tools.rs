@@ -3,6 +3,7 @@
 //! needs on top is in `node`.
 
 mod build;
+mod deny;
 mod key;
 mod more;
 mod node;
@@ -14,6 +15,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
+pub use self::deny::ensure_cargo_deny;
 use self::key::Source;
 pub use self::more::{MoreTools, ensure_more};
 pub use self::node::{NodeTools, ensure_node};

@@ -7,16 +7,11 @@ use anyhow::{Result, bail};
 
 /// Fails if cargo's `subcommand` is missing; these come with Rust but can be left out of an installation.
 pub fn cargo_component(subcommand: &str, component: &str) -> Result<()> {
-    if !cargo_has(subcommand) {
+    let answer = Command::new(env!("CARGO")).args([subcommand, "--version"]).output();
+    if !answer.is_ok_and(|output| output.status.success()) {
         bail!("`cargo {subcommand}` is missing: get it with `rustup component add {component}`");
     }
     Ok(())
-}
-
-/// Whether cargo knows this subcommand.
-pub fn cargo_has(subcommand: &str) -> bool {
-    let answer = Command::new(env!("CARGO")).args([subcommand, "--version"]).output();
-    answer.is_ok_and(|output| output.status.success())
 }
 
 /// Fails if the file system of `path` has less free space than this.

@@ -37,6 +37,8 @@ pub struct E2eArgs {
 struct Report {
     steps: Vec<(String, bool, Duration)>,
     outcomes: Vec<Outcome>,
+    /// What nobody has looked at, although the steps passed.
+    not_checked: Vec<String>,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -52,7 +54,8 @@ pub fn run(args: &Args) -> Result<()> {
     report.step("docs", || {
         cargo(&["doc", "--workspace", "--no-deps", "--quiet"], &[("RUSTDOCFLAGS", "-D warnings")])
     });
-    report.step("dependencies", deny);
+    let not_checked = report.step("dependencies", deny);
+    report.not_checked.extend(not_checked.into_iter().flatten());
     let services = report.step("build the services", repo::build_services);
     let built = report.step("build the tests", || runner::build(&["--workspace"]));
     let control_plane = report.step("build the control plane", || {
@@ -135,31 +138,35 @@ impl Report {
 
     fn finish(mut self) -> Result<()> {
         self.outcomes.sort_by_key(|outcome| std::cmp::Reverse(outcome.took));
-        ui::result("\nslowest tests");
-        for outcome in self.outcomes.iter().take(10) {
-            ui::result(&format!("  {:>12}  {}", ui::duration(outcome.took), outcome.name));
-        }
-        ui::result("\nsteps");
-        for (name, good, took) in &self.steps {
-            ui::result(&format!(
-                "  {:>12}  {name}{}",
-                ui::duration(*took),
-                if *good { "" } else { "  FAILED" }
-            ));
-        }
-        for outcome in self.outcomes.iter().filter(|outcome| outcome.failed()) {
-            ui::result(&format!("failed: {}", outcome.name));
-        }
-        let count = |verdict| self.outcomes.iter().filter(|outcome| outcome.verdict == verdict).count();
-        let (passed, failed, skipped) =
-            (count(Verdict::Passed), count(Verdict::Failed), count(Verdict::Skipped));
-        ui::result(&format!("\n{passed} passed, {failed} failed, {skipped} skipped"));
+        ui::result(&self.summary());
         let bad: Vec<_> =
             self.steps.iter().filter(|(_, good, _)| !good).map(|(name, ..)| name.as_str()).collect();
         if !bad.is_empty() {
             bail!("not everything is in order: {}", bad.join(", "));
         }
         Ok(())
+    }
+
+    /// What a reader of the last lines has to know.
+    fn summary(&self) -> String {
+        let mut lines = vec!["\nslowest tests".to_owned()];
+        let line = |took: Duration, name: &str| format!("  {:>12}  {name}", ui::duration(took));
+        lines.extend(self.outcomes.iter().take(20).map(|outcome| line(outcome.took, &outcome.name)));
+        lines.push("\nsteps".into());
+        let verdict = |good| if good { "" } else { "  FAILED" };
+        lines.extend(self.steps.iter().map(|(name, good, took)| line(*took, name) + verdict(*good)));
+        let failed = self.outcomes.iter().filter(|outcome| outcome.failed());
+        lines.extend(failed.map(|outcome| format!("failed: {}", outcome.name)));
+        lines.extend(self.not_checked.iter().map(|what| format!("NOT CHECKED: {what}")));
+        let count = |verdict| self.outcomes.iter().filter(|outcome| outcome.verdict == verdict).count();
+        let (passed, failed, skipped) =
+            (count(Verdict::Passed), count(Verdict::Failed), count(Verdict::Skipped));
+        let unchecked = match self.not_checked.len() {
+            0 => String::new(),
+            some => format!(", {some} not checked"),
+        };
+        lines.push(format!("\n{passed} passed, {failed} failed, {skipped} skipped{unchecked}"));
+        lines.join("\n")
     }
 }
 
@@ -212,16 +219,56 @@ fn workflows(tools: &tools::MoreTools) -> Result<()> {
     Ok(())
 }
 
-/// Licences, bans and sources wherever cargo-deny is installed. Advisories need a database from outside, which
-/// only the GitHub workflow fetches.
-fn deny() -> Result<()> {
-    if !needs::cargo_has("deny") {
-        ui::warning(
-            "not checked, cargo-deny is not installed: get it with `cargo install --locked cargo-deny`",
-        );
-        return Ok(());
+const ADVISORIES: &str = "security advisories on dependencies, which need a database from the network: only the \
+                          GitHub workflow fetches it";
+
+/// Licences, bans and sources of all dependencies, by a cargo-deny of our own; what could not be checked is returned.
+fn deny() -> Result<Vec<String>> {
+    let in_workflow = std::env::var_os("GITHUB_ACTIONS").is_some();
+    let mut not_checked: Vec<String> = Vec::new();
+    let program = match tools::ensure_cargo_deny(&mut repo::cargo(), ui::note) {
+        Ok(program) => program,
+        // Somebody without a network is not to be kept from all the other checks; the workflow has one.
+        Err(error) if !in_workflow => {
+            not_checked.push(format!("licences, bans and sources of dependencies: {error:#}"));
+            not_checked.push(ADVISORIES.into());
+            return Ok(warned(not_checked));
+        }
+        Err(error) => return Err(error),
+    };
+    let mut command = std::process::Command::new(program);
+    command.args(["--log-level", "error", "check", "bans", "licenses", "sources"]);
+    if in_workflow {
+        command.arg("advisories");
+    } else {
+        not_checked.push(ADVISORIES.into());
     }
-    let advisories = std::env::var_os("GITHUB_ACTIONS").map(|_| "advisories");
-    let checks = ["deny", "--log-level", "error", "check", "bans", "licenses", "sources"];
-    cargo(&checks.into_iter().chain(advisories).collect::<Vec<_>>(), &[])
+    let status = command.current_dir(repo::root()).status().context("running cargo-deny")?;
+    if !status.success() {
+        bail!("a dependency is not as deny.toml wants it: see above");
+    }
+    Ok(warned(not_checked))
+}
+
+fn warned(not_checked: Vec<String>) -> Vec<String> {
+    for what in &not_checked {
+        ui::warning(&format!("not checked: {what}"));
+    }
+    not_checked
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_checked_is_in_the_last_lines() {
+        let mut report = Report::default();
+        report.steps.push(("dependencies".into(), true, Duration::ZERO));
+        assert!(report.summary().ends_with("\n0 passed, 0 failed, 0 skipped"), "{}", report.summary());
+        report.not_checked = vec!["licences".into(), "advisories".into()];
+        let summary = report.summary();
+        assert!(summary.contains("\nNOT CHECKED: licences\nNOT CHECKED: advisories\n"), "{summary}");
+        assert!(summary.ends_with("\n0 passed, 0 failed, 0 skipped, 2 not checked"), "{summary}");
+    }
 }

@@ -24,28 +24,38 @@ impl MoreTools {
 /// Finds them in the cache or builds them, which takes some minutes when Go has nothing cached either.
 pub fn ensure_more(progress: impl Fn(&str)) -> Result<MoreTools> {
     let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("more-tools");
-    let cache = super::cache_dir()?;
-    let dir = cache.join(format!("more-tools-{}", key(&module)?));
-    if dir.exists() {
-        return Ok(MoreTools { dir });
-    }
-    fs::create_dir_all(&cache).with_context(|| format!("creating the cache {}", cache.display()))?;
-    let lock = File::create(cache.join("more-tools.lock")).context("creating the lock of the tool cache")?;
-    flock(&lock, FlockOperation::LockExclusive).context("locking the tool cache")?;
-    if !dir.exists() {
+    let dir = once("more-tools", &key(&module)?, |unfinished| {
         progress("building helm 4, actionlint and starlark");
-        // Beside its final place, so that the rename at the end is atomic.
-        let unfinished = tempfile::tempdir_in(&cache).context("making a folder for the build")?;
         let mut go = Command::new("go");
-        go.args(["build", "-trimpath", "-ldflags=-s -w", "-o"]).arg(unfinished.path()).arg("tool");
+        go.args(["build", "-trimpath", "-ldflags=-s -w", "-o"]).arg(unfinished).arg("tool");
         let status = go.env("CGO_ENABLED", "0").current_dir(&module).status().context("running go build")?;
         if !status.success() {
             bail!("go build of {} failed: see above", module.display());
         }
+        Ok(())
+    })?;
+    Ok(MoreTools { dir })
+}
+
+/// The folder in the cache with this name and key. It is made by one process, and the others wait for it.
+pub(super) fn once(name: &str, key: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+    let cache = super::cache_dir()?;
+    let dir = cache.join(format!("{name}-{key}"));
+    if dir.exists() {
+        return Ok(dir);
+    }
+    fs::create_dir_all(&cache).with_context(|| format!("creating the cache {}", cache.display()))?;
+    let lock =
+        File::create(cache.join(format!("{name}.lock"))).context("creating the lock of the tool cache")?;
+    flock(&lock, FlockOperation::LockExclusive).context("locking the tool cache")?;
+    if !dir.exists() {
+        // Beside its final place, so that the rename at the end is atomic.
+        let unfinished = tempfile::tempdir_in(&cache).context("making a folder for the build")?;
+        make(unfinished.path())?;
         let built = unfinished.keep();
         fs::rename(&built, &dir).with_context(|| format!("moving the tools to {}", dir.display()))?;
     }
-    Ok(MoreTools { dir })
+    Ok(dir)
 }
 
 /// Of all that goes into them, but for Go itself: any version of it will do, and none is needed once they are built.
