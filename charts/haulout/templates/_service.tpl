@@ -252,3 +252,61 @@ rules:
     resourceNames: [{{ include "haulout.leaseName" . }}]
     verbs: [list, watch, update]
 {{- end -}}
+
+{{/*
+The account of a hook with a ClusterRole of its own, and the Job that it runs with the maintenance controller's image.
+Take a dict of root, the hook's name, its annotations as "hook", and the arguments of the program as "args".
+*/}}
+{{- define "haulout.hookAccount" -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  {{- include "haulout.serviceMetadata" . | nindent 2 }}
+  annotations: {{ toJson .hook }}
+automountServiceAccountToken: false
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  {{- include "haulout.serviceClusterMetadata" . | nindent 2 }}
+  annotations: {{ toJson .hook }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: ClusterRole
+  name: {{ include "haulout.serviceClusterName" . }}
+subjects:
+  {{- include "haulout.serviceSubject" . | nindent 2 }}
+{{- end -}}
+
+{{- define "haulout.hookJob" -}}
+apiVersion: batch/v1
+kind: Job
+metadata:
+  {{- include "haulout.serviceMetadata" . | nindent 2 }}
+  annotations: {{ toJson (merge (dict "helm.sh/hook-weight" "0") .hook) }}
+spec:
+  backoffLimit: 3
+  # Helm waits five minutes: let it be told why.
+  activeDeadlineSeconds: 240
+  template:
+    metadata:
+      labels:
+        {{- include "haulout.serviceLabels" . | nindent 8 }}
+    spec:
+      {{- include "haulout.podSpec" . | nindent 6 }}
+      restartPolicy: Never
+      containers:
+        - name: {{ .name }}
+          image: {{ include "haulout.image" (dict "root" .root "name" "maintenance-controller") }}
+          imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+          args:
+            {{- range .args }}
+            - {{ . }}
+            {{- end }}
+          env:
+            {{- include "haulout.podEnv" .root | nindent 12 }}
+          resources:
+            {{- toYaml .root.Values.cleanup.resources | nindent 12 }}
+          securityContext:
+            {{- include "haulout.containerSecurity" .root | nindent 12 }}
+{{- end -}}

@@ -23,8 +23,14 @@ const NAME: &str = "haulout-admission-webhook";
 
 /// Our services, and what cleans up after them. What they write to our kinds is right by construction, and must not
 /// wait for the webhook.
-const SERVICES: [&str; 5] =
-    ["admission-webhook", "cleanup", "evacuation-controller", "maintenance-controller", "taint-manager"];
+const SERVICES: [&str; 6] = [
+    "admission-webhook",
+    "cleanup",
+    "evacuation-controller",
+    "maintenance-controller",
+    "taint-manager",
+    "withdraw",
+];
 
 /// Those who empty namespaces and collect garbage: a namespace must not be stuck because we are down. Without
 /// ServiceAccounts of their own, all controllers of the controller manager are one user.

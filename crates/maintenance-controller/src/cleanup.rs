@@ -2,19 +2,28 @@
 //! write, and then everything that they have left in the cluster, so that no cordon, mark or finalizer outlives
 //! those who would remove it. NodeMaintenances and DrainRules stay: they are the users' own.
 //!
+//! An evacuator that cannot stop half-way says so in its Evacuation. As long as such a pod is there nothing is
+//! changed, unless somebody insists.
+//!
 //! Each pass looks at the whole cluster; the last one finds nothing, so that a write that was under way when the
 //! rights were taken is found too. It can be repeated at any time.
 
+mod evacuations;
+pub mod withdraw;
+
+use std::fmt;
+
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use haulout_api_types::names::{COMPLETION_FINALIZER, TAINTS_FIRST_SEEN_ANNOTATION, instigator};
-use haulout_api_types::{Evacuation, NodeMaintenance, instigators, names};
+use haulout_api_types::{NodeMaintenance, names};
 use haulout_service_runtime::access::{Permission, lease_name};
 use haulout_service_runtime::service::Context;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleBinding};
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, Preconditions};
-use kube::core::PartialObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use kube::core::{ObjectList, PartialObjectMeta};
 use kube::{Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -31,6 +40,8 @@ const SERVICES: [&str; 4] =
 /// How many objects are asked for at once, and changed at once.
 const PAGE: u32 = 500;
 const AT_ONCE: usize = 16;
+/// How many Evacuations an error names.
+const NAMED: usize = 10;
 
 /// Puts nodes back as they were and removes what would hang without Haulout; the chart runs this on uninstall
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -43,18 +54,51 @@ pub struct Args {
     /// Leaves Evacuations to somebody else's evacuation controller, but for our own wish in them
     #[arg(long)]
     pub keep_evacuations: bool,
+
+    /// Cancels Evacuations that forbid it, too, although their pods are still there
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Why something is left.
 #[derive(Debug, Error)]
-#[error("{doing}: {source}; what was cleaned up so far stays so, and it can be repeated")]
-pub struct CleanupError {
-    doing: String,
-    source: Box<kube::Error>,
+pub enum CleanupError {
+    /// The API server refused, or did not answer.
+    #[error("{doing}: {source}; what was cleaned up so far stays so, and it can be repeated")]
+    Api {
+        /// What was being done.
+        doing: String,
+        /// Why it failed.
+        source: Box<kube::Error>,
+    },
+    /// Evacuators are at work that cannot stop half-way.
+    #[error(
+        "evacuators of these Evacuations forbid cancellation and the pods are still there: {evacuations}; {so_far}. \
+         To go on, wait until the pods have left and run this again, or run it with --force (chart value \
+         cleanup.force=true), which can destroy what is being moved"
+    )]
+    PastRecall {
+        /// Which, at most so many of them by name.
+        evacuations: Names,
+        /// What has been changed before this was found.
+        so_far: &'static str,
+    },
+}
+
+/// Names in a sentence: not more than a reader takes in.
+#[derive(Debug)]
+pub struct Names(Vec<String>);
+
+impl fmt::Display for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (named, others) = self.0.split_at_checked(NAMED).unwrap_or((&self.0, &[]));
+        f.write_str(&named.join(", "))?;
+        if others.is_empty() { Ok(()) } else { write!(f, " and {} others", others.len()) }
+    }
 }
 
 fn doing<T>(answer: kube::Result<T>, what: impl FnOnce() -> String) -> Result<T, CleanupError> {
-    answer.map_err(|source| CleanupError { doing: what(), source: Box::new(source) })
+    answer.map_err(|source| CleanupError::Api { doing: what(), source: Box::new(source) })
 }
 
 impl Args {
@@ -73,6 +117,9 @@ impl Args {
         if !self.keep_evacuations {
             needed.push(Permission::cluster("delete", names::EVACUATION_GROUP, "evacuations"));
         }
+        if self.asks_first() {
+            needed.push(Permission::cluster("get", "", "pods"));
+        }
         if let Some((release, name)) = self.names() {
             for service in SERVICES {
                 let binding = Permission::cluster("delete", RBAC, "clusterrolebindings");
@@ -85,6 +132,11 @@ impl Args {
             needed.push(Permission::own("delete", "", "secrets").on(&certificate(name)));
         }
         needed
+    }
+
+    /// Whether an Evacuation that forbids cancellation stops it. One that is kept is not cancelled.
+    fn asks_first(&self) -> bool {
+        !self.keep_evacuations && !self.force
     }
 
     /// How the release's cluster-scoped objects begin, and its others. A namespace has no dot in its name.
@@ -102,6 +154,9 @@ fn certificate(name: &str) -> String {
 /// Cleans up, and returns when nothing is left.
 pub async fn run(args: Args, context: Context) -> Result<(), CleanupError> {
     let (client, namespace) = (&context.clients.retrying, &context.namespace);
+    if args.asks_first() {
+        refuse_past_recall(client, &evacuations::list(client).await?, "nothing has been changed").await?;
+    }
     if let Some((release, name)) = args.names() {
         for service in SERVICES {
             remove(&Api::<ClusterRoleBinding>::all(client.clone()), &format!("{release}-{service}")).await?;
@@ -111,7 +166,7 @@ pub async fn run(args: Args, context: Context) -> Result<(), CleanupError> {
         info!(release, "the services may not write any more");
     }
     loop {
-        let evacuations = evacuations(client, args.keep_evacuations).await?;
+        let evacuations = end_evacuations(client, &args).await?;
         let maintenances = maintenances(client).await?;
         let nodes = nodes(client).await?;
         info!(evacuations, maintenances, nodes, "cleaned up");
@@ -139,17 +194,16 @@ where
     }
 }
 
-/// The metadata of all objects of a kind; none if the kind is no longer served.
-async fn all<K>(client: &Client) -> Result<Vec<PartialObjectMeta<K>>, CleanupError>
-where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
-{
-    let api: Api<K> = Api::all(client.clone());
+/// All objects of a kind, page by page; none if the kind is no longer served.
+async fn pages<T: Clone>(
+    kind: &str,
+    page: impl AsyncFn(&ListParams) -> kube::Result<ObjectList<T>>,
+) -> Result<Vec<T>, CleanupError> {
     let (mut found, mut params) = (Vec::new(), ListParams::default().limit(PAGE));
     loop {
-        let page = match api.list_metadata(&params).await {
+        let page = match page(&params).await {
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(found),
-            answer => doing(answer, || format!("listing {}", K::plural(&())))?,
+            answer => doing(answer, || format!("listing {kind}"))?,
         };
         found.extend(page.items);
         params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
@@ -159,65 +213,81 @@ where
     }
 }
 
+/// What became of finalizers that are not wanted.
+enum Finalizers {
+    /// There were none.
+    Kept,
+    /// They are gone; the object has this version since.
+    Written(Option<String>),
+    /// The object is gone, or somebody wrote before us: the next pass will tell.
+    Outdated,
+}
+
 /// Takes finalizers off an object, if it has any of them; of others, those that it has in the version that was seen.
 async fn without_finalizers<K>(
     api: &Api<K>,
-    metadata: &PartialObjectMeta<K>,
+    metadata: &ObjectMeta,
     unwanted: impl Fn(&str) -> bool,
-) -> Result<bool, CleanupError>
+) -> Result<Finalizers, CleanupError>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {
-    let kept: Vec<_> = metadata.finalizers().iter().filter(|known| !unwanted(known)).collect();
-    if kept.len() == metadata.finalizers().len() {
-        return Ok(false);
+    let before = metadata.finalizers.as_deref().unwrap_or_default();
+    let kept: Vec<_> = before.iter().filter(|known| !unwanted(known)).collect();
+    if kept.len() == before.len() {
+        return Ok(Finalizers::Kept);
     }
-    let name = metadata.name_any();
+    let name = metadata.name.as_deref().unwrap_or_default();
     let patch = json!({"metadata": {
-        "uid": metadata.uid(), "resourceVersion": metadata.resource_version(), "finalizers": kept,
+        "uid": metadata.uid, "resourceVersion": metadata.resource_version, "finalizers": kept,
     }});
-    match api.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
-        // It is gone, or somebody wrote before us: the next pass will tell.
-        Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(true),
-        answer => doing(answer, || format!("taking finalizers off {} {name}", K::kind(&()))).map(|_| true),
+    match api.patch_metadata(name, &PatchParams::default(), &Patch::Merge(patch)).await {
+        Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(Finalizers::Outdated),
+        answer => {
+            let written = doing(answer, || format!("taking finalizers off {} {name}", K::kind(&())))?;
+            Ok(Finalizers::Written(written.resource_version()))
+        }
     }
 }
 
-/// Without an evacuation controller nobody would ever act on them or take finalizers off them, and they would
-/// hold up the deletion of their namespaces.
-async fn evacuations(client: &Client, keep: bool) -> Result<usize, CleanupError> {
-    let ours = [instigator::NODE_MAINTENANCE, instigator::TAINT_MANAGER].map(instigators::finalizer);
-    let unwanted = |finalizer: &str| {
-        if keep {
-            ours.iter().any(|our| our == finalizer)
-        } else {
-            instigators::subdomain(finalizer).is_some()
-        }
-    };
-    let clean = async |evacuation: &PartialObjectMeta<Evacuation>| {
-        let namespace = evacuation.namespace().unwrap_or_default();
-        let api: Api<Evacuation> = Api::namespaced(client.clone(), &namespace);
-        let changed = without_finalizers(&api, evacuation, unwanted).await?;
-        if keep || evacuation.metadata.deletion_timestamp.is_some() {
-            return Ok(changed);
-        }
-        let preconditions = Preconditions { uid: evacuation.uid(), resource_version: None };
-        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        let name = evacuation.name_any();
-        match api.delete(&name, &params).await {
-            Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(true),
-            answer => doing(answer, || format!("deleting Evacuation {namespace}/{name}")).map(|_| true),
-        }
-    };
-    let found = all::<Evacuation>(client).await?;
-    count(stream::iter(&found).map(clean)).await
+/// Stops if one of these Evacuations must not be cancelled.
+async fn refuse_past_recall(
+    client: &Client,
+    all: &[evacuations::Slim],
+    so_far: &'static str,
+) -> Result<(), CleanupError> {
+    let names = evacuations::past_recall(client, all).await?;
+    if names.is_empty() {
+        Ok(())
+    } else {
+        Err(CleanupError::PastRecall { evacuations: Names(names), so_far })
+    }
+}
+
+/// Deletes Evacuations, or withdraws our own where somebody else's evacuation controller goes on.
+async fn end_evacuations(client: &Client, args: &Args) -> Result<usize, CleanupError> {
+    let all = evacuations::list(client).await?;
+    if args.keep_evacuations {
+        let ours = [instigator::NODE_MAINTENANCE, instigator::TAINT_MANAGER];
+        return evacuations::withdraw(client, &all, &ours).await;
+    }
+    if args.asks_first() {
+        // An evacuator may have come to this point since: what is deleted is what was seen here.
+        let so_far = "the services of the release may not write any more, until it is upgraded";
+        refuse_past_recall(client, &all, so_far).await?;
+    }
+    evacuations::end(client, &all).await
 }
 
 /// They stay, but nothing hangs when they are deleted.
 async fn maintenances(client: &Client) -> Result<usize, CleanupError> {
     let api: Api<NodeMaintenance> = Api::all(client.clone());
-    let found = all::<NodeMaintenance>(client).await?;
-    let clean = |maintenance| without_finalizers(&api, maintenance, |known| known == COMPLETION_FINALIZER);
+    let found = pages("nodemaintenances", async |params| api.list_metadata(params).await).await?;
+    let clean = async |maintenance: &PartialObjectMeta<NodeMaintenance>| {
+        let unwanted = |known: &str| known == COMPLETION_FINALIZER;
+        let written = without_finalizers(&api, &maintenance.metadata, unwanted).await?;
+        Ok(!matches!(written, Finalizers::Kept))
+    };
     count(stream::iter(&found).map(clean)).await
 }
 
@@ -258,4 +328,30 @@ where
     work.buffer_unordered(AT_ONCE)
         .try_fold(0, |sum, changed| async move { Ok(sum + usize::from(changed)) })
         .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_names_a_few_evacuations_and_the_way_out() {
+        let refused = |count: usize| {
+            let names = (1..=count).map(|n| format!("shop/web-{n}")).collect();
+            CleanupError::PastRecall { evacuations: Names(names), so_far: "nothing has been changed" }
+                .to_string()
+        };
+        let (one, many) = (refused(1), refused(12));
+        assert!(one.contains("still there: shop/web-1; nothing has been changed."), "{one}");
+        assert!(one.contains("--force (chart value cleanup.force=true)"), "{one}");
+        assert!(many.contains("shop/web-10 and 2 others;"), "{many}");
+    }
+
+    #[test]
+    fn only_who_asks_first_may_look_at_pods() {
+        let looks = |args: Args| args.permissions().contains(&Permission::cluster("get", "", "pods"));
+        assert!(looks(Args::default()));
+        assert!(!looks(Args { force: true, ..Args::default() }));
+        assert!(!looks(Args { keep_evacuations: true, ..Args::default() }));
+    }
 }

@@ -102,6 +102,8 @@ pub struct Args {
 pub enum Task {
     /// At its end.
     Cleanup(cleanup::Args),
+    /// At the end of one of its services.
+    Withdraw(cleanup::withdraw::Args),
     /// To see whether it works.
     Check(check::Args),
 }
@@ -151,6 +153,10 @@ pub fn run(args: Args) -> ExitCode {
         Some(Task::Cleanup(cleanup)) => {
             let service = task("cleanup", cleanup.permissions());
             service::run(service, args.common, |context| cleanup::run(cleanup, context))
+        }
+        Some(Task::Withdraw(withdraw)) => {
+            let service = task("withdraw", withdraw.permissions());
+            service::run(service, args.common, |context| cleanup::withdraw::run(withdraw, context))
         }
         Some(Task::Check(check)) => {
             let mut service = task("check", check.permissions());

@@ -7,8 +7,11 @@ use std::path::{Path, PathBuf};
 
 use haulout_api_types::node_maintenance::Stage;
 use haulout_api_types::{Evacuation, names};
+use haulout_e2e::nodes::Look;
+use haulout_e2e::process::Output;
 use haulout_e2e::service::{NAMESPACE as OURS, SKIPPED};
 use haulout_e2e::{Cluster, Handle, Service, Webhook, objects, wait};
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::ResourceExt as _;
@@ -65,8 +68,7 @@ async fn an_upgrade_and_a_rollback_halfway_through_a_drain_change_nothing_about_
     helm(&world.cluster, &["rollback", "haulout", "1", "-n", OURS]).await;
     let first = scene.maintenances().get(&scene.of("blue")).await.unwrap();
     assert_eq!(first.spec.stage, Stage::Drain);
-    let completed = Patch::Merge(json!({"status": {"activeEvacuatorCompleted": true}}));
-    scene.evacuations().patch_status(&evacuation, &PatchParams::default(), &completed).await.unwrap();
+    complete_evacuator(&scene, &evacuation).await;
     scene.until_pod_gone("first").await;
     scene.until_pod_gone("later").await;
     scene.until_drained("blue").await;
@@ -80,11 +82,18 @@ const NOWHERE: (&str, &str) = ("nodeSelector.real", "yes");
 
 /// Runs a command of Helm that has a hook, and does itself what the pod of the hook would do.
 async fn hook(world: &World, account: &str, command: &[&str]) {
+    let (done, helm, said) = try_hook(world, account, command).await;
+    assert!(done, "{said}");
+    helm.success().unwrap();
+}
+
+/// The same: whether the hook has done its work, what Helm made of it, and what the hook said.
+async fn try_hook(world: &World, account: &str, command: &[&str]) -> (bool, Output, String) {
     let cluster = world.cluster.handle().clone();
     let command: Vec<_> = command.iter().map(ToString::to_string).collect();
     let helm = tokio::spawn(async move {
         let args: Vec<_> = command.iter().map(String::as_str).chain(["--timeout", "3m"]).collect();
-        cluster.helm(&args).await.unwrap().success().unwrap()
+        cluster.helm(&args).await.unwrap()
     });
     let pods: Api<Pod> = Api::namespaced(world.client.clone(), OURS);
     let component = account.trim_start_matches("haulout-");
@@ -95,15 +104,98 @@ async fn hook(world: &World, account: &str, command: &[&str]) {
     let args: Vec<_> = args.iter().map(String::as_str).collect();
     let kubeconfig = world.cluster.service_account_kubeconfig(OURS, account).await.unwrap();
     let task = Service::start_as(&world.cluster, "maintenance-controller", &kubeconfig, &args).unwrap();
-    assert!(task.exited().await.success(), "{}", task.text());
+    let done = task.exited().await.success();
+    if !done {
+        // It would be tried again three times.
+        let jobs: Api<Job> = Api::namespaced(world.client.clone(), OURS);
+        let once = Patch::Merge(json!({"spec": {"backoffLimit": 0}}));
+        jobs.patch(account, &PatchParams::default(), &once).await.unwrap();
+    }
     // No node runs the pod; this is how one would say that it has ended.
-    let ended = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
+    let phase = if done { "Succeeded" } else { "Failed" };
+    let ended = Patch::Merge(json!({"status": {"phase": phase}}));
     pods.patch_status(&pod.name_any(), &PatchParams::default(), &ended).await.unwrap();
-    helm.await.unwrap();
+    (done, helm.await.unwrap(), task.text())
 }
 
 async fn uninstall(world: &World) {
     hook(world, "haulout-cleanup", &["uninstall", "haulout", "-n", OURS, "--wait"]).await;
+}
+
+/// Removes what is left of hooks that failed, as docs/upgrade.md has it.
+async fn remove_hooks(world: &World) {
+    let kinds = "jobs,pods,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings";
+    let hooks =
+        "app.kubernetes.io/instance=haulout,app.kubernetes.io/component in (cleanup, check, withdraw)";
+    let delete = ["delete", kinds, "--namespace", OURS, "--selector", hooks];
+    world.cluster.kubectl(&delete).await.unwrap().success().unwrap();
+}
+
+/// As an evacuator says that it cannot stop half-way.
+async fn forbid_cancellation(scene: &Scene<'_>, evacuation: &str) {
+    let forbid = Patch::Merge(json!({"status": {"evacuationCancellationPolicy": "Forbid"}}));
+    scene.evacuations().patch_status(evacuation, &PatchParams::default(), &forbid).await.unwrap();
+}
+
+async fn complete_evacuator(scene: &Scene<'_>, evacuation: &str) {
+    let completed = Patch::Merge(json!({"status": {"activeEvacuatorCompleted": true}}));
+    scene.evacuations().patch_status(evacuation, &PatchParams::default(), &completed).await.unwrap();
+}
+
+/// A node from which the taint manager has two pods evacuated. It is switched off; one of the two evacuators cannot
+/// stop half-way, and its Evacuation is what is left.
+async fn switch_the_taint_manager_off(scene: &Scene<'_>) -> String {
+    scene.node("n4", "violet").await;
+    let (cancelled, bound) = (scene.slow_pod("cancelled", "n4").await, scene.slow_pod("bound", "n4").await);
+    scene.patch_node("n4", json!({"spec": {"taints": [{"key": "gentle", "effect": "NoExecute"}]}})).await;
+    let (withdrawn, kept) = (scene.in_charge(&cancelled).await, scene.in_charge(&bound).await);
+    forbid_cancellation(scene, &kept).await;
+
+    let chart = crate::chart::chart().display().to_string();
+    let off = ["--reuse-values", "--set", "taintManager.enabled=false"];
+    let upgrade = [["upgrade", "haulout", &chart, "-n", OURS].as_slice(), &off].concat();
+    hook(scene.world, "haulout-withdraw", &upgrade).await;
+    scene.explained(wait::gone(scene.evacuations(), &withdrawn, SOON).await);
+    let pod = scene.pods().get("cancelled").await.unwrap();
+    assert_eq!((pod.uid(), pod.metadata.deletion_timestamp), (cancelled.uid(), None), "it stays");
+    let left = scene.evacuations().get(&kept).await.unwrap();
+    assert!(
+        left.is_wanted_by(names::instigator::TAINT_MANAGER) && left.metadata.deletion_timestamp.is_none()
+    );
+    kept
+}
+
+/// An uninstall while an evacuator cannot stop half-way changes nothing, and says why.
+async fn uninstall_is_refused(scene: &Scene<'_>, bound: &str) {
+    let look = async || {
+        let kubectl =
+            async |args: &[&str]| scene.world.cluster.kubectl(args).await.unwrap().success().unwrap();
+        let bindings = [
+            "get",
+            "clusterrolebindings,rolebindings,leases,secrets",
+            "-A",
+            "-l",
+            "app.kubernetes.io/name=haulout",
+        ];
+        let bindings = kubectl(&[bindings.as_slice(), &["-o", "name"]].concat()).await;
+        // But for those of the hook.
+        let bindings: Vec<_> =
+            bindings.lines().filter(|line| !line.ends_with("-cleanup")).map(String::from).collect();
+        let evacuations = scene.evacuations().list(&ListParams::default()).await.unwrap().items;
+        let evacuations: Vec<_> =
+            evacuations.iter().map(|e| (e.name_any(), e.finalizers().to_vec())).collect();
+        let nodes = scene.nodes().list(&ListParams::default()).await.unwrap().items;
+        let nodes: Vec<_> = nodes.iter().map(|node| format!("{:?}", Look::of(node))).collect();
+        (bindings, evacuations, nodes)
+    };
+    let before = look().await;
+    let uninstall = ["uninstall", "haulout", "-n", OURS];
+    let (done, helm, said) = try_hook(scene.world, "haulout-cleanup", &uninstall).await;
+    assert!(!done && !helm.status.success(), "{said}");
+    let named = format!("the pods are still there: {}/{bound}; nothing has been changed", scene.name);
+    assert!(said.contains(&named) && said.contains("--force (chart value cleanup.force=true)"), "{said}");
+    assert_eq!(look().await, before);
+    remove_hooks(scene.world).await;
 }
 
 /// Everything in the release's namespace and, by its labels, elsewhere.
@@ -137,7 +229,9 @@ async fn until_only(cluster: &Handle, expected: &BTreeSet<String>) {
 
 /// Installed again, the maintenance goes on where it was.
 async fn install_again(scene: &Scene<'_>, keep: &str) {
-    let values = [("cleanup.enabled", "true"), NOWHERE, ("crds.keep", keep)];
+    // What insists in a hook is not what insists by hand.
+    let force = if keep == "true" { "false" } else { "true" };
+    let values = [("cleanup.enabled", "true"), NOWHERE, ("crds.keep", keep), ("cleanup.force", force)];
     scene.world.cluster.install_chart(&values).await.unwrap();
     scene.world.start_again().await;
     scene.until_cordoned("n1").await;
@@ -148,15 +242,21 @@ async fn install_again(scene: &Scene<'_>, keep: &str) {
 
 #[tokio::test]
 async fn an_uninstall_halfway_through_a_drain_leaves_nothing_and_hangs_nothing() {
-    let world = World::new("removal", &[]).await;
+    let cluster = Cluster::builder().name("removal").audit(true).taint_eviction(false).boot().await.unwrap();
+    cluster.install_chart(&[]).await.unwrap();
+    let world = World::on(cluster, None, &[]).await;
     let scene = world.scene("shop").await;
     let values = [("cleanup.enabled", "true"), NOWHERE, ("taintManager.enabled", "true")];
     let webhook = Webhook::install(&world.cluster, &values).await.unwrap();
     let _replica = webhook.start(&world.cluster, &[]).await.unwrap();
     Webhook::reachable(&world.cluster).await.unwrap();
-    let taints = Service::start(&world.cluster, "taint-manager", &[]).await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let policy = folder.path().join("policy.yaml");
+    std::fs::write(&policy, "rules:\n- {key: gentle, action: Evacuate}\n").unwrap();
+    let args = ["--settle-seconds", "0", "--policy", &policy.display().to_string()];
+    let taints = Service::start(&world.cluster, "taint-manager", &args).await.unwrap();
     taints.leads().await.unwrap();
-    let (before, _) = halfway(&scene).await;
+    let (before, first) = halfway(&scene).await;
     let tainted = scene.node("n2", "green").await;
     scene.patch_node("n2", json!({"spec": {"taints": [{"key": "mine", "effect": "NoExecute"}]}})).await;
     let timed = |node: &Node| node.annotations().contains_key(names::TAINTS_FIRST_SEEN_ANNOTATION);
@@ -168,6 +268,11 @@ async fn an_uninstall_halfway_through_a_drain_leaves_nothing_and_hangs_nothing()
     scene.in_charge(&pod).await;
 
     hook(&world, "haulout-check", &["test", "haulout", "-n", OURS]).await;
+    let bound = switch_the_taint_manager_off(&scene).await;
+    uninstall_is_refused(&scene, &bound).await;
+    complete_evacuator(&scene, &bound).await;
+    scene.until_pod_gone("bound").await;
+    scene.explained(wait::gone(scene.evacuations(), &bound, SOON).await);
     // The services go on running: without their rights they can do no harm.
     uninstall(&world).await;
     let definitions: BTreeSet<_> = haulout_api_types::crds()
@@ -182,7 +287,7 @@ async fn an_uninstall_halfway_through_a_drain_leaves_nothing_and_hangs_nothing()
     assert_eq!(scene.evacuated().await, BTreeSet::new());
     assert_eq!(
         scene.pods().list(&ListParams::default()).await.unwrap().items.len(),
-        3,
+        4,
         "pods stay where they are"
     );
     let kept = scene.maintenances().get(&scene.of("blue")).await.unwrap();
@@ -198,22 +303,26 @@ async fn an_uninstall_halfway_through_a_drain_leaves_nothing_and_hangs_nothing()
     let fails = ["uninstall", "haulout", "-n", OURS, "--timeout", "5s"];
     assert!(!world.cluster.helm(&fails).await.unwrap().status.success(), "nobody runs the Job");
     helm(&world.cluster, &["uninstall", "haulout", "-n", OURS, "--no-hooks", "--wait"]).await;
+    forbid_cancellation(&scene, &first).await;
     let release = format!("{OURS}.haulout");
-    let args = ["cleanup", "--release", &release];
-    let by_hand =
-        Service::start_as(&world.cluster, "maintenance-controller", &world.cluster.kubeconfig, &args)
-            .unwrap();
-    assert!(by_hand.exited().await.success(), "{}", by_hand.text());
-    let kinds = "jobs,pods,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings";
-    let hooks = "app.kubernetes.io/instance=haulout,app.kubernetes.io/component in (cleanup, check)";
-    let delete = ["delete", kinds, "--namespace", OURS, "--selector", hooks];
-    world.cluster.kubectl(&delete).await.unwrap().success().unwrap();
+    let by_hand = async |insist: &[&str]| {
+        let args = [["cleanup", "--release", &release].as_slice(), insist].concat();
+        let admin = &world.cluster.kubeconfig;
+        let task = Service::start_as(&world.cluster, "maintenance-controller", admin, &args).unwrap();
+        (task.exited().await.success(), task.text())
+    };
+    let (done, said) = by_hand(&[]).await;
+    assert!(!done && said.contains(&format!("shop/{first}; nothing has been changed")), "{said}");
+    let (done, said) = by_hand(&["--force"]).await;
+    assert!(done, "{said}");
+    remove_hooks(&world).await;
     until_only(&world.cluster, &definitions).await;
     scene.until_as_before(&before).await;
     assert_eq!(scene.evacuated().await, BTreeSet::new());
 
     // Now the definitions are to go as well.
     install_again(&scene, "false").await;
+    forbid_cancellation(&scene, &first).await;
     uninstall(&world).await;
     let crds: Api<CustomResourceDefinition> = Api::all(world.client.clone());
     for crd in haulout_api_types::crds() {

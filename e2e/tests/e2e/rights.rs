@@ -48,8 +48,17 @@ struct Program {
 
 /// All programs that the chart starts, by the name of their component.
 async fn programs(cluster: &Handle) -> BTreeMap<String, Program> {
+    let mut programs = rendered(cluster, "taintManager.enabled=true").await;
+    // It takes the place of the taint manager.
+    let withdraw = rendered(cluster, "taintManager.withdraw=true").await.remove_entry("withdraw");
+    programs.extend(withdraw);
+    programs
+}
+
+/// The programs that the chart starts with this value.
+async fn rendered(cluster: &Handle, value: &str) -> BTreeMap<String, Program> {
     let chart = crate::chart::chart().display().to_string();
-    let args = ["template", "haulout", &chart, "-n", NAMESPACE, "--set", "taintManager.enabled=true"];
+    let args = ["template", "haulout", &chart, "-n", NAMESPACE, "--set", value];
     let text = crate::chart::helm(cluster, &args).await;
     let mut programs: BTreeMap<String, Program> = BTreeMap::new();
     for document in crate::chart::render::documents(&text) {
@@ -96,8 +105,11 @@ fn expand(role: &Value, namespaced: bool) -> Vec<Right> {
 
 /// What a program says that it lacks, started with this account.
 async fn lacks(cluster: &Handle, component: &str, args: &[String], account: &str) -> BTreeSet<String> {
-    let program =
-        if ["check", "cleanup"].contains(&component) { "maintenance-controller" } else { component };
+    let program = if ["check", "cleanup", "withdraw"].contains(&component) {
+        "maintenance-controller"
+    } else {
+        component
+    };
     let kubeconfig = cluster.service_account_kubeconfig(NAMESPACE, account).await.unwrap();
     let args: Vec<_> = args.iter().map(String::as_str).collect();
     let process = Service::start_as(cluster, program, &kubeconfig, &args).unwrap();
@@ -122,7 +134,7 @@ async fn each_program_is_granted_what_it_asks_for_and_nothing_else() {
         "metadata": {"name": "may-nothing", "namespace": NAMESPACE}});
     apply(&cluster, &[account]).await;
     let programs = programs(&cluster).await;
-    assert_eq!(programs.len(), 6, "{:?}", programs.keys());
+    assert_eq!(programs.len(), 7, "{:?}", programs.keys());
     for (component, program) in programs {
         let asked = lacks(&cluster, &component, &program.args, "may-nothing").await;
         let granted: BTreeSet<_> = program.rights.iter().map(Right::told).collect();

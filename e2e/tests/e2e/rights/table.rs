@@ -84,6 +84,7 @@ pub(super) fn rights() -> BTreeMap<String, &'static str> {
 
     let service = "cleanup";
     needs(service, REMOVAL, EVACUATION, "evacuations", &["list", "patch", "delete"]);
+    needs(service, REMOVAL, "", "pods", &["get"]);
     needs(service, REMOVAL, NODE_MAINTENANCE, "nodemaintenances", &["list", "patch"]);
     needs(service, REMOVAL, "", "nodes", &["list", "patch"]);
     needs(service, REMOVAL, "", "nodes/status", written);
@@ -92,6 +93,9 @@ pub(super) fn rights() -> BTreeMap<String, &'static str> {
     }
     needs(service, REMOVAL, "coordination.k8s.io", "leases", &["delete"]);
     needs(service, REMOVAL, "", "secrets", &["delete"]);
+
+    let service = "withdraw";
+    needs(service, REMOVAL, EVACUATION, "evacuations", &["list", "patch"]);
 
     let service = "check";
     needs(service, REMOVAL, "coordination.k8s.io", "leases", watched);
