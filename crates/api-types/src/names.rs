@@ -214,7 +214,7 @@ pub mod event {
     pub const BLOCKED: &str = "Blocked";
     /// NodeMaintenance and Evacuation: the last blocker is gone.
     pub const UNBLOCKED: &str = "Unblocked";
-    /// NodeMaintenance and DrainRule: the controller cannot read what is asked for, as may be after a downgrade.
+    /// NodeMaintenance, DrainRule and Node: the controller cannot read it, as may be after a downgrade.
     pub const NOT_FOLLOWED: &str = "NotFollowed";
     /// NodeMaintenance: all selected nodes are drained.
     pub const DRAINED: &str = "Drained";

@@ -26,6 +26,8 @@ pub struct NodeFacts {
     pub out_of_service: Option<Taint>,
     /// Whether its condition `Ready` is true.
     pub ready: bool,
+    /// Whether nothing of this is known, because the Node cannot be read.
+    pub unreadable: bool,
 }
 
 /// All that a decision depends on.
@@ -139,6 +141,9 @@ fn judge<'a>(view: &View<'a>, now: Timestamp) -> (Verdict, Reason<'a>) {
     let View { pod, node: Some(node), policy, .. } = *view else {
         return (Verdict::Keep, Reason::NotTainted);
     };
+    if node.unreadable {
+        return (Verdict::Hold, Reason::NodeUnreadable);
+    }
     if view.namespace.is_none() && policy.needs_namespaces() {
         return (Verdict::Hold, Reason::NamespaceUnknown);
     }

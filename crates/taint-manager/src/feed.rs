@@ -15,7 +15,8 @@ use haulout_service_runtime::metrics::Metrics;
 use haulout_service_runtime::pods::Uid;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::core::PartialObjectMeta;
+use kube::core::error_boundary::InvalidObject;
+use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, ResourceExt as _};
@@ -23,6 +24,7 @@ use serde::Deserialize;
 use tracing::{info, warn};
 
 use crate::controller::{Controller, Source, Wanted, lock};
+use crate::notice;
 
 pub(crate) use self::policy::policy;
 pub(crate) use self::rivals::rivals;
@@ -89,9 +91,10 @@ pub(crate) async fn pods(controller: Arc<Controller>) {
 }
 
 /// Follows all nodes. A watch that broke is begun anew with a list, because kube's watcher does not tell when one
-/// that it resumed works again, and until then we must take ourselves for blind.
+/// that it resumed works again, and until then we must take ourselves for blind. One node that cannot be read does
+/// not hide the others.
 pub(crate) async fn nodes(controller: Arc<Controller>, metrics: Metrics) {
-    let api: Api<Node> = Api::all(controller.clients.direct.clone());
+    let api: Api<DeserializeGuard<Node>> = Api::all(controller.clients.direct.clone());
     loop {
         let mut events = pin!(watcher::watcher(api.clone(), watcher::Config::default()));
         let mut listed = HashSet::new();
@@ -100,14 +103,14 @@ pub(crate) async fn nodes(controller: Arc<Controller>, metrics: Metrics) {
                 Ok(Some(Event::Init)) => listed.clear(),
                 Ok(Some(Event::InitApply(node))) => {
                     listed.insert(node.name_any());
-                    apply_node(&controller, &node);
+                    apply_node(&controller, node);
                 }
                 Ok(Some(Event::InitDone)) => {
                     controller.tell(|manager, pods| manager.index.retain_nodes(&listed, pods));
                     listed = HashSet::new();
                     controller.sees(Source::Nodes, true);
                 }
-                Ok(Some(Event::Apply(node))) => apply_node(&controller, &node),
+                Ok(Some(Event::Apply(node))) => apply_node(&controller, node),
                 Ok(Some(Event::Delete(node))) => {
                     let name = node.name_any();
                     lock(&controller.wanted).remove(name.as_str());
@@ -126,7 +129,11 @@ pub(crate) async fn nodes(controller: Arc<Controller>, metrics: Metrics) {
     }
 }
 
-fn apply_node(controller: &Controller, node: &Node) {
+fn apply_node(controller: &Controller, DeserializeGuard(node): DeserializeGuard<Node>) {
+    let node = match node {
+        Ok(node) => node,
+        Err(problem) => return apply_unreadable_node(controller, &problem),
+    };
     let taints = node.spec.taints.as_deref().unwrap_or_default();
     let now = controller.clock.now();
     let mut annotation = None;
@@ -142,6 +149,22 @@ fn apply_node(controller: &Controller, node: &Node) {
             controller.nodes.add(name);
         }
         _ => drop(lock(&controller.wanted).remove(&name)),
+    }
+}
+
+fn apply_unreadable_node(controller: &Controller, problem: &InvalidObject) {
+    let InvalidObject { error, metadata } = problem;
+    let Some(name) = metadata.name.as_deref() else { return };
+    lock(&controller.wanted).remove(name);
+    let mut is_new = false;
+    controller.tell(|manager, pods| {
+        let concerned = manager.index.apply_unreadable_node(name, pods);
+        is_new = concerned.is_some();
+        concerned.unwrap_or_default()
+    });
+    if is_new {
+        warn!(node = name, error, "failed to read Node: its pods stay until it can be read");
+        controller.publish(notice::unreadable(metadata, error));
     }
 }
 

@@ -16,7 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use crate::decide::{Decision, NodeFacts, View, decide};
 use crate::policy::Policy;
 use crate::sight::Sight;
-use crate::taint::{FirstSeen, Observed};
+use crate::taint::{FirstSeen, Observed, taints_changed};
 
 /// A pod to be decided about. Pods of one node stand in one line, and all lines move on in turn, so that a
 /// node with thousands of pods does not hold up the others.
@@ -120,13 +120,20 @@ impl Index {
             .as_ref()
             .and_then(|all| all.get(TAINTS_FIRST_SEEN_ANNOTATION))
             .map(String::as_str);
-        // What is written may lag behind what we saw ourselves, such as a taint that went and came back.
         let old = self.nodes.get(name);
-        let first_seen = old.map_or_else(|| FirstSeen::read(annotation), |old| old.first_seen.clone());
-        let Observed { no_execute: taints, out_of_service, kept } = first_seen.observe(taints, now);
+        let changed = taints_changed(meta);
+        // What is written may lag behind what we saw ourselves, such as a taint that went and came back. What was
+        // written before we watched, or while we could not read the node, may be about an earlier taint.
+        let watched = old.filter(|old| !old.facts.unreadable);
+        let first_seen = watched.map_or_else(
+            || FirstSeen::read(annotation).unless_changed(changed),
+            |watched| watched.first_seen.clone(),
+        );
+        let Observed { no_execute: taints, out_of_service, kept } = first_seen.observe(taints, changed, now);
         let wanted = kept.annotation();
         let tainted = !taints.is_empty() || out_of_service.is_some();
-        let facts = if tainted { NodeFacts { taints, out_of_service, ready } } else { NodeFacts::default() };
+        let facts = NodeFacts { taints, out_of_service, ready, unreadable: false };
+        let facts = if tainted { facts } else { NodeFacts::default() };
         let changed = facts != old.map(|old| old.facts.clone()).unwrap_or_default();
         if tainted || annotation.is_some() {
             self.nodes.insert(name.into(), Node { facts, first_seen: kept });
@@ -137,6 +144,20 @@ impl Index {
             pods: if changed { on_node(name, pods).collect() } else { Vec::new() },
             annotation: (wanted.as_deref() != annotation).then_some(wanted),
         }
+    }
+
+    /// A node is there, and what it is like cannot be read: its pods stay as they are. Whom that concerns; `None` if
+    /// it was so before.
+    pub fn apply_unreadable_node(&mut self, name: &str, pods: &PodIndex) -> Option<Vec<Key>> {
+        let facts = NodeFacts { unreadable: true, ..NodeFacts::default() };
+        let old = self.nodes.insert(name.into(), Node { facts, first_seen: FirstSeen::default() });
+        let is_new = old.is_none_or(|old| !old.facts.unreadable);
+        is_new.then(|| on_node(name, pods).collect())
+    }
+
+    /// How many nodes cannot be read.
+    pub fn unreadable_nodes(&self) -> usize {
+        self.nodes.values().filter(|node| node.facts.unreadable).count()
     }
 
     /// A node is gone. Its pods are not our business any longer.

@@ -18,6 +18,9 @@ use prometheus_client::registry::Unit;
 use crate::decide::How;
 use crate::manager::Manager;
 
+/// Upstream's buckets, in seconds: from 5 ms to 4 min.
+const BUCKETS: [f64; 12] = [0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0, 120.0, 180.0, 240.0];
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct HowLabel {
     how: &'static str,
@@ -29,6 +32,7 @@ pub struct Metrics {
     deletions: Counter,
     latency: Histogram,
     departures: Family<HowLabel, Counter>,
+    departure_latency: Family<HowLabel, Histogram>,
     failures: Family<HowLabel, Counter>,
     rivals: Counter,
     policy_refused: Gauge,
@@ -38,12 +42,11 @@ pub struct Metrics {
 impl Metrics {
     /// Adds them to those that every service has.
     pub fn new(all: &Runtime) -> Self {
-        // Upstream's buckets: from 5 ms to 4 min.
-        let buckets = [0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0, 120.0, 180.0, 240.0];
         let metrics = Self {
             deletions: Counter::default(),
-            latency: Histogram::new(buckets),
+            latency: Histogram::new(BUCKETS),
             departures: Family::default(),
+            departure_latency: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             failures: Family::default(),
             rivals: Counter::default(),
             policy_refused: Gauge::default(),
@@ -65,6 +68,12 @@ impl Metrics {
                 "taint_manager_departures",
                 "Pods that were made to leave, by how",
                 metrics.departures.clone(),
+            );
+            registry.register_with_unit(
+                "taint_manager_departure_duration",
+                "From when a pod had to leave to its deletion, its eviction or the request for its evacuation, by how",
+                Unit::Seconds,
+                metrics.departure_latency.clone(),
             );
             registry.register(
                 "taint_manager_failures",
@@ -93,7 +102,9 @@ impl Metrics {
 
     /// Counts a pod that was made to leave so long after it had to.
     pub fn left(&self, how: How, late: Duration) {
-        self.departures.get_or_create(&HowLabel { how: how.as_str() }).inc();
+        let label = HowLabel { how: how.as_str() };
+        self.departures.get_or_create(&label).inc();
+        self.departure_latency.get_or_create(&label).observe(late.as_secs_f64());
         if matches!(how, How::Delete | How::ForceDelete) {
             self.deletions.inc();
             self.latency.observe(late.as_secs_f64());
@@ -126,17 +137,47 @@ impl Collector for Shown {
         let Some(manager) = self.0.lock().unwrap_or_else(PoisonError::into_inner).upgrade() else {
             return Ok(());
         };
-        let (nodes, pods) = {
+        let (nodes, unreadable, pods) = {
             let manager = manager.lock().unwrap_or_else(PoisonError::into_inner);
-            (manager.index.tainted_nodes(), manager.concerned())
+            (manager.index.tainted_nodes(), manager.index.unreadable_nodes(), manager.concerned())
         };
         for (name, help, count) in [
             ("taint_manager_tainted_nodes", "Nodes with NoExecute taints", nodes),
+            (
+                "taint_manager_unreadable_nodes",
+                "Nodes that cannot be read, so that their pods stay",
+                unreadable,
+            ),
             ("taint_manager_concerned_pods", "Pods that wait for a deadline or are made to leave", pods),
         ] {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX)).encode(metric)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_to_leave_has_its_latency() {
+        let all = Runtime::new("test", "0");
+        let metrics = Metrics::new(&all);
+        let ways = [How::Delete, How::ForceDelete, How::Evict, How::Evacuate];
+        for how in ways {
+            metrics.left(how, Duration::from_millis(30));
+        }
+        let text = all.encode().unwrap();
+        for how in ways {
+            let labels = format!("{{how=\"{}\"}} 1\n", how.as_str());
+            for metric in ["taint_manager_departures_total", "taint_manager_departure_duration_seconds_count"]
+            {
+                assert!(text.contains(&format!("{metric}{labels}")), "{metric} of {how:?} is not in\n{text}");
+            }
+        }
+        let upstream = "taint_eviction_controller_pod_deletion_duration_seconds_count 2\n";
+        assert!(text.contains(upstream), "the deletions alone:\n{text}");
     }
 }

@@ -5,6 +5,7 @@ use haulout_api_types::names::event;
 use haulout_service_runtime::events::{News, Severity};
 use haulout_service_runtime::pods::Pod;
 use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::decide::{How, Reason};
 
@@ -62,6 +63,25 @@ pub fn rival(own: &ObjectReference, source: &str) -> News {
         action: "Watch",
         note: format!(
             "{source} makes pods leave tainted nodes too, whatever our policy says: {RIVAL_ADVICE}"
+        ),
+    }
+}
+
+/// A Node cannot be read.
+pub fn unreadable(node: &ObjectMeta, problem: &str) -> News {
+    News {
+        regarding: ObjectReference {
+            api_version: Some("v1".into()),
+            kind: Some("Node".into()),
+            name: node.name.clone(),
+            uid: node.uid.clone(),
+            ..ObjectReference::default()
+        },
+        severity: Severity::Warning,
+        reason: event::NOT_FOLLOWED,
+        action: "Read",
+        note: format!(
+            "The taint manager cannot read this Node and leaves its pods alone until it can: {problem}"
         ),
     }
 }

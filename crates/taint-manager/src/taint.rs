@@ -1,13 +1,16 @@
 //! A node's `NoExecute` taints and since when each is there. Where the taint itself does not say since when,
 //! the time at which it was first seen is kept in an annotation of the Node, once for each taint, so that
 //! neither a restart nor another leader begins to count anew.
+//!
+//! While nobody watches, a taint can be removed and set again. So the annotation also keeps when the node's taints
+//! were last changed, as the API server notes it: if they have been changed since, the times are not used any more.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, Time};
 
 /// The effect that makes pods leave.
 pub const NO_EXECUTE: &str = "NoExecute";
@@ -48,9 +51,28 @@ fn identity(key: &str, value: &str) -> String {
     if value.is_empty() { key.to_owned() } else { format!("{key}={value}") }
 }
 
-/// When taints that do not say so themselves were first seen, by `key=value` or `key`.
+/// The entry of the annotation that is not about one taint. No key of a taint has a space in it.
+const CHANGED: &str = "taints changed";
+
+/// When a node's list of taints was last changed, or something else by the same client: the API server notes it for
+/// whoever owns the list, to the second. `None` if somebody has removed that note.
+pub fn taints_changed(node: &ObjectMeta) -> Option<Timestamp> {
+    let owns_taints = |entry: &&ManagedFieldsEntry| {
+        let fields = entry.fields_v1.as_ref().and_then(|fields| fields.0.pointer("/f:spec/f:taints"));
+        fields.is_some()
+    };
+    let entries = node.managed_fields.iter().flatten().filter(owns_taints);
+    entries.filter_map(|entry| entry.time.as_ref()).map(|Time(time)| *time).max()
+}
+
+/// When taints that do not say so themselves were first seen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FirstSeen(BTreeMap<String, Timestamp>);
+pub struct FirstSeen {
+    /// By `key=value` or `key`.
+    times: BTreeMap<String, Timestamp>,
+    /// When the node's taints had last been changed when these times were right.
+    changed: Option<Timestamp>,
+}
 
 impl FirstSeen {
     /// Reads the Node's annotation. What cannot be read is as good as absent: it will be written anew.
@@ -58,20 +80,42 @@ impl FirstSeen {
         let entries: BTreeMap<String, serde_json::Value> =
             annotation.and_then(|json| serde_json::from_str(json).ok()).unwrap_or_default();
         let time = |value: serde_json::Value| value.as_str().and_then(|text| text.parse().ok());
-        Self(entries.into_iter().filter_map(|(taint, value)| Some((taint, time(value)?))).collect())
+        let mut times: BTreeMap<_, _> =
+            entries.into_iter().filter_map(|(taint, value)| Some((taint, time(value)?))).collect();
+        let changed = times.remove(CHANGED);
+        Self { times, changed }
+    }
+
+    /// What is still known of a node that nobody may have watched for a while, and whose taints were last changed at
+    /// this time: everything if that was known, and nothing otherwise, because every taint may be a new one.
+    #[must_use]
+    pub fn unless_changed(mut self, changed: Option<Timestamp>) -> Self {
+        match (self.changed, changed) {
+            (Some(known), Some(changed)) if known == changed => self,
+            // An earlier version did not keep it.
+            (None, Some(changed)) => {
+                self.times.retain(|_, seen| *seen >= changed);
+                self
+            }
+            _ => Self::default(),
+        }
     }
 
     /// The text of the annotation; `None` if there is nothing to keep.
     pub fn annotation(&self) -> Option<String> {
-        let times: BTreeMap<_, _> = self.0.iter().map(|(taint, time)| (taint, time.to_string())).collect();
-        (!times.is_empty()).then(|| serde_json::json!(times).to_string())
+        let times = self.times.iter().map(|(taint, time)| (taint.as_str(), time));
+        let all = times.chain(self.changed.iter().map(|changed| (CHANGED, changed)));
+        let all: BTreeMap<_, _> = all.map(|(taint, time)| (taint, time.to_string())).collect();
+        (!self.times.is_empty()).then(|| serde_json::json!(all).to_string())
     }
 
-    /// Since when each of the node's taints that matter is there, and what is to be kept of that. Nothing happened in the future: a time that lies there is as good as absent. A taint that is gone is
-    /// forgotten, so that it begins anew when it comes back.
-    pub fn observe(&self, taints: &[core::Taint], now: Timestamp) -> Observed {
+    /// Since when each of the node's taints that matter is there, and what is to be kept of that. Nothing happened in
+    /// the future: a time that lies there is as good as absent. A taint that is gone is forgotten, so that it begins
+    /// anew when it comes back.
+    pub fn observe(&self, taints: &[core::Taint], changed: Option<Timestamp>, now: Timestamp) -> Observed {
         let now = Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now);
         let mut observed = Observed::default();
+        observed.kept.changed = changed;
         for taint in taints {
             let (evicts, marks) = (taint.effect == NO_EXECUTE, taint.key == OUT_OF_SERVICE);
             if !evicts && !marks {
@@ -81,8 +125,8 @@ impl FirstSeen {
             let added = taint.time_added.as_ref().map(|Time(added)| *added).filter(|added| *added <= now);
             let since = added.unwrap_or_else(|| {
                 let identity = identity(&taint.key, value);
-                let seen = self.0.get(&identity).copied().filter(|seen| *seen <= now).unwrap_or(now);
-                observed.kept.0.insert(identity, seen);
+                let seen = self.times.get(&identity).copied().filter(|seen| *seen <= now).unwrap_or(now);
+                observed.kept.times.insert(identity, seen);
                 seen
             });
             let taint = Taint { key: taint.key.as_str().into(), value: value.into(), since };
@@ -120,7 +164,8 @@ mod tests {
     }
 
     fn first_seen(entries: &[(&str, i64)]) -> FirstSeen {
-        FirstSeen(entries.iter().map(|(taint, time)| ((*taint).to_owned(), at(*time))).collect())
+        let times = entries.iter().map(|(taint, time)| ((*taint).to_owned(), at(*time))).collect();
+        FirstSeen { times, changed: None }
     }
 
     #[test]
@@ -139,7 +184,7 @@ mod tests {
             ("says when, seen before", added(90), first_seen(&[("k", 60)]), 90, first_seen(&[])),
         ];
         for (name, on_node, stored, expected, kept) in cases {
-            let observed = stored.observe(&taints(on_node), at(100));
+            let observed = stored.observe(&taints(on_node), None, at(100));
             let times: Vec<_> = observed.no_execute.iter().map(|taint| taint.since).collect();
             assert_eq!(times, [at(expected)], "{name}");
             assert_eq!(observed.kept, kept, "{name}");
@@ -154,11 +199,11 @@ mod tests {
             {"key": "kept", "effect": "NoExecute"},
             {"key": "new", "effect": "NoExecute"},
         ]));
-        let observed = stored.observe(&on_node, at(9));
+        let observed = stored.observe(&on_node, None, at(9));
         assert_eq!(observed.no_execute, [taint("kept", 3), taint("new", 9)]);
         assert_eq!(observed.out_of_service, None);
         assert_eq!(observed.kept, first_seen(&[("kept", 3), ("new", 9)]));
-        assert_eq!(observed.kept.observe(&[], at(10)).kept.annotation(), None);
+        assert_eq!(observed.kept.observe(&[], Some(at(10)), at(10)).kept.annotation(), None);
     }
 
     #[test]
@@ -166,7 +211,7 @@ mod tests {
         let (none, key) = (FirstSeen::default(), OUT_OF_SERVICE);
         for (effect, evicts) in [("NoExecute", true), ("NoSchedule", false)] {
             let on_node = taints(json!([{"key": key, "value": "nodeshutdown", "effect": effect}]));
-            let observed = none.observe(&on_node, at(9));
+            let observed = none.observe(&on_node, None, at(9));
             let expected = taint("node.kubernetes.io/out-of-service=nodeshutdown", 9);
             assert_eq!(observed.out_of_service, Some(expected), "{effect}");
             assert_eq!(!observed.no_execute.is_empty(), evicts, "{effect}");
@@ -183,6 +228,50 @@ mod tests {
         assert_eq!(FirstSeen::read(None), FirstSeen::default());
     }
 
+    #[test]
+    fn times_count_only_while_the_taints_are_as_they_were() {
+        let stored = |changed: Option<i64>| FirstSeen {
+            changed: changed.map(at),
+            ..first_seen(&[("a", 40), ("b", 60)])
+        };
+        let all: &[_] = &["a", "b"];
+        for (name, known, changed, expected) in [
+            ("unchanged", Some(60), Some(60), all),
+            ("changed since", Some(60), Some(61), &[]),
+            ("put back from a copy", Some(60), Some(59), &[]),
+            ("nobody knows any more", Some(60), None, &[]),
+            ("of an earlier version, unchanged", None, Some(40), all),
+            ("of an earlier version, one seen after the change", None, Some(41), &["b"]),
+            ("of an earlier version, changed since", None, Some(61), &[]),
+            ("of an earlier version, and nobody knows", None, None, &[]),
+        ] {
+            let left = stored(known).unless_changed(changed.map(at));
+            assert_eq!(left.times.keys().collect::<Vec<_>>(), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_last_change_of_taints_is_that_of_their_owners() {
+        let entry = |fields: serde_json::Value, second: i64| {
+            json!({"manager": "m", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
+                "time": at(second).to_string(), "fieldsV1": fields})
+        };
+        let taints = json!({"f:spec": {"f:taints": {}, "f:unschedulable": {}}});
+        for (entries, expected) in [
+            (json!([]), None),
+            (
+                json!([entry(json!({"f:metadata": {}}), 9), entry(json!({"f:spec": {"f:podCIDR": {}}}), 8)]),
+                None,
+            ),
+            (json!([entry(taints.clone(), 5), entry(json!({"f:status": {}}), 7)]), Some(5)),
+            (json!([entry(taints.clone(), 5), entry(taints, 6)]), Some(6)),
+        ] {
+            let meta: ObjectMeta = serde_json::from_value(json!({"managedFields": entries})).unwrap();
+            assert_eq!(taints_changed(&meta), expected.map(at), "{entries}");
+        }
+        assert_eq!(taints_changed(&ObjectMeta::default()), None);
+    }
+
     proptest! {
         /// What is kept, written, read and observed again at any later time says the same.
         #[test]
@@ -196,11 +285,11 @@ mod tests {
             }).collect();
             let first = Timestamp::from_microsecond(200_000_000 + first).unwrap();
             let later = Timestamp::from_microsecond(first.as_microsecond() + later).unwrap();
-            let none = FirstSeen::default();
-            let observed = none.observe(&on_node, first);
-            let read = FirstSeen::read(observed.kept.annotation().as_deref());
-            prop_assert_eq!(&read, &observed.kept);
-            prop_assert_eq!(read.observe(&on_node, later), observed);
+            let (none, changed) = (FirstSeen::default(), Some(at(150)));
+            let observed = none.observe(&on_node, changed, first);
+            let read = FirstSeen::read(observed.kept.annotation().as_deref()).unless_changed(changed);
+            prop_assert_eq!(&read.times, &observed.kept.times);
+            prop_assert_eq!(read.observe(&on_node, changed, later), observed);
         }
     }
 }

@@ -43,6 +43,8 @@ pub enum Reason<'a> {
     Blind,
     /// The policy asks for labels of the pod's namespace, and those are not known yet.
     NamespaceUnknown,
+    /// Its Node cannot be read, so that nobody knows its taints.
+    NodeUnreadable,
     /// It hangs in termination on a node that is out of service.
     StuckOutOfService,
     /// It hangs in termination on a node that is unreachable.
@@ -67,6 +69,7 @@ impl Reason<'_> {
             Self::Settling { .. } => "Settling",
             Self::Blind => "Blind",
             Self::NamespaceUnknown => "NamespaceUnknown",
+            Self::NodeUnreadable => "NodeUnreadable",
             Self::StuckOutOfService => "StuckOutOfService",
             Self::StuckUnreachable => "StuckUnreachable",
             Self::HeldByFinalizer => "HeldByFinalizer",
@@ -94,6 +97,7 @@ impl fmt::Display for Reason<'_> {
             ),
             Self::Blind => f.write_str("the API server is out of sight, so the taint may be gone"),
             Self::NamespaceUnknown => f.write_str("the labels of its namespace are not known yet"),
+            Self::NodeUnreadable => f.write_str("its Node cannot be read, so its taints are not known"),
             Self::StuckOutOfService => {
                 f.write_str("it hangs in termination on a node that is out of service")
             }

@@ -15,10 +15,23 @@ fn pods(all: &[Json]) -> PodIndex {
     index
 }
 
+/// A node whose taints were last changed at second 1.
 fn meta(name: &str, annotation: Option<&str>) -> ObjectMeta {
-    let annotations =
-        annotation.map(|json| BTreeMap::from([(TAINTS_FIRST_SEEN_ANNOTATION.into(), json.into())]));
-    ObjectMeta { name: Some(name.into()), annotations, ..ObjectMeta::default() }
+    meta_changed(name, annotation, 1)
+}
+
+/// A node whose taints were last changed at this second.
+fn meta_changed(name: &str, annotation: Option<&str>, changed: i64) -> ObjectMeta {
+    let annotations = annotation.map(|json| BTreeMap::from([(TAINTS_FIRST_SEEN_ANNOTATION, json)]));
+    let entry = json!({"manager": "kubectl-taint", "operation": "Update", "time": at(changed).to_string(),
+        "fieldsV1": {"f:spec": {"f:taints": {}}}});
+    serde_json::from_value(json!({"name": name, "annotations": annotations, "managedFields": [entry]}))
+        .unwrap()
+}
+
+/// What is written of a taint `k` that was first seen at this second.
+fn written(k: i64, changed: i64) -> String {
+    json!({"k": at(k).to_string(), "taints changed": at(changed).to_string()}).to_string()
 }
 
 fn taints(of_node: Value) -> Vec<core::Taint> {
@@ -93,24 +106,27 @@ fn pods_are_found_whether_they_come_before_or_after_the_taint() {
 #[test]
 fn a_taint_without_a_time_is_dated_once_on_its_node() {
     let (pods, mut index) = (pods(&[]), index());
-    let kept = r#"{"k":"1970-01-01T00:00:05Z"}"#;
-    assert_eq!(index.taint("node", &one("k"), &pods, 5).annotation, Some(Some(kept.into())));
+    let kept = written(5, 1);
+    assert_eq!(index.taint("node", &one("k"), &pods, 5).annotation, Some(Some(kept.clone())));
     assert_eq!(
         index.taint("node", &one("k"), &pods, 6).annotation,
-        Some(Some(kept.into())),
+        Some(Some(kept.clone())),
         "not yet written"
     );
-    let written = meta("node", Some(kept));
-    assert_eq!(index.apply_node(&written, &one("k"), true, &pods, at(7)).annotation, None);
+    let dated_once = meta("node", Some(&kept));
+    assert_eq!(index.apply_node(&dated_once, &one("k"), true, &pods, at(7)).annotation, None);
     assert_eq!(
-        index.apply_node(&written, &[], true, &pods, at(8)).annotation,
+        index.apply_node(&dated_once, &[], true, &pods, at(8)).annotation,
         Some(None),
         "the taint is gone"
     );
-    let later = r#"{"k":"1970-01-01T00:00:09Z"}"#;
-    let back = index.apply_node(&written, &one("k"), true, &pods, at(9)).annotation;
-    assert_eq!(back, Some(Some(later.into())), "it is back before the old time was removed");
-    assert_eq!(index.apply_node(&meta("node", Some(later)), &[], true, &pods, at(10)).annotation, Some(None));
+    let later = written(9, 1);
+    let back = index.apply_node(&dated_once, &one("k"), true, &pods, at(9)).annotation;
+    assert_eq!(back, Some(Some(later.clone())), "it is back before the old time was removed");
+    assert_eq!(
+        index.apply_node(&meta("node", Some(&later)), &[], true, &pods, at(10)).annotation,
+        Some(None)
+    );
     assert_eq!(index.taint("node", &[], &pods, 11), NodeNews::default());
     assert!(index.nodes.is_empty());
     let dated = taints(json!([{"key": "k", "effect": "NoExecute", "timeAdded": at(3).to_string()}]));
@@ -122,9 +138,57 @@ fn only_what_concerns_pods_counts_as_news_of_a_node() {
     let pods = pods(&[pod(1)]);
     let mut index = index();
     index.taint("node", &one("k"), &pods, 5);
-    let written = meta("node", Some(r#"{"k":"1970-01-01T00:00:05Z"}"#));
+    let written = meta("node", Some(&written(5, 1)));
     assert_eq!(index.apply_node(&written, &one("k"), true, &pods, at(7)).pods, [], "our own writing");
     assert_eq!(uids(&index.apply_node(&written, &one("k"), false, &pods, at(8)).pods), [uid(1)], "not ready");
+}
+
+#[test]
+fn a_time_counts_for_the_next_leader_unless_the_taints_were_changed_while_nobody_led() {
+    let tolerating = pod(1).tolerating("k", 300);
+    let pods = pods(std::slice::from_ref(&tolerating));
+    let both = taints(json!([{"key": "k", "effect": "NoExecute"}, {"key": "soft", "effect": "NoSchedule"}]));
+    let mut first = index();
+    let stored = first.apply_node(&meta_changed("node", None, 4), &one("k"), true, &pods, at(5)).annotation;
+    assert_eq!(stored, Some(Some(written(5, 4))));
+    // Another taint comes while somebody watches: the first one has been there all the time.
+    let again = meta_changed("node", Some(&written(5, 4)), 100);
+    let stored = first.apply_node(&again, &both, true, &pods, at(101)).annotation;
+    assert_eq!(stored, Some(Some(written(5, 100))));
+    let stored = written(5, 100);
+
+    let mut next = index();
+    let found = next.apply_node(&meta_changed("node", Some(&stored), 100), &both, true, &pods, at(200));
+    assert_eq!(found.annotation, None, "nothing is written anew");
+    assert_eq!(next.verdict(&tolerating, 200), Verdict::Wait { until: at(305) });
+
+    let mut next = index();
+    let found = next.apply_node(&meta_changed("node", Some(&stored), 180), &one("k"), true, &pods, at(200));
+    assert_eq!(found.annotation, Some(Some(written(200, 180))), "it may have been removed and set again");
+    assert_eq!(next.verdict(&tolerating, 200), Verdict::Wait { until: at(500) });
+}
+
+#[test]
+fn an_unreadable_node_holds_its_own_pods_and_no_others() {
+    let elsewhere = pod(2).with("/spec/nodeName", "other");
+    let pods = pods(&[pod(1), elsewhere.clone()]);
+    let mut index = index();
+    let concerned = index.apply_unreadable_node("node", &pods);
+    assert_eq!(concerned.map(|keys| uids(&keys)), Some(vec![uid(1)]));
+    assert_eq!(index.apply_unreadable_node("node", &pods), None, "it was so before");
+    index.taint("other", &one("k"), &pods, 5);
+    assert_eq!((index.unreadable_nodes(), index.tainted_nodes()), (1, 1));
+    index.apply_evacuation(uid(1), true, &pods);
+    let held = pod(1).read();
+    let decision = index.decide(&held, clear_since(-1000), at(9));
+    assert_eq!((decision.verdict, decision.release), (Verdict::Hold, false), "it may have to leave");
+    assert!(matches!(index.verdict(&elsewhere, 9), Verdict::Act { .. }));
+
+    // What was written before counts as for a new leader.
+    let readable = meta_changed("node", Some(&written(5, 4)), 4);
+    assert_eq!(uids(&index.apply_node(&readable, &one("k"), true, &pods, at(20)).pods), [uid(1)]);
+    assert_eq!(index.verdict(&pod(1).tolerating("k", 30), 20), Verdict::Wait { until: at(35) });
+    assert_eq!(index.unreadable_nodes(), 0);
 }
 
 #[test]

@@ -101,6 +101,7 @@ async fn deadlines_survive_dead_replicas_refusals_and_outages() {
     for node in ["one", "two", "three"] {
         world.node(node).await;
     }
+    a_time_from_before_it_was_off_does_not_count(&world).await;
     let second = a_replica_that_takes_over_knows_the_deadlines(&world).await;
     what_is_refused_happens_in_the_end(&world, &second).await;
     what_the_api_server_could_not_do_happens_in_the_end(&world, &second).await;
@@ -110,7 +111,38 @@ async fn deadlines_survive_dead_replicas_refusals_and_outages() {
     world.cluster.shutdown().await;
 }
 
-/// Clocks are ahead of the API server's, so that a deadline counts from when the first replica saw the taint.
+/// The taint is removed and set again while nobody watches; who comes next is 290 s ahead.
+async fn a_time_from_before_it_was_off_does_not_count(world: &World) {
+    world.node("off").await;
+    for (name, seconds) in [("first-off", 200), ("whole", 300)] {
+        world.run(pod(name, "off").tolerates("k", "NoExecute", Some(seconds)).finalizer(HOLD)).await;
+    }
+    let first = world.serve(&[]).await;
+    let second = world.replica(&["--settle-seconds", "0"]).await;
+    second.ready().await.unwrap();
+    second.shift_clock(Duration::from_secs(290)).await.unwrap();
+    world.taint("off", taint("k")).await;
+    let before = world.kept("off").await;
+    second.pause().unwrap();
+    first.stop(SOON).unwrap();
+    world.next_second().await;
+    world.taint("off", json!([])).await;
+    world.taint("off", taint("k")).await;
+    second.resume().unwrap();
+    second.leads().await.unwrap();
+    at_least(&second, CONCERNED, 2.0).await;
+    world.first_seen("off", "is dated anew", |text| text.is_some_and(|text| *text != before)).await;
+    // 500 s after the first taint, and 210 after the second one was seen.
+    second.shift_clock(Duration::from_secs(500)).await.unwrap();
+    world.leaves("first-off").await;
+    world.stays("whole").await;
+    second.shift_clock(Duration::from_secs(900)).await.unwrap();
+    world.leaves("whole").await;
+    second.stop(SOON).unwrap();
+}
+
+/// Clocks are ahead of the API server's, so that a deadline counts from when the first replica saw the taint. That
+/// another taint comes meanwhile changes nothing about it.
 async fn a_replica_that_takes_over_knows_the_deadlines(world: &World) -> Service {
     let first = world.serve(&[]).await;
     let second = world.replica(&["--settle-seconds", "0"]).await;
@@ -121,8 +153,12 @@ async fn a_replica_that_takes_over_knows_the_deadlines(world: &World) -> Service
     world.run(pod("forever", "one").tolerates("k", "NoExecute", None)).await;
     first.shift_clock(Duration::from_secs(10_000)).await.unwrap();
     world.taint("one", taint("k")).await;
-    world.first_seen("one", "remembers its taint", |text| text.is_some()).await;
+    let kept = world.kept("one").await;
     at_least(&first, CONCERNED, 2.0).await;
+    world.next_second().await;
+    let both = json!([{"key": "k", "effect": "NoExecute"}, {"key": "other", "effect": "NoSchedule"}]);
+    world.taint("one", both).await;
+    world.first_seen("one", "knows of the other taint", |text| text.is_some_and(|text| *text != kept)).await;
 
     second.shift_clock(Duration::from_secs(10_150)).await.unwrap();
     first.signal(Signal::KILL).unwrap();

@@ -5,6 +5,7 @@ use std::time::Duration;
 use haulout_api_types::names::TAINTS_FIRST_SEEN_ANNOTATION;
 use haulout_e2e::objects::{self, PodBuilder};
 use haulout_e2e::{Builder, Cluster, Service, wait};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -56,7 +57,8 @@ impl World {
     pub async fn taint(&self, node: &str, taints: Value) {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let patch = Patch::Merge(json!({"spec": {"taints": taints}}));
-        nodes.patch(node, &PatchParams::default(), &patch).await.unwrap();
+        // Not all that the API server takes can be read.
+        nodes.patch_metadata(node, &PatchParams::default(), &patch).await.unwrap();
     }
 
     pub fn pods(&self) -> Api<Pod> {
@@ -105,7 +107,32 @@ impl World {
         wait::all(api, watcher::Config::default(), note, SOON, found).await.unwrap();
     }
 
-    pub async fn first_seen(&self, node: &str, what: &str, expected: impl Fn(Option<&String>) -> bool) {
+    /// What is kept of a node's taints, once there is something.
+    pub async fn kept(&self, node: &str) -> String {
+        let mut kept = None;
+        self.first_seen(node, "remembers its taint", |text| {
+            kept = text.cloned();
+            kept.is_some()
+        })
+        .await;
+        kept.unwrap()
+    }
+
+    /// The API server notes to the second when taints were changed: waits until a change is in another one.
+    pub async fn next_second(&self) {
+        let now = Timestamp::now().as_second();
+        let later = wait::eventually("the second is over", SOON, async || {
+            Ok((Timestamp::now().as_second() > now).then_some(()))
+        });
+        later.await.unwrap();
+    }
+
+    pub async fn first_seen(
+        &self,
+        node: &str,
+        what: &str,
+        mut expected: impl FnMut(Option<&String>) -> bool,
+    ) {
         let api: Api<Node> = Api::all(self.client.clone());
         let annotation = |node: &Node| {
             expected(node.metadata.annotations.as_ref().and_then(|all| all.get(TAINTS_FIRST_SEEN_ANNOTATION)))
