@@ -268,7 +268,7 @@ async fn an_uninstall_halfway_through_a_drain_leaves_nothing_and_hangs_nothing()
     scene.in_charge(&pod).await;
 
     hook(&world, "haulout-check", &["test", "haulout", "-n", OURS]).await;
-    let bound = switch_the_taint_manager_off(&scene).await;
+    let bound = Box::pin(switch_the_taint_manager_off(&scene)).await;
     uninstall_is_refused(&scene, &bound).await;
     complete_evacuator(&scene, &bound).await;
     scene.until_pod_gone("bound").await;

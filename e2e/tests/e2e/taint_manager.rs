@@ -297,8 +297,8 @@ async fn a_bad_policy_is_refused_at_the_start_with_its_line() {
 
     // A dry run says in its log what it would do, and nobody else finds anything of it. What is to be written, is
     // written at the end.
-    let would = |line: &str| line.contains("would act") && line.contains("\"web\"");
-    assert!(service.text().lines().any(would), "{}", service.text());
+    let announced = |line: &str| line.contains("would act") && line.contains("\"web\"");
+    assert!(service.text().lines().any(announced), "{}", service.text());
     service.stop(SOON).unwrap();
     let events: Api<Event> = Api::all(world.client.clone());
     let events = events.list(&ListParams::default()).await.unwrap().items;
