@@ -5,6 +5,7 @@ mod causes;
 pub mod clients;
 pub mod clock;
 pub mod events;
+pub mod eviction;
 mod host;
 pub mod lease;
 pub mod metrics;

@@ -209,6 +209,8 @@ impl<K: Key> Drop for Work<'_, K> {
             metrics.cut_short(id);
             self.queue.lock().give_back(&key, clock.now());
         }
+        // Whoever does not lead has nothing to do, whatever the next run finds.
+        metrics.depth(0);
     }
 }
 
@@ -327,6 +329,7 @@ mod tests {
         let metrics = Metrics::new("test", "0");
         let queue = WorkQueue::new(Clock::default(), Backoff::default(), metrics.queue("test"));
         queue.add(1);
+        queue.add(2);
         let begun = Arc::new(Notify::new());
         let hang = |_| {
             let begun = Arc::clone(&begun);
@@ -341,6 +344,7 @@ mod tests {
         }
         let text = metrics.encode().unwrap();
         assert!(text.contains("workqueue_unfinished_work_seconds{name=\"test\"} 0.0"), "{text}");
+        assert!(text.contains("workqueue_depth{name=\"test\"} 0"), "{text}");
         let worked = Arc::new(AtomicUsize::new(0));
         let handle = |_| {
             let worked = Arc::clone(&worked);
@@ -349,7 +353,7 @@ mod tests {
                 Outcome::Done
             }
         };
-        run(&queue, 1, || worked.load(Ordering::SeqCst) == 1, handle).await;
+        run(&queue, 1, || worked.load(Ordering::SeqCst) == 2, handle).await;
     }
 
     #[tokio::test]

@@ -3,15 +3,17 @@
 
 use std::collections::BTreeSet;
 
+use haulout_api_types::evacuation::CancellationPolicy;
 use haulout_api_types::names::{TAINTS_FIRST_SEEN_ANNOTATION, condition, instigator};
 use haulout_api_types::{Evacuation, evacuators, instigators};
+use haulout_service_runtime::eviction::{self, Answer};
 use haulout_service_runtime::pods::{self, Pod};
 use http::HeaderValue;
 use http::header::ACCEPT;
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::{DeserializeGuard, PartialObjectMeta, Request};
+use kube::core::{DeserializeGuard, Request};
 use kube::{Client, Resource as _};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
@@ -19,7 +21,6 @@ use thiserror::Error;
 
 use crate::decide::How;
 use crate::notice::{CONDITION_MESSAGE, CONDITION_REASON, SOURCE};
-use crate::pace::Answer;
 
 /// Why a pod could not be made to leave, or to stay.
 #[derive(Debug, Error)]
@@ -30,6 +31,9 @@ pub enum ActError {
     /// The pod could not be looked up.
     #[error(transparent)]
     LookUp(#[from] pods::Error),
+    /// The Eviction API did not evict the pod.
+    #[error(transparent)]
+    Eviction(#[from] eviction::Failure),
     /// The Evacuation of before is not gone yet.
     #[error("an earlier Evacuation is still being deleted")]
     EarlierEvacuation,
@@ -80,26 +84,15 @@ fn reason_of_deletion(pod: &Pod, by_force: bool, now: Timestamp) -> Value {
     json!({"metadata": {"uid": pod.uid.to_string()}, "status": status})
 }
 
-/// Not by kube's own `evict`, which sends preconditions under a name that the API server does not know.
 async fn evict(client: &Client, pod: &Pod) -> Result<bool, ActError> {
-    // The API server spends a disruption before it compares UIDs. Names that are given only once are safe.
-    let owner = pod.controller.as_ref().map(|owner| owner.kind.as_ref());
-    if !matches!(owner, Some("ReplicaSet" | "Job")) {
-        let found = pods::fetch(client, &pod.namespace, &pod.name).await?;
-        if found.is_none_or(|found| found.uid != pod.uid) {
-            return Ok(false);
-        }
+    if !eviction::has_unique_name(pod) && !eviction::exists(client, pod).await? {
+        return Ok(false);
     }
-    let eviction = json!({
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": &*pod.name, "namespace": &*pod.namespace},
-        "deleteOptions": {"preconditions": {"uid": pod.uid.to_string()}},
-    });
-    let body = serde_json::to_vec(&eviction).map_err(kube::Error::SerdeError)?;
-    let request =
-        Request::new(pods_of(pod)).create_subresource("eviction", &pod.name, &PostParams::default(), body);
-    done(send(client, request).await)
+    match eviction::evict(client, pod).await {
+        Answer::Evicted => Ok(true),
+        Answer::Gone => Ok(false),
+        Answer::Failed(failure) => Err(failure.into()),
+    }
 }
 
 /// Asks for an Evacuation, or joins one that others asked for.
@@ -118,38 +111,42 @@ async fn evacuate(client: &Client, pod: &Pod) -> Result<bool, ActError> {
     let Some(existing) = api.get_metadata_opt(&name).await? else {
         return Err(ActError::EarlierEvacuation);
     };
-    if existing.metadata.deletion_timestamp.is_some() {
-        // It takes no new finalizers, and must not wait for ours.
-        write_finalizers(client, &existing, false).await?;
+    let ours = instigators::finalizer(instigator::TAINT_MANAGER);
+    let is_ours = existing.metadata.finalizers.as_ref().is_some_and(|all| all.contains(&ours));
+    if existing.metadata.deletion_timestamp.is_some() && !is_ours {
+        // It takes no new finalizers.
         return Err(ActError::EarlierEvacuation);
     }
-    write_finalizers(client, &existing, true).await?;
+    write_finalizers(client, &existing.metadata, true).await?;
     Ok(true)
 }
 
-/// Takes our wish off the pod's Evacuation.
-pub async fn release(client: &Client, pod: &Pod) -> Result<(), ActError> {
+/// Takes our wish off the pod's Evacuation; `false` if that is forbidden while the pod exists.
+pub async fn release(client: &Client, pod: &Pod) -> Result<bool, ActError> {
     let api: Api<DeserializeGuard<Evacuation>> = Api::namespaced(client.clone(), &pod.namespace);
     let name = evacuators::evacuation_name(&pod.uid.to_string(), &pod.name);
-    if let Some(existing) = api.get_metadata_opt(&name).await? {
-        write_finalizers(client, &existing, false).await?;
-    }
-    Ok(())
+    let metadata = match api.get_opt(&name).await? {
+        None => return Ok(true),
+        Some(DeserializeGuard(Ok(existing))) => {
+            if existing.cancellation_policy() == CancellationPolicy::Forbid {
+                return Ok(false);
+            }
+            existing.metadata
+        }
+        Some(DeserializeGuard(Err(unreadable))) => unreadable.metadata,
+    };
+    write_finalizers(client, &metadata, false).await?;
+    Ok(true)
 }
 
-async fn write_finalizers<K>(
-    client: &Client,
-    of: &PartialObjectMeta<K>,
-    wanted: bool,
-) -> Result<(), ActError> {
+async fn write_finalizers(client: &Client, meta: &ObjectMeta, wanted: bool) -> Result<(), ActError> {
     let ours = instigators::finalizer(instigator::TAINT_MANAGER);
-    let mut finalizers = of.metadata.finalizers.clone().unwrap_or_default();
+    let mut finalizers = meta.finalizers.clone().unwrap_or_default();
     if finalizers.contains(&ours) == wanted {
         return Ok(());
     }
     finalizers.retain(|finalizer| *finalizer != ours);
     finalizers.extend(wanted.then_some(ours));
-    let meta = &of.metadata;
     let patch = json!({"metadata": {
         "uid": meta.uid, "resourceVersion": meta.resource_version, "finalizers": finalizers,
     }});
@@ -190,9 +187,7 @@ async fn send(client: &Client, request: Built) -> kube::Result<()> {
 fn done(answer: kube::Result<()>) -> Result<bool, ActError> {
     match answer {
         Ok(()) => Ok(true),
-        Err(kube::Error::Api(status)) if Answer::read(status.code, &status.message) == Answer::Gone => {
-            Ok(false)
-        }
+        Err(kube::Error::Api(status)) if eviction::is_gone(&status) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }

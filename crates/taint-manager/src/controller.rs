@@ -123,11 +123,17 @@ impl Controller {
             self.events.publish(news);
         }
         if release {
-            if let Err(error) = act::release(&self.clients.direct, &pod).await {
-                warn!(%namespace, %name, %error, "an evacuation could not be cancelled, and will be");
-                return self.failed(key, again);
+            match act::release(&self.clients.direct, &pod).await {
+                Ok(true) => self.tell(|manager, pods| manager.index.apply_evacuation(pod.uid, false, pods)),
+                Ok(false) => {
+                    info!(%namespace, %name, "the evacuation cannot be cancelled: its evacuator forbids it");
+                    self.manager().index.evacuation_past_recall(pod.uid);
+                }
+                Err(error) => {
+                    warn!(%namespace, %name, %error, "an evacuation could not be cancelled, and will be");
+                    return self.failed(key, again);
+                }
             }
-            self.tell(|manager, pods| manager.index.apply_evacuation(pod.uid, false, pods));
         }
         let Some(how) = act else { return next };
         match act::leave(&self.clients.direct, &pod, how, now).await {

@@ -230,10 +230,9 @@ pub(crate) async fn evacuations(controller: Arc<Controller>, metrics: Metrics) {
     }
 }
 
-/// One that is being deleted is not what we asked for.
+/// Whether we want it. One that somebody has deleted goes on while our finalizer is on it.
 fn is_ours(evacuation: &PartialObjectMeta<Evacuation>) -> bool {
-    let ours = instigators::finalizer(instigator::TAINT_MANAGER);
-    evacuation.metadata.deletion_timestamp.is_none() && evacuation.finalizers().contains(&ours)
+    evacuation.finalizers().contains(&instigators::finalizer(instigator::TAINT_MANAGER))
 }
 
 /// The pod's UID is what the name begins with.

@@ -69,6 +69,8 @@ pub struct Index {
     namespaces: HashMap<Box<str>, BTreeMap<String, String>>,
     /// The pods with an Evacuation that we asked for.
     evacuations: HashSet<Uid>,
+    /// Pods that may stay, and whose evacuations cannot be cancelled for now.
+    past_recall: HashSet<Uid>,
 }
 
 impl Index {
@@ -79,6 +81,7 @@ impl Index {
             nodes: HashMap::new(),
             namespaces: HashMap::new(),
             evacuations: HashSet::new(),
+            past_recall: HashSet::new(),
         }
     }
 
@@ -206,7 +209,15 @@ impl Index {
     /// Whether there is an Evacuation for a pod that we want. Whom that concerns: the pod, if it is there.
     pub fn apply_evacuation(&mut self, pod: Uid, wanted: bool, pods: &PodIndex) -> Option<Key> {
         let changed = if wanted { self.evacuations.insert(pod) } else { self.evacuations.remove(&pod) };
+        // Its evacuator may allow it now.
+        let changed = self.past_recall.remove(&pod) || changed;
         pods.get(pod).filter(|_| changed).and_then(|pod| Key::of(pod))
+    }
+
+    /// The evacuation of a pod that may stay cannot be cancelled. The pod is decided about again when its Evacuation
+    /// changes.
+    pub fn evacuation_past_recall(&mut self, pod: Uid) {
+        self.past_recall.insert(pod);
     }
 
     /// All Evacuations have been listed: which of those that we know are not among them.

@@ -12,26 +12,6 @@ use jiff::{SignedDuration, Timestamp};
 /// refuses a thousand pods for ever.
 pub const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), most: Duration::from_secs(60) };
 
-/// What an error of the API server says about an object that a request had the UID of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// It is gone, which is as good as done.
-    Gone,
-    /// Nothing: try again later.
-    Failed,
-}
-
-impl Answer {
-    /// Reads the code and the message of an error. Another object of that name is a conflict over the UID.
-    pub fn read(code: u16, message: &str) -> Self {
-        match code {
-            404 => Self::Gone,
-            409 if message.contains("UID in precondition") => Self::Gone,
-            _ => Self::Failed,
-        }
-    }
-}
-
 /// Gives each pod a time at which it may be made to leave, so many in a second.
 #[derive(Clone, Debug)]
 pub struct Limit {
@@ -118,15 +98,6 @@ mod tests {
         assert_eq!(limit.ask(uid(2), at(10)), Ok(()));
         assert_eq!(limit.ask(uid(3), at(1000)), Ok(()));
         assert_eq!(limit.ask(uid(4), at(1000)), Err(at(1010)));
-    }
-
-    #[test]
-    fn what_is_gone_is_done_and_all_else_is_retried() {
-        let uid = "Precondition failed: UID in precondition: a, UID in object meta: b";
-        let gone = [(404, "pods \"web\" not found"), (409, uid)];
-        let failed = [(409, "the object has been modified"), (429, ""), (403, uid), (500, ""), (503, "")];
-        assert!(gone.into_iter().all(|(code, message)| Answer::read(code, message) == Answer::Gone));
-        assert!(failed.into_iter().all(|(code, message)| Answer::read(code, message) == Answer::Failed));
     }
 
     proptest! {

@@ -211,6 +211,9 @@ fn namespaces_and_evacuations_concern_their_pods_on_tainted_nodes() {
     assert!(index.decide(&elsewhere.read(), clear_since(0), at(11)).release);
     assert!(index.apply_pod(&change(&elsewhere)).is_some(), "its Evacuation has to be released");
     assert_eq!(uids(&index.everybody(&pods)), [uid(2)], "it may have to be released");
+    index.evacuation_past_recall(uid(2));
+    assert!(index.apply_evacuation(uid(2), true, &pods).is_some(), "its evacuator may allow it now");
+    assert_eq!(index.apply_evacuation(uid(2), true, &pods), None);
     assert!(index.apply_evacuation(uid(2), false, &pods).is_some());
     assert!(index.apply_pod(&change(&elsewhere)).is_none());
     index.delete_namespace("shop");

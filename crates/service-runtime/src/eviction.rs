@@ -1,0 +1,294 @@
+//! Evictions: the one request, and what the API server's answers to it mean. Whoever evicts pods uses this module,
+//! so that the same answer means the same everywhere.
+//!
+//! The links go to the API server's source, v1.36.3. Where an answer has a machine-readable `reason`, `details` or
+//! cause, that decides. A text decides only where there is nothing else.
+//!
+//! | answer | meaning | said by |
+//! |---|---|---|
+//! | 201 | evicted | [`Create`][create] |
+//! | 404, `details.kind` is `pods` | gone | [`getPod`][get-pod] |
+//! | 404, `details.kind` is `poddisruptionbudgets` | the budget was deleted meanwhile | [`Create`][refresh] |
+//! | 404, `details.kind` is `namespaces` | the namespace is gone, look the pod up | [NamespaceLifecycle][lifecycle] |
+//! | 409, "the UID in the precondition (…) does not match" | gone: the name belongs to another pod | [`addConditionAndDeletePod`][uid], [`BeforeDelete`][before-delete] |
+//! | 409, "UID in precondition: …" | the same | [`Preconditions.Check`][preconditions] |
+//! | 409, anything else | the pod changed at the same moment, look it up | [`addConditionAndDeletePod`][version] |
+//! | 429, cause `DisruptionBudget`, without `retryAfterSeconds` | the budget is exhausted | [`checkAndDecrement`][exhausted] |
+//! | 429, cause `DisruptionBudget`, with `retryAfterSeconds` | the budget's status is older than its spec | [`createTooManyRequestsError`][stale] |
+//! | 403, `details.kind` is `poddisruptionbudget` | the budget's status cannot be used now | [`checkAndDecrement`][unusable] |
+//! | 500, "more than one PodDisruptionBudget" | several budgets cover the pod | [`Create`][several] |
+//! | 504 | the budget's status was changed too often meanwhile | [`Create`][timeout] |
+//! | 403, cause `NamespaceTerminating` | the namespace is being deleted | [NamespaceLifecycle][lifecycle] |
+//! | any code, "admission webhook … denied the request" | a webhook refused: it chooses code, reason and details | [`ToStatusErr`][webhook] |
+//! | the same with 429, "Eviction triggered evacuation" | somebody else moves the pod | [KubeVirt][kubevirt] |
+//! | 403, 422, "denied request: " | a ValidatingAdmissionPolicy refused | [`Dispatch`][policy] |
+//! | 429, no cause | API priority and fairness turned the request away | [`tooManyRequests`][fairness] |
+//!
+//! [create]: https://github.com/kubernetes/kubernetes/blob/v1.36.3/pkg/registry/core/pod/storage/eviction.go#L129
+//! [get-pod]: https://github.com/kubernetes/kubernetes/blob/v1.36.3/pkg/registry/core/pod/storage/eviction.go#L374
+//! [refresh]: https://github.com/kubernetes/kubernetes/blob/v1.36.3/pkg/registry/core/pod/storage/eviction.go#L258
+//! [several]: https://github.com/kubernetes/kubernetes/blob/v1.36.3/pkg/registry/core/pod/storage/eviction.go#L223
+//! [timeout]: https://github.com/kubernetes/kubernetes/blob/v1.36.3/pkg/registry/core/pod/storage/eviction.go#L277
+//! [uid]: https://github.com/kubernetes/kubernetes/blob/v1.36.3/pkg/registry/core/pod/storage/eviction.go#L325
+//! [version]: https://github.com/kubernetes/kubernetes/blob/v1.36.3/pkg/registry/core/pod/storage/eviction.go#L332
+//! [stale]: https://github.com/kubernetes/kubernetes/blob/v1.36.3/pkg/registry/core/pod/storage/eviction.go#L413
+//! [unusable]: https://github.com/kubernetes/kubernetes/blob/v1.36.3/pkg/registry/core/pod/storage/eviction.go#L430
+//! [exhausted]: https://github.com/kubernetes/kubernetes/blob/v1.36.3/pkg/registry/core/pod/storage/eviction.go#L436
+//! [before-delete]: https://github.com/kubernetes/kubernetes/blob/v1.36.3/staging/src/k8s.io/apiserver/pkg/registry/rest/delete.go#L86
+//! [preconditions]: https://github.com/kubernetes/kubernetes/blob/v1.36.3/staging/src/k8s.io/apiserver/pkg/storage/interfaces.go#L152
+//! [lifecycle]: https://github.com/kubernetes/kubernetes/blob/v1.36.3/staging/src/k8s.io/apiserver/pkg/admission/plugin/namespace/lifecycle/admission.go#L170
+//! [webhook]: https://github.com/kubernetes/kubernetes/blob/v1.36.3/staging/src/k8s.io/apiserver/pkg/admission/plugin/webhook/errors/statuserror.go#L28
+//! [policy]: https://github.com/kubernetes/kubernetes/blob/v1.36.3/staging/src/k8s.io/apiserver/pkg/admission/plugin/policy/validating/dispatcher.go#L294
+//! [fairness]: https://github.com/kubernetes/kubernetes/blob/v1.36.3/staging/src/k8s.io/apiserver/pkg/server/filters/priority-and-fairness.go#L380
+//! [kubevirt]: https://kubevirt.io/user-guide/cluster_admin/node_maintenance/
+
+use haulout_api_types::names::reason;
+use k8s_openapi::api::core::v1;
+use kube::api::PostParams;
+use kube::core::Status;
+use kube::{Api, Client};
+use serde::de::IgnoredAny;
+use serde_json::json;
+use thiserror::Error;
+
+use crate::causes;
+use crate::pods::{self, Pod};
+
+/// How much of the API server's words a message keeps: a webhook may say anything.
+const MAX_WORDS: usize = 1000;
+
+/// What came of an attempt to evict a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The pod has been asked to end.
+    Evicted,
+    /// The pod with this UID does not exist any more.
+    Gone,
+    /// The pod was not evicted, as far as we know.
+    Failed(Failure),
+}
+
+/// Why a pod was not evicted.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{message}")]
+pub struct Failure {
+    /// One of [`haulout_api_types::names::reason`].
+    pub reason: &'static str,
+    /// A sentence for people, of bounded length.
+    pub message: String,
+}
+
+/// Whether a change of a budget may lift a failure with this reason.
+pub fn waits_for_budget(reason: &str) -> bool {
+    matches!(reason, reason::BUDGET_EXHAUSTED | reason::BUDGET_STALE | reason::SEVERAL_BUDGETS)
+}
+
+/// Whether a failure with this reason passes by itself within moments, so that the next attempt comes soon. All other
+/// failures are refusals: somebody has to change something first.
+pub fn is_transient(reason: &str) -> bool {
+    matches!(reason, reason::SERVER_BUSY | reason::BUDGET_STALE)
+}
+
+/// Whether an attempt to evict can fail with this reason.
+pub fn is_failure(reason: &str) -> bool {
+    waits_for_budget(reason)
+        || is_transient(reason)
+        || matches!(
+            reason,
+            reason::NAMESPACE_TERMINATING | reason::EVICTION_FORBIDDEN | reason::HANDLED_ELSEWHERE
+        )
+}
+
+/// Whether no other pod ever gets the name of this one, because its controller makes up a new name for each pod.
+///
+/// For other pods compare the UID on the API server first ([`exists`]): where a budget covers the pod, the API server
+/// spends the budget before it looks at the UID precondition of the eviction, so that a pod which was just replaced
+/// under its name costs the others a disruption for two minutes. For a Pending pod it retries for ten seconds.
+pub fn has_unique_name(pod: &Pod) -> bool {
+    let kind = pod.controller.as_ref().map(|owner| owner.kind.as_ref());
+    matches!(kind, Some("ReplicaSet" | "ReplicationController" | "Job"))
+}
+
+/// Whether the API server has the pod with this UID.
+pub async fn exists(client: &Client, pod: &Pod) -> Result<bool, pods::Error> {
+    let found = pods::fetch(client, &pod.namespace, &pod.name).await?;
+    Ok(found.is_some_and(|found| found.uid == pod.uid))
+}
+
+/// Evicts the pod with this UID. The client must not retry by itself.
+pub async fn evict(client: &Client, pod: &Pod) -> Answer {
+    match Meaning::of(&pod.name, send(client, pod).await) {
+        Meaning::Evicted => Answer::Evicted,
+        Meaning::Gone => Answer::Gone,
+        Meaning::Failed(failure) => Answer::Failed(failure),
+        Meaning::LookUp(failure) => match exists(client, pod).await {
+            Ok(false) => Answer::Gone,
+            Ok(true) | Err(_) => Answer::Failed(failure),
+        },
+    }
+}
+
+/// Not by kube's own `evict`, which sends preconditions under a name that the API server does not know.
+async fn send(client: &Client, pod: &Pod) -> kube::Result<()> {
+    let eviction = json!({
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": &*pod.name, "namespace": &*pod.namespace},
+        "deleteOptions": {"preconditions": {"uid": pod.uid.to_string()}},
+    });
+    let pods: Api<v1::Pod> = Api::namespaced(client.clone(), &pod.namespace);
+    let answer = pods.create_subresource("eviction", &pod.name, &PostParams::default(), &eviction).await;
+    answer.map(|IgnoredAny| ())
+}
+
+/// Whether this answer to a request that carried a UID says that the object with this UID does not exist any more.
+pub fn is_gone(status: &Status) -> bool {
+    !is_denied_by_webhook(status) && (status.code == 404 || is_uid_conflict(status))
+}
+
+/// What an answer says by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Meaning {
+    Evicted,
+    Gone,
+    Failed(Failure),
+    /// It does not say whether the pod still exists.
+    LookUp(Failure),
+}
+
+impl Meaning {
+    fn of(pod: &str, answer: kube::Result<()>) -> Self {
+        let status = match answer {
+            Ok(()) => return Self::Evicted,
+            Err(kube::Error::Api(status)) => status,
+            Err(error) => {
+                let error = words(&causes::chain(&error));
+                return Self::failed(reason::SERVER_BUSY, format!("The API server did not answer: {error}"));
+            }
+        };
+        // First, because a webhook chooses code, reason and details of its refusal freely.
+        if is_denied_by_webhook(&status) {
+            return Self::denied(&status);
+        }
+        match status.code {
+            404 => Self::not_found(pod, &status),
+            409 if is_uid_conflict(&status) => Self::Gone,
+            409 => Self::LookUp(Failure {
+                reason: reason::SERVER_BUSY,
+                message: format!("The pod changed while it was being evicted: {}", said(&status)),
+            }),
+            403 | 429 if has_cause(&status, DISRUPTION_BUDGET) || about(&status, "poddisruptionbudget") => {
+                Self::by_budget(&status)
+            }
+            403 if has_cause(&status, NAMESPACE_TERMINATING) => Self::failed(
+                reason::NAMESPACE_TERMINATING,
+                "The namespace is being deleted, which forbids evictions: its pods go with it.".to_owned(),
+            ),
+            429 => Self::failed(
+                reason::SERVER_BUSY,
+                format!("The API server asks us to slow down: {}", said(&status)),
+            ),
+            // The answer has neither a reason nor details.
+            500 if status.message.contains("more than one PodDisruptionBudget") => Self::failed(
+                reason::SEVERAL_BUDGETS,
+                "The Eviction API refuses pods with several PodDisruptionBudgets: leave only one.".to_owned(),
+            ),
+            500.. => Self::failed(
+                reason::SERVER_BUSY,
+                format!("The API server failed to evict the pod: {}", said(&status)),
+            ),
+            _ if status.message.contains("denied request: ") => Self::denied(&status),
+            401 | 403 => Self::failed(
+                reason::EVICTION_FORBIDDEN,
+                format!("The eviction is forbidden: {}", said(&status)),
+            ),
+            code => Self::failed(
+                reason::EVICTION_FORBIDDEN,
+                format!("The eviction was refused with {code}: {}", said(&status)),
+            ),
+        }
+    }
+
+    fn failed(reason: &'static str, message: String) -> Self {
+        Self::Failed(Failure { reason, message })
+    }
+
+    fn denied(status: &Status) -> Self {
+        if status.code == 429 && status.message.contains("Eviction triggered evacuation") {
+            let message = format!("Somebody else is moving the pod: {}", said(status));
+            return Self::failed(reason::HANDLED_ELSEWHERE, message);
+        }
+        let message = format!("The eviction was refused by an admission webhook or policy: {}", said(status));
+        Self::failed(reason::EVICTION_FORBIDDEN, message)
+    }
+
+    fn not_found(pod: &str, status: &Status) -> Self {
+        let about_pod = status.details.as_ref().is_some_and(|details| details.name == pod);
+        if about(status, "pods") && about_pod {
+            return Self::Gone;
+        }
+        if about(status, "poddisruptionbudgets") {
+            let message =
+                format!("The PodDisruptionBudget was deleted during the eviction: {}", said(status));
+            return Self::failed(reason::BUDGET_STALE, message);
+        }
+        let message = format!("The API server did not find what the eviction needs: {}", said(status));
+        Self::LookUp(Failure { reason: reason::SERVER_BUSY, message })
+    }
+
+    /// `retryAfterSeconds` is there while the status of the budget lags behind its spec. A budget whose status cannot be
+    /// used at all is forbidden instead.
+    fn by_budget(status: &Status) -> Self {
+        let details = status.details.as_ref();
+        let cause = details.and_then(|d| d.causes.iter().find(|cause| cause.reason == DISRUPTION_BUDGET));
+        let said = cause.map_or_else(|| said(status), |cause| words(&cause.message));
+        if status.code == 403 || details.is_some_and(|details| details.retry_after_seconds > 0) {
+            let message = format!("The status of the PodDisruptionBudget is not up to date: {said}");
+            return Self::failed(reason::BUDGET_STALE, message);
+        }
+        let message = format!("The PodDisruptionBudget allows no disruption: {said}");
+        Self::failed(reason::BUDGET_EXHAUSTED, message)
+    }
+}
+
+/// In the causes of a 429 and of a 403, respectively.
+const DISRUPTION_BUDGET: &str = "DisruptionBudget";
+const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
+
+/// No field tells it, but the API server puts these words before those of the webhook.
+fn is_denied_by_webhook(status: &Status) -> bool {
+    status.message.starts_with("admission webhook \"") && status.message.contains("\" denied the request")
+}
+
+/// No field tells a wrong UID from a wrong resourceVersion.
+fn is_uid_conflict(status: &Status) -> bool {
+    status.code == 409
+        && (status.message.contains("the UID in the precondition (")
+            || status.message.contains("UID in precondition: "))
+}
+
+fn about(status: &Status, kind: &str) -> bool {
+    status.details.as_ref().is_some_and(|details| details.kind == kind)
+}
+
+fn has_cause(status: &Status, cause: &str) -> bool {
+    status.details.iter().flat_map(|details| &details.causes).any(|c| c.reason == cause)
+}
+
+/// What the API server said, or at least its code.
+fn said(status: &Status) -> String {
+    let line = words(&status.message);
+    if line.is_empty() { status.code.to_string() } else { line }
+}
+
+/// One line of bounded length.
+fn words(text: &str) -> String {
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(MAX_WORDS) {
+        Some((cut, _)) => format!("{}…", line.get(..cut).unwrap_or_default()),
+        None => line,
+    }
+}
+
+#[cfg(test)]
+mod tests;
