@@ -89,6 +89,9 @@ struct SlimEvacuationStatus {
     message: String,
     #[serde(default)]
     conditions: Vec<Condition>,
+    // A text, so that a policy of a later version does not hide the Evacuation.
+    #[serde(default)]
+    evacuation_cancellation_policy: Option<String>,
 }
 
 /// A VolumeAttachment, as far as it is read.
@@ -197,6 +200,8 @@ pub struct EvacuationSeen {
     pub finalizers: Box<[Box<str>]>,
     /// Whether somebody has deleted it, so that it goes with its last finalizer and takes no new one.
     pub deleting: bool,
+    /// Whether it cannot be cancelled while its pod exists.
+    pub forbids_cancellation: bool,
     /// What its condition says that keeps the pod from leaving.
     pub blocked: Option<Blocked>,
     /// The evacuator that is at work.
@@ -209,6 +214,7 @@ impl EvacuationSeen {
         let SlimEvacuation { metadata, spec, status } = evacuation;
         let version = Version::of(&metadata);
         let turn = turn(&metadata, &spec, &status).map(|turn| Arc::new(Wait::Evacuator(turn)));
+        let policy = status.evacuation_cancellation_policy;
         let blocked =
             status.conditions.into_iter().find(|c| c.type_ == condition::BLOCKED && c.status == "True");
         Self {
@@ -217,6 +223,7 @@ impl EvacuationSeen {
             name: metadata.name.unwrap_or_default().into(),
             finalizers: metadata.finalizers.into_iter().flatten().map(Into::into).collect(),
             deleting: metadata.deletion_timestamp.is_some(),
+            forbids_cancellation: policy.is_some_and(|policy| policy != "Allow"),
             blocked: blocked.map(|c| blocked_by(&c)),
             turn,
         }
@@ -448,6 +455,9 @@ mod tests {
         assert_eq!(with.finalizers_with_ours(false), ["x"]);
         assert_eq!(without.finalizers_with_ours(true), ["x", &ours]);
         assert_eq!(with.blocked.as_ref().map(|blocked| &*blocked.reason), Some("ServerBusy"));
+        assert!(!with.forbids_cancellation);
+        let forbids = json!({"metadata": {}, "status": {"evacuationCancellationPolicy": "Forbid"}});
+        assert!(EvacuationSeen::new(serde_json::from_value(forbids).unwrap()).forbids_cancellation);
         assert!(pod_of(&with.name).is_some());
         assert_eq!(pod_of("x"), None);
     }

@@ -114,6 +114,8 @@ fn task(wish: Option<Wish>, evacuation: Option<EvacuationSeen>) -> Task {
         (Some(Wish::Evacuate), Some(seen)) if !is_ours(&seen) && !seen.deleting => {
             Task::Write { seen, ours: true }
         }
+        // Without our finalizer, an Evacuation that somebody has deleted would vanish under its evacuator.
+        (Some(Wish::Withdraw), Some(seen)) if seen.forbids_cancellation => Task::Nothing,
         (Some(Wish::Withdraw), Some(seen)) if is_ours(&seen) => Task::Write { seen, ours: false },
         _ => Task::Nothing,
     }

@@ -150,6 +150,10 @@ impl Index {
         if known.is_some_and(|known| known.version.makes_old(&seen.version)) {
             return;
         }
+        // The planner does not know that a withdrawal was waiting for this.
+        if known.is_some_and(|known| known.forbids_cancellation) && !seen.forbids_cancellation {
+            self.waiting.insert(Work::Pod(pod));
+        }
         self.evacuations.insert(pod, seen);
         self.put_again(pod, pods, now);
     }
