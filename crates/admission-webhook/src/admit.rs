@@ -21,6 +21,7 @@ use haulout_service_runtime::pods::{self, Pod};
 use haulout_service_runtime::service::Context;
 use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::api::core::v1::NodeSelector;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
@@ -152,7 +153,16 @@ impl Rules {
     async fn changed_evacuation(&self, request: &Request) -> Result<Verdict, Verdict> {
         let old: Evacuation = read(request.old_object.as_deref())?;
         match request.subresource.as_deref() {
-            None | Some("") => self.authorize_pod(request, &old).await.map(|()| Verdict::default()),
+            None | Some("") => {
+                self.authorize_pod(request, &old).await?;
+                let new: Evacuation = read(request.object.as_deref())?;
+                if !evacuation::takes_last_instigator(&old, &new) {
+                    return Ok(Verdict::default());
+                }
+                let pod = self.live_pod_of(request, &old).await?;
+                let what = "the finalizer of its last instigator cannot be removed";
+                Ok(evacuation::judge_cancellation(&old, pod.as_ref(), what))
+            }
             Some("status") => {
                 let new = read(request.object.as_deref())?;
                 let by_controller =
@@ -166,12 +176,37 @@ impl Rules {
     async fn removed_evacuation(&self, request: &Request) -> Result<Verdict, Verdict> {
         let old: Evacuation = read(request.old_object.as_deref())?;
         self.authorize_pod(request, &old).await?;
-        if !evacuation::forbids_cancellation(&old) {
+        if evacuation::forbids_cancellation(&old) {
+            let pod = self.live_pod_of(request, &old).await?;
+            let verdict = evacuation::judge_cancellation(&old, pod.as_ref(), "it cannot be deleted");
+            if !verdict.violations.is_empty() {
+                return Ok(verdict);
+            }
+        }
+        let wanted = &old.spec.pod_ref;
+        // Who only wants to know more does not fail because it could not be found out.
+        let pod = self.world.pod(namespace(request), &wanted.name, &wanted.uid).await.ok().flatten();
+        let metadata = pod.as_ref().map(|pod| pod.metadata());
+        if !evacuation::is_meant(metadata.as_ref(), &old) {
             return Ok(Verdict::default());
         }
+        let node = pod.and_then(|pod| pod.node.clone()).and_then(|name| self.world.node(&name));
+        let drained_by = match node {
+            Some(node) => {
+                let maintenances = self.world.maintenances().await;
+                let maintenances = maintenances.iter().filter_map(|object| object.0.as_ref().ok());
+                let name = node.metadata.name.as_deref().unwrap_or_default();
+                node::drained_by(name, &node.metadata.labels, maintenances)
+            }
+            None => Vec::new(),
+        };
+        Ok(evacuation::still_wanted(&old, &drained_by))
+    }
+
+    /// The pod that has the name of the Evacuation's pod now.
+    async fn live_pod_of(&self, request: &Request, old: &Evacuation) -> Result<Option<ObjectMeta>, Verdict> {
         let pod = self.world.live_pod(namespace(request), &old.spec.pod_ref.name).await;
-        let pod = pod.map_err(|error| no_pod(&old, error))?.map(|pod| pod.metadata());
-        Ok(evacuation::judge_removal(&old, pod.as_ref()))
+        Ok(pod.map_err(|error| no_pod(old, error))?.map(|pod| pod.metadata()))
     }
 
     async fn maintenance(&self, request: &Request) -> Result<Verdict, Verdict> {

@@ -2,14 +2,18 @@
 //! patch carries the resourceVersion of the Evacuation that was looked at, so that a report which comes after
 //! somebody else was given control is refused with a conflict instead of taken for theirs.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
 use crate::evacuation::Evacuation;
 
+/// How far a progress time may be ahead of who reads it: clocks differ. One that is further ahead counts as now.
+pub const MAX_AHEAD: SignedDuration = SignedDuration::from_secs(30);
+
 impl Evacuation {
-    /// Whether the evacuator of this class is in charge and has not done its part yet. If not, it has to stop.
+    /// Whether the evacuator of this class is in charge and has not done its part yet. If not, it has to stop. It has to
+    /// stop as well when the evacuation [is cancelled](Evacuation::is_cancelled).
     pub fn is_active(&self, class: &str) -> bool {
         self.status.as_ref().is_some_and(|status| {
             status.active_evacuator_class.as_deref() == Some(class) && !status.active_evacuator_completed

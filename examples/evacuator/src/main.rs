@@ -83,7 +83,8 @@ async fn serve(args: &Args, client: &Client) -> Result<()> {
     while let Some(evacuation) = given.next().await {
         let Ok(DeserializeGuard(Ok(evacuation))) = evacuation else { continue };
         let name = evacuation.name_any();
-        if !evacuation.is_active(&args.class) || !lock(&busy).insert(name.clone()) {
+        let ours = evacuation.is_active(&args.class) && !evacuation.is_cancelled();
+        if !ours || !lock(&busy).insert(name.clone()) {
             continue;
         }
         let (args, client, busy) = (args.clone(), client.clone(), Arc::clone(&busy));
@@ -104,8 +105,10 @@ async fn evacuate(args: &Args, client: &Client, name: &str) -> Result<&'static s
     let step_time = Duration::from_secs(args.step_seconds);
     let mut step = 0;
     loop {
-        // Somebody else may have been given control, or the pod may stay after all: look before each report.
-        let Some(evacuation) = evacuations.get_opt(name).await?.filter(|e| e.is_active(&args.class)) else {
+        // Somebody else may have been given control, or the pod may stay after all: look before each report. That
+        // somebody has deleted the Evacuation means nothing: while an instigator wants it, it goes on.
+        let evacuation = evacuations.get_opt(name).await?;
+        let Some(evacuation) = evacuation.filter(|e| e.is_active(&args.class) && !e.is_cancelled()) else {
             return Ok("not ours any more, aborted");
         };
         let left = args.steps.saturating_sub(step);

@@ -4,15 +4,17 @@
 use std::collections::BTreeSet;
 
 use haulout_api_types::evacuation::{CancellationPolicy, Evacuation, EvacuationStatus};
-use haulout_api_types::evacuators;
-use jiff::{SignedDuration, Timestamp};
+use haulout_api_types::names::{DRAIN_LABEL, instigator};
+use haulout_api_types::reports::MAX_AHEAD;
+use haulout_api_types::{evacuators, instigators};
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
 use super::verdict::{Cause, Verdict};
 
-/// How far a progress timestamp may be ahead of our clock: clocks differ.
-const SKEW: SignedDuration = SignedDuration::from_secs(30);
+/// How many maintenances a warning names.
+const NAMED: usize = 3;
 
 /// Fills in what a new Evacuation leaves open, from its pod if that was found. A status is refused here, because
 /// the API server drops it before anybody else can see it.
@@ -128,14 +130,14 @@ pub fn judge_status(old: &Evacuation, new: &Evacuation, by_controller: bool, now
     }
     if let Some(progress) = &new.evacuation_progress_timestamp
         && new.evacuation_progress_timestamp != old.evacuation_progress_timestamp
-        && progress.0.duration_since(now) > SKEW
+        && progress.0.duration_since(now) > MAX_AHEAD
     {
         let ahead = progress.0.duration_since(now).as_secs();
         let message = format!(
             "status.evacuationProgressTimestamp: {} is {ahead} s in the future, and at most {} s are allowed: set \
              it to the present time, and check the clock",
             progress.0,
-            SKEW.as_secs()
+            MAX_AHEAD.as_secs()
         );
         verdict.refuse(Cause::FutureTime, message);
     }
@@ -144,25 +146,63 @@ pub fn judge_status(old: &Evacuation, new: &Evacuation, by_controller: bool, now
 
 /// Whether removing it depends on its pod.
 pub fn forbids_cancellation(old: &Evacuation) -> bool {
-    let policy = old.status.as_ref().map(|status| status.evacuation_cancellation_policy);
-    policy == Some(CancellationPolicy::Forbid)
+    old.cancellation_policy() == CancellationPolicy::Forbid
 }
 
-/// Judges the removal of an Evacuation, given the pod that has its pod's name now.
-pub fn judge_removal(old: &Evacuation, pod: Option<&ObjectMeta>) -> Verdict {
+/// Whether this change takes the last instigator away from an evacuation that cannot be cancelled while its pod exists.
+pub fn takes_last_instigator(old: &Evacuation, new: &Evacuation) -> bool {
+    forbids_cancellation(old) && old.instigators().next().is_some() && new.instigators().next().is_none()
+}
+
+/// Judges the removal of an Evacuation, or of its last instigator's finalizer, which lets it go once somebody has deleted
+/// it. `pod` has its pod's name now.
+pub fn judge_cancellation(old: &Evacuation, pod: Option<&ObjectMeta>, what: &str) -> Verdict {
     let wanted = &old.spec.pod_ref;
-    let exists = pod.is_some_and(|pod| pod.uid.as_ref() == Some(&wanted.uid));
-    if !exists || !forbids_cancellation(old) {
+    if !is_meant(pod, old) || !forbids_cancellation(old) {
         return Verdict::default();
     }
     let evacuator = old.status.as_ref().and_then(|status| status.active_evacuator_class.as_deref());
     let message = format!(
-        "status.evacuationCancellationPolicy: Forbid, so it cannot be deleted while pod {} exists; it goes by itself \
-         once the pod is gone{}",
+        "status.evacuationCancellationPolicy: Forbid, so {what} while pod {} exists; it goes by itself once the pod is \
+         gone{}",
         wanted.name,
         evacuator.map(|class| format!(", ask {class} otherwise")).unwrap_or_default()
     );
     Verdict::refused(Cause::CancellationForbidden, message)
+}
+
+/// Whether this is the pod that the Evacuation is about, and not one that has got its name since.
+pub fn is_meant(pod: Option<&ObjectMeta>, evacuation: &Evacuation) -> bool {
+    pod.is_some_and(|pod| pod.uid.as_ref() == Some(&evacuation.spec.pod_ref.uid))
+}
+
+/// What a user should know who deletes an Evacuation that goes on: who wants it, and how each of them lets go. One warning
+/// for each, because long ones are cut. `maintenances` drain the pod's node.
+pub fn still_wanted(old: &Evacuation, maintenances: &[String]) -> Verdict {
+    let mut verdict = Verdict::default();
+    let pod = &old.spec.pod_ref.name;
+    for name in old.instigators() {
+        let how = match name {
+            instigator::NODE_MAINTENANCE => {
+                let them = match maintenances {
+                    [] => "its NodeMaintenance".to_owned(),
+                    [one] => format!("NodeMaintenance {one}"),
+                    all if all.len() <= NAMED => format!("NodeMaintenances {}", all.join(", ")),
+                    all => {
+                        let named = all.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
+                        format!("NodeMaintenances {named} and {} more", all.len() - NAMED)
+                    }
+                };
+                format!("complete or delete {them}, or label the pod {DRAIN_LABEL}=skip")
+            }
+            instigator::TAINT_MANAGER => "remove the NoExecute taint from its node".to_owned(),
+            other => format!("remove the finalizer {}", instigators::finalizer(other)),
+        };
+        verdict.warn(format!(
+            "{name} still wants pod {pod} to leave, so the evacuation goes on; to cancel it, {how}"
+        ));
+    }
+    verdict
 }
 
 #[cfg(test)]

@@ -87,14 +87,35 @@ pub fn judge<'a>(
     verdict
 }
 
-/// Whether the maintenance keeps the node cordoned. One that is being deleted is completed instead.
+/// Whether the maintenance keeps the node cordoned.
 fn holds(maintenance: &NodeMaintenance, node: &Node) -> bool {
-    let active = matches!(maintenance.spec.stage, Stage::Cordon | Stage::Drain)
-        && maintenance.metadata.deletion_timestamp.is_none();
+    let stages = [Stage::Cordon, Stage::Drain];
+    is_at(maintenance, &stages, &node.metadata.name, &node.metadata.labels)
+}
+
+/// The names of the maintenances that drain this node, in alphabetical order.
+pub fn drained_by<'a>(
+    name: &str,
+    labels: &Option<BTreeMap<String, String>>,
+    maintenances: impl IntoIterator<Item = &'a NodeMaintenance>,
+) -> Vec<String> {
+    let draining = maintenances.into_iter().filter(|m| is_at(m, &[Stage::Drain], name, labels));
+    let mut names: Vec<_> = draining.filter_map(|m| m.metadata.name.clone()).collect();
+    names.sort();
+    names
+}
+
+/// Whether the maintenance is at one of these stages and selects the node. One that is being deleted is completed instead.
+fn is_at(
+    maintenance: &NodeMaintenance,
+    stages: &[Stage],
+    name: &str,
+    labels: &Option<BTreeMap<String, String>>,
+) -> bool {
+    let active =
+        stages.contains(&maintenance.spec.stage) && maintenance.metadata.deletion_timestamp.is_none();
     let matcher = active.then(|| NodeMatcher::new(&maintenance.spec.node_selector));
-    matcher
-        .and_then(Result::ok)
-        .is_some_and(|matcher| matcher.matches(&node.metadata.name, &node.metadata.labels))
+    matcher.and_then(Result::ok).is_some_and(|matcher| matcher.matches(name, labels))
 }
 
 #[cfg(test)]
@@ -157,6 +178,8 @@ mod tests {
                 )]
             );
         }
+        let labels = &cordoned.metadata.labels;
+        assert_eq!(drained_by("n1", labels, &all), ["m-2"], "the other one only keeps it cordoned");
         assert_eq!(warnings(&cordoned, &free, &others), [""; 0]);
         assert_eq!(warnings(&free, &never, &all), [""; 0], "nothing changes");
         let mut going = drain;

@@ -9,7 +9,7 @@ use haulout_service_runtime::pods::{self, Pod, PodCache};
 use haulout_service_runtime::service::Context;
 use k8s_openapi::api::core::v1::Node;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
-use kube::runtime::reflector::{self, Lookup, Store};
+use kube::runtime::reflector::{self, Lookup, ObjectRef, Store};
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::runtime::{WatchStreamExt as _, reflector as reflect};
 use kube::{Api, Client};
@@ -110,6 +110,11 @@ impl World {
         }
         self.looked_up.get_or_create(&ResultLabel { result: "live" }).inc();
         Ok(Box::pin(pods::fetch(&self.client, namespace, name)).await?.map(Arc::new))
+    }
+
+    /// The node with this name.
+    pub fn node(&self, name: &str) -> Option<Arc<PartialObjectMeta<Node>>> {
+        self.nodes.get(&ObjectRef::new(name))
     }
 
     /// All nodes: their names and labels.

@@ -211,18 +211,73 @@ fn what_cannot_be_called_off_stays_while_its_pod_does() {
     let forbid =
         status(json!({"evacuationCancellationPolicy": "Forbid", "activeEvacuatorClass": "a.example.com"}));
     assert_eq!(
-        messages(&judge_removal(&forbid, Some(&there))),
+        messages(&judge_cancellation(&forbid, Some(&there), "it cannot be deleted")),
         [
             "status.evacuationCancellationPolicy: Forbid, so it cannot be deleted while pod web-1 exists; it goes by \
           itself once the pod is gone, ask a.example.com otherwise"
         ]
     );
     for allowed in [evacuation(json!({})), status(json!({"evacuationCancellationPolicy": "Allow"}))] {
-        assert_eq!(judge_removal(&allowed, Some(&there)), Verdict::default());
+        assert_eq!(judge_cancellation(&allowed, Some(&there), ""), Verdict::default());
     }
     for gone in [None, Some(&other)] {
-        assert_eq!(judge_removal(&forbid, gone), Verdict::default());
+        assert_eq!(judge_cancellation(&forbid, gone, ""), Verdict::default());
     }
+}
+
+#[test]
+fn only_the_last_instigator_is_kept_and_only_under_forbid() {
+    let finalizer = instigators::finalizer;
+    let (mine, other, own) =
+        (finalizer("x.example.com"), finalizer("y.example.com"), finalizer("a.example.com"));
+    let with = |finalizers: &[&str], policy: &str| {
+        evacuation(json!({
+            "metadata": {"finalizers": finalizers}, "status": {"evacuationCancellationPolicy": policy},
+            "spec": {"evacuators": [{"evacuatorClass": "a.example.com", "priority": 5}]},
+        }))
+    };
+    let cases: [(&[&str], &[&str], bool); 6] = [
+        (&[&mine], &[], true),
+        (&[&mine, &own, "example.com/x"], &[&own, "example.com/x"], true),
+        (&[&mine, &other], &[&other], false),
+        (&[&own], &[], false),
+        (&[], &[], false),
+        (&[&mine], &[&mine, &other], false),
+    ];
+    for (old, new, taken) in cases {
+        let forbid = takes_last_instigator(&with(old, "Forbid"), &with(new, "Forbid"));
+        assert_eq!(forbid, taken, "{old:?} {new:?}");
+        assert!(!takes_last_instigator(&with(old, "Allow"), &with(new, "Allow")), "{old:?} {new:?}");
+    }
+}
+
+#[test]
+fn who_deletes_an_evacuation_is_told_who_wants_it_and_how_to_cancel() {
+    let wanted_by = |instigators: &[&str]| {
+        let finalizers: Vec<_> = instigators.iter().map(|name| instigators::finalizer(name)).collect();
+        evacuation(json!({"metadata": {"finalizers": finalizers}}))
+    };
+    let all =
+        wanted_by(&[instigator::NODE_MAINTENANCE, instigator::TAINT_MANAGER, "descheduler.example.com"]);
+    assert_eq!(
+        still_wanted(&all, &["blue".into()]).warnings,
+        [
+            "nodemaintenance.k8s.io still wants pod web-1 to leave, so the evacuation goes on; to cancel it, complete or \
+             delete NodeMaintenance blue, or label the pod cluster.x-k8s.io/drain=skip",
+            "taint-manager.nodemaintenance.k8s.io still wants pod web-1 to leave, so the evacuation goes on; to cancel it, \
+             remove the NoExecute taint from its node",
+            "descheduler.example.com still wants pod web-1 to leave, so the evacuation goes on; to cancel it, remove the \
+             finalizer evacuation.coordination.k8s.io/instigator_descheduler.example.com",
+        ]
+    );
+    let names: Vec<_> = ["a", "b", "c", "d", "e"].map(Into::into).to_vec();
+    for (count, expected) in
+        [(0, "its NodeMaintenance,"), (3, "NodeMaintenances a, b, c,"), (5, "a, b, c and 2 more,")]
+    {
+        let warnings = still_wanted(&wanted_by(&[instigator::NODE_MAINTENANCE]), &names[..count]).warnings;
+        assert!(warnings[0].contains(expected), "{warnings:?}");
+    }
+    assert_eq!(still_wanted(&wanted_by(&[]), &[]), Verdict::default());
 }
 
 proptest! {
