@@ -3,17 +3,14 @@
 
 use haulout_api_types::Evacuation;
 use haulout_api_types::names::condition;
-use haulout_service_runtime::pods::Pod;
+use haulout_service_runtime::eviction::Failure;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::Client;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
 use kube::core::DeserializeGuard;
-use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
-use crate::eviction::Refusal;
 use crate::record::Record;
 
 /// Who writes, as `kubectl get --show-managed-fields` tells.
@@ -30,7 +27,8 @@ pub enum Written {
     Gone,
 }
 
-/// Changes fields of the status.
+/// Changes fields of the status. With none, nothing is written, and the answer still tells whether the record is up to
+/// date.
 pub async fn write_status(client: &Client, record: &Record, status: Value) -> kube::Result<Written> {
     let patch = json!({
         "metadata": {"uid": record.uid.to_string(), "resourceVersion": &*record.version},
@@ -62,49 +60,44 @@ pub async fn delete(client: &Client, record: &Record) -> kube::Result<Written> {
     written(answer.map(|either| either.left().unwrap_or(DeserializeGuard(Ok(Evacuation::default())))))
 }
 
-/// Evicts the pod with this UID.
-///
-/// Not by kube's own `evict`, which sends preconditions under a name that the API server does not know.
-pub async fn evict(client: &Client, pod: &Pod) -> kube::Result<()> {
-    let eviction = json!({
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": &*pod.name, "namespace": &*pod.namespace},
-        "deleteOptions": {"preconditions": {"uid": pod.uid.to_string()}},
-    });
-    let pods: Api<v1::Pod> = Api::namespaced(client.clone(), &pod.namespace);
-    let answer = pods.create_subresource("eviction", &pod.name, &PostParams::default(), &eviction).await;
-    answer.map(|IgnoredAny| ())
-}
-
-/// The status after the Eviction API has refused.
-pub fn refused(record: &Record, refusal: &Refusal, now: Timestamp) -> Value {
-    let mut status = blocked(record, refusal.reason, &refusal.message, now);
+/// The status after an attempt to evict has failed.
+pub fn failed(record: &Record, failure: &Failure, now: Timestamp) -> Map<String, Value> {
+    let mut status = blocked(record, failure.reason, &failure.message, now);
     status.insert("failedEvictionCounter".into(), record.failed.saturating_add(1).into());
     status.insert("lastFailedEvictionTime".into(), json!(Time(now)));
-    status.into()
+    status
 }
 
 /// The status when something keeps the pod from leaving.
 pub fn blocked(record: &Record, reason: &str, message: &str, now: Timestamp) -> Map<String, Value> {
-    let since = record.blocked.as_ref().map_or(now, |blocked| blocked.since);
-    let condition = Condition {
-        type_: condition::BLOCKED.into(),
-        status: "True".into(),
-        reason: reason.into(),
-        message: message.into(),
-        last_transition_time: Time(since),
-        observed_generation: None,
-    };
     let mut status = Map::new();
-    status.insert("conditions".into(), conditions(record, Some(condition)));
+    status.insert("conditions".into(), conditions(record, true, reason, message, now));
     status.insert("message".into(), message.into());
     status
 }
 
+/// The status when nothing keeps the pod from leaving any more. A message that an evacuator has written since stays.
+pub fn unblocked(record: &Record, reason: &str, message: &str, now: Timestamp) -> Map<String, Value> {
+    let mut status = Map::new();
+    status.insert("conditions".into(), conditions(record, false, reason, message, now));
+    if record.message_repeats_blocked {
+        status.insert("message".into(), message.into());
+    }
+    status
+}
+
 /// All conditions: those of others, and ours.
-pub fn conditions(record: &Record, ours: Option<Condition>) -> Value {
-    json!(record.other_conditions.iter().cloned().chain(ours).collect::<Vec<_>>())
+fn conditions(record: &Record, is_true: bool, reason: &str, message: &str, now: Timestamp) -> Value {
+    let since = record.blocked.as_ref().filter(|blocked| blocked.is_true == is_true);
+    let ours = Condition {
+        type_: condition::BLOCKED.into(),
+        status: if is_true { "True" } else { "False" }.into(),
+        reason: reason.into(),
+        message: message.into(),
+        last_transition_time: Time(since.map_or(now, |blocked| blocked.since)),
+        observed_generation: None,
+    };
+    json!(record.other_conditions.iter().cloned().chain([ours]).collect::<Vec<_>>())
 }
 
 fn evacuations(client: &Client, record: &Record) -> Api<DeserializeGuard<Evacuation>> {

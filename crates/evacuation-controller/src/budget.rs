@@ -1,15 +1,23 @@
 //! PodDisruptionBudgets, and who may try when one of them frees up: the oldest first, and never more at once
 //! than it allows besides those that are on their way already.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
+use std::time::Duration;
 
 use haulout_api_types::selector::LabelMatcher;
 use haulout_service_runtime::pods::{Phase, Pod, Uid};
+use jiff::Timestamp;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+
+use crate::backoff::after;
 
 /// How many pods a message names.
 const NAMED: usize = 3;
+/// For how long a budget counts a pod as disrupted that the API server has let go and that is not seen to leave:
+/// <https://github.com/kubernetes/kubernetes/blob/v1.36.3/pkg/controller/disruption/disruption.go#L70>.
+const DISRUPTED_FOR: Duration = Duration::from_secs(120);
 
 /// All budgets, by namespace.
 #[derive(Debug, Default)]
@@ -33,8 +41,8 @@ pub struct Budget {
     expected: i32,
     /// `unhealthyPodEvictionPolicy: AlwaysAllow`.
     unhealthy_always: bool,
-    /// Names of pods that the API server has let go and the numbers already leave out.
-    disrupted: BTreeSet<Box<str>>,
+    /// Names of pods that the API server has let go and the numbers already leave out, and when it did.
+    disrupted: BTreeMap<Box<str>, Timestamp>,
     in_flight: Vec<InFlight>,
     /// The number of the change that made it so.
     change: u64,
@@ -45,6 +53,15 @@ struct InFlight {
     /// The Evacuation.
     key: Uid,
     pod: Box<str>,
+}
+
+/// What is known of the budgets that cover a pod, to see later whether it has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Covered {
+    /// Stands for their names.
+    pub by: u64,
+    /// The number of their last change; 0 without any.
+    change: u64,
 }
 
 /// The budgets that cover a pod.
@@ -74,7 +91,12 @@ impl Budget {
             desired: status.desired_healthy,
             expected: status.expected_pods,
             unhealthy_always: spec.unhealthy_pod_eviction_policy.as_deref() == Some("AlwaysAllow"),
-            disrupted: status.disrupted_pods.into_iter().flatten().map(|(name, _)| name.into()).collect(),
+            disrupted: status
+                .disrupted_pods
+                .into_iter()
+                .flatten()
+                .map(|(name, time)| (name.into(), time.0))
+                .collect(),
             in_flight: Vec::new(),
             change: 0,
         }
@@ -106,9 +128,21 @@ impl Budget {
     fn describe<'a>(&self, unhealthy: impl IntoIterator<Item = &'a Pod>) -> String {
         let Self { name, allowed, healthy, desired, expected, .. } = self;
         let lacking = if healthy < expected { self.lacking(unhealthy) } else { String::new() };
+        let taken = self.taken();
         format!(
-            "PodDisruptionBudget {name} allows {allowed} disruptions: {healthy} of {expected} pods are healthy and {desired} have to be{lacking}."
+            "PodDisruptionBudget {name} allows {allowed} disruptions: {healthy} of {expected} pods are healthy and {desired} have to be{lacking}{taken}."
         )
+    }
+
+    /// The first few pods that take its room although they do not leave: they were replaced under the same name, or the
+    /// eviction was cut short.
+    fn taken(&self) -> String {
+        let say = |(pod, since): (&Box<str>, &Timestamp)| {
+            format!("pod {pod} counts as disrupted until {}", after(*since, DISRUPTED_FOR))
+        };
+        let said = self.disrupted.iter().take(NAMED).map(say).collect::<Vec<_>>().join(", ");
+        let more = if self.disrupted.len() > NAMED { ", and so do others" } else { "" };
+        if said.is_empty() { said } else { format!("; {said}{more}") }
     }
 
     /// The first few pods that it counts as missing.
@@ -142,7 +176,7 @@ impl Budgets {
         budget.in_flight = std::mem::take(&mut old.in_flight);
         // What the numbers show is not on its way any more.
         let disrupted = &budget.disrupted;
-        budget.in_flight.retain(|flight| !disrupted.contains(&flight.pod));
+        budget.in_flight.retain(|flight| !disrupted.contains_key(&flight.pod));
         let selects_others = old.selector != budget.selector;
         *old = budget;
         selects_others
@@ -184,10 +218,21 @@ impl Budgets {
         }
     }
 
-    /// Which change of the budgets that cover this pod was the last; `None` if there are none.
-    pub fn last_change(&self, pod: &Pod) -> Option<u64> {
+    /// What is known of the budgets that cover this pod.
+    pub fn covered(&self, pod: &Pod) -> Covered {
         let all = self.namespaces.get(&pod.namespace).into_iter().flatten();
-        all.filter(|budget| budget.covers(pod)).map(|budget| budget.change).max()
+        let covering: Vec<_> = all.filter(|budget| budget.covers(pod)).collect();
+        let mut names: Vec<_> = covering.iter().map(|budget| &budget.name).collect();
+        names.sort_unstable();
+        let mut by = DefaultHasher::new();
+        names.hash(&mut by);
+        let change = covering.iter().map(|budget| budget.change).max().unwrap_or_default();
+        Covered { by: by.finish(), change }
+    }
+
+    /// Whether one budget covers this pod, and its numbers say that it has no room.
+    pub fn is_exhausted(&self, pod: &Pod) -> bool {
+        matches!(self.covering(pod), Cover::One(budget) if budget.current && budget.allowed <= 0)
     }
 
     /// What people should know of the budgets of this pod. `unhealthy` are the pods of its namespace that no budget
@@ -212,8 +257,10 @@ impl Budgets {
             let mut covering = all.iter_mut().filter(|budget| budget.covers(pod));
             match (covering.next(), covering.next()) {
                 (None, _) => admitted.push(key),
+                // It takes no room.
+                (Some(budget), None) if budget.exempts(pod) => admitted.push(key),
                 (Some(budget), None) => {
-                    if !budget.has_in_flight(key) && (budget.room() > 0 || budget.exempts(pod)) {
+                    if !budget.has_in_flight(key) && budget.room() > 0 {
                         budget.in_flight.push(InFlight { key, pod: pod.name.clone() });
                         admitted.push(key);
                     }
@@ -229,16 +276,21 @@ impl Budgets {
         let all = self.namespaces.get_mut(&pod.namespace).map(Vec::as_mut_slice).unwrap_or_default();
         if let Some(budget) = all.iter_mut().find(|budget| budget.covers(pod))
             && !budget.has_in_flight(key)
+            && !budget.exempts(pod)
         {
             budget.in_flight.push(InFlight { key, pod: pod.name.clone() });
         }
     }
 
-    /// The eviction did not take place, or its pod is seen to leave.
-    pub fn end(&mut self, namespace: &str, key: Uid) {
+    /// The eviction did not take place, or its pod is seen to leave. Whether it took room.
+    pub fn end(&mut self, namespace: &str, key: Uid) -> bool {
+        let mut took = false;
         for budget in self.namespaces.get_mut(namespace).map(Vec::as_mut_slice).unwrap_or_default() {
+            let before = budget.in_flight.len();
             budget.in_flight.retain(|flight| flight.key != key);
+            took |= budget.in_flight.len() < before;
         }
+        took
     }
 }
 

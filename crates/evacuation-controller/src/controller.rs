@@ -4,31 +4,30 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use haulout_api_types::Evacuation;
+use haulout_api_types::names::reason;
 use haulout_service_runtime::clients::Clients;
 use haulout_service_runtime::clock::Clock;
-use haulout_service_runtime::events::Events;
-use haulout_service_runtime::pods::{self, Pod, PodCache};
+use haulout_service_runtime::events::{Events, News};
+use haulout_service_runtime::eviction::{self, Answer, Failure};
+use haulout_service_runtime::pods::{self, Phase, Pod, PodCache};
 use haulout_service_runtime::queue::Outcome;
 use haulout_service_runtime::workers::WorkQueue;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use crate::act::{self, Written};
-use crate::backoff::after;
+use crate::backoff::{self, after};
 use crate::budget::Cover;
-use crate::decide::{Action, End, Known, Moment, Plan, Why, decide};
-use crate::eviction::{self, Refusal, Verdict};
-use crate::index::{Index, Key, View};
+use crate::decide::{Action, Before, End, Known, Moment, Plan, Why, after_pod, decide};
+use crate::index::{Index, Key, Removed, View};
 use crate::metrics::Metrics;
 use crate::record::Record;
 use crate::{events, messages};
 
 /// More steps than any Evacuation ever needs at one go.
 const MOST_STEPS: usize = 10;
-/// A pod whose watch event has not come is looked up again: its end could have been missed too.
-const UNWATCHED: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// What a leader works with.
 pub struct Controller {
@@ -80,36 +79,54 @@ impl Controller {
 
     /// Works on one Evacuation until there is nothing more to do for now.
     pub(crate) async fn handle(self: Arc<Self>, key: Key) -> Outcome {
-        let outcome = self.work(key).await;
-        if outcome != Outcome::Failed {
-            let others = self.index().give_back(key, &self.pods.read());
+        let (outcome, admitted) = self.work(key).await;
+        // Whatever kept it from using the room that its budget had for it: others may have it.
+        if admitted {
+            let failed = outcome == Outcome::Failed;
+            let others = self.index().give_back(key, failed, &self.pods.read());
             self.enqueue(others);
         }
         outcome
     }
 
-    async fn work(&self, key: Key) -> Outcome {
+    /// What came of it, and whether the last decision was made for one that a budget has admitted.
+    async fn work(&self, key: Key) -> (Outcome, bool) {
         // A pod that the cache does not know, from the API server.
         let mut looked_up = None;
+        let mut admitted = false;
         for _ in 0..MOST_STEPS {
             let view = self.index().view(key, &self.pods.read());
-            let Some(view) = view else { return Outcome::Done };
+            let Some(view) = view else { return (Outcome::Done, false) };
+            admitted = view.live.admitted;
             let pod = view.pod.clone().or_else(|| looked_up.clone());
             let known = match &pod {
                 _ if view.pod_gone => Known::Gone,
                 Some(pod) => Known::Present(pod),
                 None => Known::Nothing,
             };
+            let is_leaving = view.pod_gone || pod.as_ref().is_some_and(|pod| pod.terminating);
             let plan = decide(&view.record, known, &view.live, self.moment());
             debug!(namespace = %view.record.namespace, name = %view.record.name, ?plan, "decided");
             let done = match (&plan.action, view.unwritten.as_deref()) {
-                (_, Some(refusal)) => self.write_refusal(&view.record, refusal).await,
+                // It left all the same.
+                (_, Some(_)) if is_leaving => {
+                    self.index().forget_failure(key);
+                    Ok(Next::Again)
+                }
+                (_, Some(failure)) => self.write_failure(&view.record, failure).await,
                 (Action::Wait, None) => {
                     let unwatched = view.pod.is_none() && looked_up.is_some();
-                    return sleep(&plan, unwatched.then(|| after(self.clock.now(), UNWATCHED)));
+                    let again =
+                        unwatched.then(|| after(self.clock.now(), backoff::unwatched(view.live.unwatched)));
+                    return (sleep(&plan, again), admitted);
                 }
                 (Action::LookUp, None) => match self.look_up(&view.record).await {
                     Ok(found) => {
+                        if found.is_some() {
+                            let look_ups = self.index().pod_is_unwatched(key);
+                            let Record { namespace, pod_name, .. } = &*view.record;
+                            info!(%namespace, pod = %pod_name, look_ups, "pod is not in the cache yet");
+                        }
                         looked_up = found.map(Arc::new);
                         Ok(Next::Again)
                     }
@@ -117,18 +134,19 @@ impl Controller {
                 },
                 (action, None) => self.step(&view, pod.as_deref(), action).await,
             };
+            let Record { namespace, name, .. } = &*view.record;
             match done {
                 Ok(Next::Again) => {}
-                Ok(Next::Nothing) => return Outcome::Done,
-                Ok(Next::Retry) => return Outcome::Failed,
+                Ok(Next::Nothing) => return (Outcome::Done, admitted),
+                Ok(Next::Retry) => return (Outcome::Failed, admitted),
                 Err(error) => {
-                    let Record { namespace, name, .. } = &*view.record;
-                    warn!(%namespace, %name, action = ?plan.action, %error, "a step failed and will be repeated");
-                    return Outcome::Failed;
+                    warn!(%namespace, %name, action = ?plan.action, %error, "step failed, retrying");
+                    return (Outcome::Failed, admitted);
                 }
             }
         }
-        Outcome::Failed
+        warn!(%key, "Evacuation is not at rest after {MOST_STEPS} steps, retrying");
+        (Outcome::Failed, admitted)
     }
 
     fn moment(&self) -> Moment {
@@ -177,15 +195,20 @@ impl Controller {
                     "expectedEvacuationFinishTime": null,
                     "message": message,
                 });
-                if let (Some(_), Some(status)) = (&record.blocked, status.as_object_mut()) {
-                    status.insert("conditions".into(), act::conditions(record, None));
+                if let (Some(_), Some(status)) = (record.blocked_by(), status.as_object_mut()) {
+                    status.append(&mut act::unblocked(record, reason::NOT_BLOCKED, &message, now));
                 }
                 let next = self.write(record, status).await?;
                 self.tell(&next, || events::switched(record, *why, &message));
                 Ok(next)
             }
-            Action::Evict { why, announce } => match pod {
-                Some(pod) => self.evict(record, pod, *why, *announce).await,
+            Action::Clamp => {
+                let Record { namespace, name, active, progress, .. } = record;
+                warn!(%namespace, %name, class = ?active, ?progress, "progress time is in the future, set to now");
+                self.write(record, json!({"evacuationProgressTimestamp": Time(now)})).await
+            }
+            Action::Evict { why, before } => match pod {
+                Some(pod) => self.evict(record, pod, *why, *before).await,
                 None => Ok(Next::Retry),
             },
             Action::Block { reason, message } => {
@@ -193,26 +216,27 @@ impl Controller {
                 self.tell(&next, || events::blocked(record, message));
                 Ok(next)
             }
-            Action::Unblock => {
-                let next = self.write(record, json!({"conditions": act::conditions(record, None)})).await?;
+            Action::Unblock { reason, message } => {
+                let next = self.write(record, act::unblocked(record, reason, message, now).into()).await?;
                 self.tell(&next, || events::unblocked(record));
                 Ok(next)
             }
-            Action::Release { keep } => {
-                let written = act::write_finalizers(&self.clients.retrying, record, keep).await?;
-                // One that was being deleted goes with its last finalizer.
-                if let (Written::Done(_), true) = (&written, record.deleting) {
-                    self.ended(record, End::Evacuated);
-                    if keep.is_empty() {
-                        self.index().deleted(record.uid);
-                    }
+            Action::Hold { end, message } => {
+                let status = act::blocked(record, reason::EVACUATION_HELD, message, now);
+                let next = self.write(record, status.into()).await?;
+                let is_first = record.blocked_by() != Some(reason::EVACUATION_HELD);
+                if is_first && matches!(next, Next::Again) {
+                    self.ended(record, view.live.deleted.unwrap_or(*end));
+                    self.events.publish(events::held(record, message));
                 }
-                Ok(self.take(written))
+                Ok(next)
+            }
+            Action::Release { keep } => {
+                Ok(self.take(act::write_finalizers(&self.clients.retrying, record, keep).await?))
             }
             Action::Delete { end } => match act::delete(&self.clients.retrying, record).await? {
                 Written::Done(_) => {
-                    self.index().deleted(record.uid);
-                    self.ended(record, *end);
+                    self.index().deleted(record.uid, *end);
                     Ok(Next::Again)
                 }
                 other => Ok(self.take(other)),
@@ -220,51 +244,57 @@ impl Controller {
         }
     }
 
-    async fn evict(&self, record: &Record, pod: &Pod, why: Why, announce: bool) -> Result<Next, StepError> {
-        if announce {
-            let message = messages::evicting(record, why);
-            match self.write(record, json!({"message": message})).await? {
+    async fn evict(&self, record: &Record, pod: &Pod, why: Why, before: Before) -> Result<Next, StepError> {
+        let status = match before {
+            Before::Nothing => None,
+            Before::Announce => Some(json!({"message": messages::evicting(record, why)})),
+            Before::Confirm => Some(json!({})),
+        };
+        if let Some(status) = status {
+            match self.write(record, status).await? {
                 Next::Again => {}
                 other => return Ok(other),
             }
         }
         let covered = !matches!(self.index().budgets().covering(pod), Cover::None);
-        if eviction::compare_first(pod, covered, self.moment().gap) && self.look_up(record).await?.is_none() {
+        if compare_first(pod, covered, self.moment().gap) && self.look_up(record).await?.is_none() {
+            info!(namespace = %pod.namespace, pod = %pod.name, "pod is gone, and the cache is behind");
             return Ok(Next::Again);
         }
         self.index().eviction_begins(record.uid, pod);
-        let answer = act::evict(&self.clients.direct, pod).await;
-        let mut index = self.index();
-        let verdict = eviction::judge(answer, || index.describe_budgets(pod, &self.pods.read()));
-        index.eviction_ends(record.uid, (verdict == Verdict::Evicted).then(|| self.clock.now()));
-        self.metrics.eviction(&verdict);
-        Ok(match verdict {
-            Verdict::Evicted => {
-                drop(index);
+        let answer = eviction::evict(&self.clients.direct, pod).await;
+        self.metrics.eviction(&answer);
+        let now = self.clock.now();
+        match answer {
+            Answer::Evicted => {
+                self.index().evicted(record.uid, now);
                 self.events.publish(events::evicting(record, why));
-                Next::Again
             }
-            Verdict::Gone => {
-                index.pod_is_gone(record.uid);
-                Next::Again
+            Answer::Gone => {
+                info!(namespace = %pod.namespace, pod = %pod.name, "pod is gone, and the cache is behind");
+                self.index().pod_is_gone(record.uid);
             }
-            Verdict::Refused(refusal) => {
-                self.events.publish(events::refused(record, &refusal));
-                index.keep_unwritten(record.uid, refusal);
-                Next::Again
+            Answer::Failed(failure) => {
+                let (namespace, pod_name) = (&pod.namespace, &pod.name);
+                info!(%namespace, pod = %pod_name, reason = failure.reason, message = failure.message, "eviction failed");
+                let woken = {
+                    let mut index = self.index();
+                    let pods = self.pods.read();
+                    let failure = index.explain(failure, pod, &pods);
+                    index.eviction_failed(record.uid, failure, now, &pods)
+                };
+                self.enqueue(woken);
             }
-            Verdict::Conflict => Next::Retry,
-            Verdict::Unanswered(error) => {
-                warn!(namespace = %pod.namespace, pod = %pod.name, error, "no answer to an eviction");
-                Next::Retry
-            }
-        })
+        }
+        Ok(Next::Again)
     }
 
-    async fn write_refusal(&self, record: &Record, refusal: &Refusal) -> Result<Next, StepError> {
-        let next = self.write(record, act::refused(record, refusal, self.clock.now())).await?;
+    async fn write_failure(&self, record: &Record, failure: &Failure) -> Result<Next, StepError> {
+        let status = act::failed(record, failure, self.clock.now());
+        let next = self.write(record, status.into()).await?;
+        self.tell(&next, || events::blocked(record, &failure.message));
         if !matches!(next, Next::Retry) {
-            let admitted = self.index().refusal_written(record.uid, &self.pods.read());
+            let admitted = self.index().failure_written(record.uid, &self.pods.read());
             self.enqueue(admitted);
         }
         Ok(next)
@@ -295,17 +325,45 @@ impl Controller {
         }
     }
 
-    fn tell(&self, next: &Next, news: impl FnOnce() -> haulout_service_runtime::events::News) {
+    fn tell(&self, next: &Next, news: impl FnOnce() -> News) {
         if matches!(next, Next::Again) {
             self.events.publish(news());
         }
     }
 
+    /// An Evacuation is gone.
+    pub(crate) fn removed(&self, key: Key) {
+        let Some(Removed { record, live, pod_gone }) = self.forget(key) else { return };
+        let end = match live.deleted {
+            // That it ended was told when it turned out that somebody holds it.
+            _ if record.blocked_by() == Some(reason::EVACUATION_HELD) => return,
+            Some(end) => end,
+            None if pod_gone => after_pod(&record, &live, self.moment()),
+            None if live.evicted.is_some() => End::Evicted,
+            None => End::Cancelled,
+        };
+        self.ended(&record, end);
+    }
+
+    /// Nothing is to be known of an Evacuation any longer. What was known of it.
+    pub(crate) fn forget(&self, key: Key) -> Option<Removed> {
+        let (removed, woken) = self.index().remove(key, &self.pods.read());
+        self.enqueue(woken);
+        removed
+    }
+
+    /// Told once of each Evacuation, whichever replica leads.
     fn ended(&self, record: &Record, end: End) {
-        let took = self.clock.now().duration_since(record.created).try_into().unwrap_or_default();
-        self.metrics.ended(record, end, took);
+        let now = self.clock.now();
+        self.metrics.ended(record, end, now);
         self.events.publish(events::ended(record, end));
     }
+}
+
+/// Whether the pod's UID has to be compared on the API server first: see [`eviction::has_unique_name`]. The cache is
+/// compared always, and its watch is some milliseconds behind, which is enough for names that are never used again.
+fn compare_first(pod: &Pod, covered: bool, gap: bool) -> bool {
+    (covered || pod.phase == Phase::Pending) && (gap || !eviction::has_unique_name(pod))
 }
 
 fn sleep(plan: &Plan, latest: Option<Timestamp>) -> Outcome {

@@ -6,16 +6,17 @@ mod garbage;
 
 use std::time::Duration;
 
-use haulout_api_types::evacuation::CancellationPolicy;
 use haulout_api_types::names::reason;
 use haulout_api_types::node_maintenance::PodType;
+use haulout_service_runtime::eviction::is_failure;
 use haulout_service_runtime::pods::Pod;
 use jiff::Timestamp;
 
 use self::class::Stage;
-pub use self::class::Why;
+pub use self::class::{Why, is_evicting};
+pub use self::garbage::after_pod;
 use crate::backoff::{self, after};
-use crate::eviction::is_refusal;
+use crate::messages;
 use crate::record::Record;
 
 /// How long after a gap a deadline that passed in it is not yet missed: evacuators report first.
@@ -43,8 +44,22 @@ pub struct Live {
     pub admitted: bool,
     /// When the Eviction API took the pod; its own watch event may not have come yet.
     pub evicted: Option<Timestamp>,
-    /// We have deleted the Evacuation; its own watch event may not have come yet.
-    pub deleted: bool,
+    /// We have deleted the Evacuation because it ended so; its own watch event may not have come yet.
+    pub deleted: Option<End>,
+    /// Its last attempt failed for a reason that passes by itself.
+    pub soon: Option<Soon>,
+    /// How often in a row the API server had its pod, and the cache did not.
+    pub unwatched: u32,
+}
+
+/// The next attempt after one that failed for a reason that passes by itself. It does not wait for the backoff of
+/// refusals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Soon {
+    /// How many attempts in a row failed so.
+    pub failures: u32,
+    /// When the next one is due.
+    pub due: Timestamp,
 }
 
 /// When it is, and how well we have been able to see.
@@ -90,13 +105,14 @@ pub enum Action {
         /// Why.
         why: Why,
     },
+    /// Sets a progress time that is in the future to the present.
+    Clamp,
     /// Evicts the pod.
     Evict {
         /// Why nobody else is asked.
         why: Why,
-        /// Whether to write first that we are about to. That write fails if the evacuator has just reported
-        /// progress, and the eviction is off.
-        announce: bool,
+        /// What to do before.
+        before: Before,
     },
     /// Says what keeps the pod from leaving.
     Block {
@@ -106,7 +122,19 @@ pub enum Action {
         message: String,
     },
     /// Says that nothing keeps the pod from leaving any more.
-    Unblock,
+    Unblock {
+        /// The reason of the condition that is false from now on.
+        reason: &'static str,
+        /// A sentence.
+        message: String,
+    },
+    /// Says which finalizers keep an Evacuation that should be gone.
+    Hold {
+        /// How the evacuation ended.
+        end: End,
+        /// A sentence.
+        message: String,
+    },
     /// The pod is gone: only these finalizers stay.
     Release {
         /// The finalizers that are not of the instigator form.
@@ -119,39 +147,49 @@ pub enum Action {
     },
 }
 
+/// What comes before an eviction. A report that is stored and that our watch has not delivered yet makes the write
+/// fail, and then the eviction is off: until it is sent, a report wins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Before {
+    /// Nothing: nobody may report.
+    Nothing,
+    /// Write that the pod is about to be evicted.
+    Announce,
+    /// Write nothing, with the same preconditions.
+    Confirm,
+}
+
 /// How an evacuation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The pod has left.
+    /// The pod was evicted.
+    Evicted,
+    /// The pod has left in another way.
     Evacuated,
     /// Nobody wants it any longer.
     Cancelled,
 }
 
-/// Makes the plan for one Evacuation.
+/// Makes the plan for one Evacuation. Whether somebody has deleted it plays no part while an instigator wants it.
 pub fn decide(record: &Record, pod: Known<'_>, live: &Live, moment: Moment) -> Plan {
-    let deleting = record.deleting || live.deleted;
     let pod = match pod {
         Known::Nothing => return now(Action::LookUp),
-        Known::Gone => return garbage::after_the_pod(record, deleting),
+        Known::Gone => return garbage::after_the_pod(record, live, moment),
         Known::Present(pod) => pod,
     };
     if record.is_cancelled() {
-        return garbage::cancelled(deleting);
-    }
-    // Somebody wants to call it off, and those who asked for it have yet to agree. Nothing new begins.
-    if deleting && record.policy == CancellationPolicy::Allow {
-        return wait(None);
+        return garbage::cancelled(record, live, moment);
     }
     if pod.terminating {
         return leaving(record, pod, moment);
     }
     match class::stage(record, moment) {
         Stage::Activate { class, stamp } => now(Action::Activate { class, stamp }),
+        Stage::Clamp => now(Action::Clamp),
         Stage::Switch { from, to, why } => now(Action::Switch { from, to, why }),
         // What was refused before does not matter as long as an evacuator is at work.
-        Stage::Wait { overdue: false, .. } if record.blocked_by().is_some_and(is_ours) => {
-            now(Action::Unblock)
+        Stage::Wait { overdue: false, until } => {
+            unblock_or_wait(record, reason::NOT_BLOCKED, || messages::at_work(record), until)
         }
         Stage::Wait { until, .. } => wait(until),
         Stage::Evict(why) => evict(record, pod, live, moment, why),
@@ -160,21 +198,31 @@ pub fn decide(record: &Record, pod: Known<'_>, live: &Live, moment: Moment) -> P
 
 /// Whether the reason of a blockade is one that we set.
 fn is_ours(reason: &str) -> bool {
-    is_refusal(reason) || matches!(reason, reason::UNSUPPORTED | reason::TERMINATING)
+    is_failure(reason)
+        || matches!(reason, reason::UNSUPPORTED | reason::TERMINATING | reason::EVACUATION_HELD)
+}
+
+/// Nothing keeps the pod from leaving: says so if the condition says otherwise.
+fn unblock_or_wait(
+    record: &Record,
+    reason: &'static str,
+    message: impl FnOnce() -> String,
+    until: Option<Timestamp>,
+) -> Plan {
+    if record.blocked_by().is_some_and(is_ours) {
+        return now(Action::Unblock { reason, message: message() });
+    }
+    wait(until)
 }
 
 /// The pod has been asked to end.
 fn leaving(record: &Record, pod: &Pod, moment: Moment) -> Plan {
-    let is_blocked = |reason| record.blocked_by() == Some(reason);
-    let Some(end) = pod.deletion_timestamp() else { return wait(None) };
-    let overdue = after(end, OVERDUE);
-    if moment.now < overdue {
-        return match record.blocked_by() {
-            Some(reason) if is_ours(reason) => now(Action::Unblock),
-            _ => wait(Some(overdue)),
-        };
-    }
-    if is_blocked(reason::TERMINATING) {
+    let end = pod.deletion_timestamp();
+    let overdue = end.map(|end| after(end, OVERDUE));
+    let Some(end) = end.filter(|_| overdue.is_some_and(|overdue| overdue <= moment.now)) else {
+        return unblock_or_wait(record, reason::EVACUATING, || messages::terminating(pod), overdue);
+    };
+    if record.blocked_by() == Some(reason::TERMINATING) {
         return wait(None);
     }
     let held = if pod.has_finalizers {
@@ -201,18 +249,24 @@ fn evict(record: &Record, pod: &Pod, live: &Live, moment: Moment, why: Why) -> P
     if let Some(evicted) = live.evicted {
         let unseen = after(evicted, UNSEEN);
         if moment.now < unseen {
-            return match record.blocked_by() {
-                Some(reason) if is_ours(reason) => now(Action::Unblock),
-                _ => wait(Some(unseen)),
-            };
+            let message = || messages::evicting(record, why);
+            return unblock_or_wait(record, reason::EVACUATING, message, Some(unseen));
         }
     }
-    let due = backoff::due(record, moment.resumed, moment.now);
-    if let Some(due) = due.filter(|due| *due > moment.now && !live.admitted) {
+    let due = match live.soon {
+        _ if live.admitted => None,
+        Some(soon) => Some(soon.due),
+        None => backoff::due(record, moment.resumed, moment.now),
+    };
+    if let Some(due) = due.filter(|due| *due > moment.now) {
         return wait(Some(due));
     }
-    let refused = record.blocked_by().is_some_and(is_refusal);
-    now(Action::Evict { why, announce: why == Why::Silent && !refused })
+    let before = match why {
+        Why::Silent if record.blocked_by().is_some_and(is_failure) => Before::Confirm,
+        Why::Silent => Before::Announce,
+        Why::None | Why::Completed => Before::Nothing,
+    };
+    now(Action::Evict { why, before })
 }
 
 fn now(action: Action) -> Plan {

@@ -7,7 +7,6 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Resource as _;
 
 use crate::decide::{End, Why};
-use crate::eviction::Refusal;
 use crate::record::Record;
 
 /// An evacuator has been given control for the first time.
@@ -27,11 +26,6 @@ pub fn evicting(record: &Record, why: Why) -> News {
     news(record, Severity::Normal, event::EVICTING, "Evict", note)
 }
 
-/// The pod may not leave.
-pub fn refused(record: &Record, refusal: &Refusal) -> News {
-    blocked(record, &refusal.message)
-}
-
 /// Something keeps the pod from leaving.
 pub fn blocked(record: &Record, message: &str) -> News {
     let note = format!("Pod {} cannot leave: {message}", record.pod_name);
@@ -44,11 +38,16 @@ pub fn unblocked(record: &Record) -> News {
     news(record, Severity::Normal, event::UNBLOCKED, "Evict", note)
 }
 
+/// Finalizers keep an Evacuation that should be gone.
+pub fn held(record: &Record, message: &str) -> News {
+    news(record, Severity::Warning, event::BLOCKED, "Delete", message.to_owned())
+}
+
 /// The evacuation has ended.
 pub fn ended(record: &Record, end: End) -> News {
     let pod = &record.pod_name;
     let (reason, action, note) = match end {
-        End::Evacuated => (event::EVACUATED, "Release", format!("Pod {pod} has left.")),
+        End::Evicted | End::Evacuated => (event::EVACUATED, "Release", format!("Pod {pod} has left.")),
         End::Cancelled => {
             (event::CANCELLED, "Cancel", format!("Nobody wants pod {pod} to leave any longer."))
         }

@@ -55,13 +55,16 @@ pub(crate) async fn evacuations(controller: Arc<Controller>, metrics: Metrics, l
             Ok(Some(Event::Init)) => controller.index().begin_relist(),
             Ok(Some(Event::InitApply(object) | Event::Apply(object))) => apply(&controller, object),
             Ok(Some(Event::InitDone)) => {
-                controller.index().end_relist();
+                let gone = controller.index().end_relist();
+                for key in gone {
+                    controller.removed(key);
+                }
                 listed.cancel();
             }
             Ok(Some(Event::Delete(object))) => {
                 // A UID that cannot be read was not read before either.
                 if let Some(key) = object.uid().and_then(|uid| uid.parse().ok()) {
-                    controller.index().remove(key);
+                    controller.removed(key);
                 }
             }
             Ok(None) => return,
@@ -81,12 +84,13 @@ fn apply(controller: &Controller, DeserializeGuard(object): DeserializeGuard<Eva
             let (namespace, name) = (&problem.metadata.namespace, &problem.metadata.name);
             warn!(?namespace, ?name, %problem, "an Evacuation that cannot be read is left alone");
             if let Some(key) = problem.metadata.uid.and_then(|uid| uid.parse().ok()) {
-                controller.index().remove(key);
+                controller.forget(key);
             }
             return;
         }
     };
     let (namespace, name) = (evacuation.namespace(), evacuation.name_any());
+    let known = evacuation.uid().and_then(|uid| uid.parse().ok());
     let mut index = controller.index();
     match Record::read(evacuation, |text| index.share(text)) {
         Ok(record) => {
@@ -96,7 +100,13 @@ fn apply(controller: &Controller, DeserializeGuard(object): DeserializeGuard<Eva
                 controller.queue.add(key);
             }
         }
-        Err(problem) => warn!(?namespace, name, %problem, "an Evacuation that cannot be read is left alone"),
+        Err(problem) => {
+            drop(index);
+            warn!(?namespace, name, %problem, "an Evacuation that cannot be read is left alone");
+            if let Some(key) = known {
+                controller.forget(key);
+            }
+        }
     }
 }
 

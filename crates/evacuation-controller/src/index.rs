@@ -1,16 +1,19 @@
 //! Everything that is known of Evacuations and budgets, fed by watch events. Plain synchronous state: it says
 //! which Evacuations have to be looked at, and what is known of one.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use haulout_api_types::evacuators;
+use haulout_api_types::names::reason;
+use haulout_service_runtime::eviction::{Failure, is_transient, waits_for_budget};
 use haulout_service_runtime::pods::{Change, Pod, PodIndex, Uid};
 use jiff::Timestamp;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
-use crate::budget::Budgets;
-use crate::decide::Live;
-use crate::eviction::{Refusal, waits_for_budget};
+use crate::backoff::{self, after};
+use crate::budget::{Budgets, Cover, Covered};
+use crate::decide::{End, Live, Soon};
 use crate::record::Record;
 
 /// How many Evacuations go before texts are looked through for those that nobody uses.
@@ -34,6 +37,8 @@ pub struct Index {
     budgets_known: bool,
     /// Pods that budgets do not count as healthy, by namespace: not ready, or asked to end.
     unhealthy: HashMap<Arc<str>, BTreeSet<Uid>>,
+    /// How many pods name each evacuator class in their annotations.
+    pod_classes: BTreeMap<String, u32>,
     /// What many Evacuations have in common: namespaces, finalizers, classes, reasons.
     texts: HashSet<Arc<str>>,
     /// How many have gone since texts that nobody uses were forgotten.
@@ -51,11 +56,39 @@ struct Entry {
     live: Live,
     /// The number under which it was first seen.
     seen: u64,
-    pod_gone: bool,
-    /// The last change of its budgets that was known when it was last tried.
-    tried: Option<u64>,
-    /// A refusal that has not been written yet, because somebody else wrote at the same time.
-    unwritten: Option<Box<Refusal>>,
+    pod_gone: PodGone,
+    /// What was known of its budgets when it was last tried.
+    tried: Option<Covered>,
+    /// A failure that has not been written yet, because somebody else wrote at the same time.
+    unwritten: Option<Box<Failure>>,
+}
+
+impl Entry {
+    fn new(record: Arc<Record>, seen: u64) -> Self {
+        let (live, pod_gone) = (Live::default(), PodGone::No);
+        Self { record, live, seen, pod_gone, tried: None, unwritten: None }
+    }
+}
+
+/// Whether the pod of an Evacuation is known to be gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PodGone {
+    No,
+    /// The watch of pods says so.
+    Watched,
+    /// The API server says so. A UID never comes back, whatever a watch that is behind says.
+    Confirmed,
+}
+
+/// An Evacuation that is gone, as it was last known.
+#[derive(Clone, Debug)]
+pub struct Removed {
+    /// The Evacuation.
+    pub record: Arc<Record>,
+    /// What only we knew.
+    pub live: Live,
+    /// Whether its pod is gone too.
+    pub pod_gone: bool,
 }
 
 /// What is known of one Evacuation at one moment.
@@ -69,8 +102,8 @@ pub struct View {
     pub pod_gone: bool,
     /// What only we know.
     pub live: Live,
-    /// A refusal that has not been written yet.
-    pub unwritten: Option<Box<Refusal>>,
+    /// A failure that has not been written yet.
+    pub unwritten: Option<Box<Failure>>,
 }
 
 impl Index {
@@ -107,29 +140,33 @@ impl Index {
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.record = record;
         } else {
-            let entry =
-                Entry { record, live: Live::default(), seen, pod_gone: false, tried: None, unwritten: None };
-            self.entries.insert(key, entry);
+            self.entries.insert(key, Entry::new(record, seen));
         }
         true
     }
 
-    /// Takes the answer to a write of ours. One that has been deleted meanwhile does not come back.
+    /// Takes the answer to a write of ours. One that has been deleted meanwhile does not come back, and one that is not
+    /// among those that are being listed is gone whatever it was when we wrote.
     pub fn refresh(&mut self, record: Record) {
         if self.entries.contains_key(&record.uid) {
+            let relist = self.relist.take();
             self.apply(record);
+            self.relist = relist;
         }
     }
 
-    /// The Evacuation with this UID is gone.
-    pub fn remove(&mut self, key: Key) {
-        if let Some(Entry { record, seen, .. }) = self.entries.remove(&key) {
-            self.by_pod.remove(&(record.pod_uid, key));
-            self.stop_waiting(&record, seen);
-            self.budgets.end(&record.namespace, key);
-            drop(record);
-            self.forget_texts();
-        }
+    /// The Evacuation with this UID is gone: what was known of it, if anything, and who may try in its place.
+    pub fn remove(&mut self, key: Key, pods: &PodIndex) -> (Option<Removed>, Vec<Key>) {
+        let Some(Entry { record, seen, live, pod_gone, .. }) = self.entries.remove(&key) else {
+            return (None, Vec::new());
+        };
+        self.by_pod.remove(&(record.pod_uid, key));
+        self.stop_waiting(&record, seen);
+        let freed = self.budgets.end(&record.namespace, key);
+        let woken = if freed { self.admit(&record.namespace, pods) } else { Vec::new() };
+        let pod_gone = pod_gone != PodGone::No || pods.get(record.pod_uid).is_none();
+        self.forget_texts();
+        (Some(Removed { record, live, pod_gone }), woken)
     }
 
     /// Forgets texts that nobody uses, once in a while.
@@ -146,25 +183,27 @@ impl Index {
         self.relist = Some(HashSet::new());
     }
 
-    /// All Evacuations have been listed.
-    pub fn end_relist(&mut self) {
-        let Some(listed) = self.relist.take() else { return };
-        let gone: Vec<_> = self.entries.keys().filter(|key| !listed.contains(key)).copied().collect();
-        for key in gone {
-            self.remove(key);
-        }
+    /// All Evacuations have been listed: which of those that were known are gone.
+    pub fn end_relist(&mut self) -> Vec<Key> {
+        let Some(listed) = self.relist.take() else { return Vec::new() };
+        self.entries.keys().filter(|key| !listed.contains(key)).copied().collect()
     }
 
     /// A pod has changed. Which Evacuations have to be looked at.
     pub fn pod_changed(&mut self, change: &Change, pods: &PodIndex) -> Vec<Key> {
         let Some(pod) = change.pod() else { return Vec::new() };
         self.note_health(pod, change.new.is_some());
+        self.note_classes(change);
         let mut keys: Vec<_> = of_pod(&self.by_pod, pod.uid).collect();
         let mut waits = false;
         for key in &keys {
             if let Some(entry) = self.entries.get_mut(key) {
-                entry.pod_gone = change.new.is_none();
-                if entry.pod_gone || pod.terminating {
+                entry.live.unwatched = 0;
+                if entry.pod_gone != PodGone::Confirmed {
+                    entry.pod_gone = if change.new.is_none() { PodGone::Watched } else { PodGone::No };
+                }
+                // The budget's own numbers tell of it, and wake who may try instead.
+                if change.new.is_none() || pod.terminating {
                     self.budgets.end(&pod.namespace, *key);
                 }
                 waits |= entry.record.blocked_by().is_some_and(waits_for_budget);
@@ -209,19 +248,35 @@ impl Index {
         let Some(waiting) = self.waiting.get(namespace).filter(|_| self.budgets_known) else {
             return Vec::new();
         };
-        let candidates = waiting.iter().filter_map(|(_, _, key)| {
-            let entry = self.entries.get(key)?;
-            let pod = pods.get(entry.record.pod_uid)?;
-            let idle = !entry.live.admitted && entry.live.evicted.is_none() && !pod.terminating;
-            idle.then_some((*key, pod.as_ref()))
-        });
-        let admitted = self.budgets.admit(namespace, candidates);
-        for key in &admitted {
+        let candidates: Vec<_> = waiting
+            .iter()
+            .filter_map(|(_, _, key)| {
+                let entry = self.entries.get(key)?;
+                let pod = pods.get(entry.record.pod_uid)?;
+                let idle = !entry.live.admitted && entry.live.evicted.is_none() && entry.unwritten.is_none();
+                let leaving = pod.terminating || entry.pod_gone == PodGone::Confirmed;
+                (idle && !leaving).then_some((*key, pod.as_ref()))
+            })
+            .collect();
+        let mut woken = self.budgets.admit(namespace, candidates.iter().copied());
+        for key in &woken {
             if let Some(entry) = self.entries.get_mut(key) {
                 entry.live.admitted = true;
             }
         }
-        admitted
+        // Other budgets than those that its status tells of cover it now: the next attempt says which.
+        for (key, pod) in candidates {
+            let Some(entry) = self.entries.get_mut(&key).filter(|entry| !entry.live.admitted) else {
+                continue;
+            };
+            let covered = self.budgets.covered(pod);
+            if entry.tried.is_some_and(|tried| tried.by != covered.by) {
+                entry.tried = Some(covered);
+                entry.live.soon.get_or_insert(Soon { failures: 0, due: Timestamp::MIN });
+                woken.push(key);
+            }
+        }
+        woken
     }
 
     /// What is known of an Evacuation; `None` if there is no such.
@@ -229,15 +284,28 @@ impl Index {
         let Entry { record, live, pod_gone, unwritten, .. } = self.entries.get(&key)?;
         let named = |pod: &&Arc<Pod>| pod.namespace == record.namespace && pod.name == record.pod_name;
         let pod = pods.get(record.pod_uid).filter(named).cloned();
+        let pod_gone = match pod_gone {
+            PodGone::Confirmed => true,
+            PodGone::Watched => pod.is_none(),
+            PodGone::No => false,
+        };
         let (record, live, unwritten) = (Arc::clone(record), live.clone(), unwritten.clone());
-        Some(View { record, pod_gone: pod.is_none() && *pod_gone, pod, live, unwritten })
+        Some(View { record, pod_gone, pod, live, unwritten })
     }
 
     /// The API server has no such pod any more.
     pub fn pod_is_gone(&mut self, key: Key) {
         if let Some(entry) = self.entries.get_mut(&key) {
-            entry.pod_gone = true;
+            entry.pod_gone = PodGone::Confirmed;
         }
+    }
+
+    /// The API server has the pod, and the cache does not: for how many look-ups in a row that has been so.
+    pub fn pod_is_unwatched(&mut self, key: Key) -> u32 {
+        self.entries.get_mut(&key).map_or(1, |entry| {
+            entry.live.unwatched = entry.live.unwatched.saturating_add(1);
+            entry.live.unwatched
+        })
     }
 
     /// An eviction is about to be tried.
@@ -245,25 +313,56 @@ impl Index {
         self.budgets.begin(key, pod);
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.live.admitted = false;
-            entry.tried = self.budgets.last_change(pod);
+            entry.tried = Some(self.budgets.covered(pod));
         }
     }
 
-    /// An eviction has been tried: when it took place, if it did.
-    pub fn eviction_ends(&mut self, key: Key, evicted: Option<Timestamp>) {
-        let Some(entry) = self.entries.get_mut(&key) else { return };
-        entry.live.evicted = evicted;
-        if evicted.is_none() {
-            let namespace = Arc::clone(&entry.record.namespace);
-            self.budgets.end(&namespace, key);
+    /// The Eviction API has taken the pod. It takes the room of its budget until it is seen to leave.
+    pub fn evicted(&mut self, key: Key, now: Timestamp) {
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.live.evicted = Some(now);
+            entry.live.soon = None;
         }
     }
 
-    /// Someone who was admitted did not try after all: who may try instead.
-    pub fn give_back(&mut self, key: Key, pods: &PodIndex) -> Vec<Key> {
+    /// An eviction has failed, which is kept until it has been written. Who may try instead: nobody if it was for its
+    /// budget's sake, which then has no room for others either.
+    pub fn eviction_failed(
+        &mut self,
+        key: Key,
+        failure: Failure,
+        now: Timestamp,
+        pods: &PodIndex,
+    ) -> Vec<Key> {
+        let Some(entry) = self.entries.get_mut(&key) else { return Vec::new() };
+        entry.live.evicted = None;
+        entry.live.soon = is_transient(failure.reason).then(|| {
+            let failures = entry.live.soon.map_or(0, |soon| soon.failures).saturating_add(1);
+            Soon { failures, due: after(now, backoff::soon(failures, key)) }
+        });
+        let by_budget = waits_for_budget(failure.reason);
+        entry.unwritten = Some(Box::new(failure));
+        let namespace = Arc::clone(&entry.record.namespace);
+        self.budgets.end(&namespace, key);
+        if by_budget { Vec::new() } else { self.admit(&namespace, pods) }
+    }
+
+    /// A failure that has not been written is of no interest any more: the pod is on its way out.
+    pub fn forget_failure(&mut self, key: Key) {
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.unwritten = None;
+        }
+    }
+
+    /// Work on someone who was admitted ended without an attempt to evict. Who may try instead. Where that was because
+    /// something failed, it may try again itself, without waiting for the backoff of its refusals.
+    pub fn give_back(&mut self, key: Key, failed: bool, pods: &PodIndex) -> Vec<Key> {
         let Some(entry) = self.entries.get_mut(&key) else { return Vec::new() };
         if !std::mem::take(&mut entry.live.admitted) {
             return Vec::new();
+        }
+        if failed {
+            entry.live.soon.get_or_insert(Soon { failures: 0, due: Timestamp::MIN });
         }
         let (record, seen) = (Arc::clone(&entry.record), entry.seen);
         self.budgets.end(&record.namespace, key);
@@ -274,31 +373,36 @@ impl Index {
         others
     }
 
-    /// Keeps a refusal until it has been written.
-    pub fn keep_unwritten(&mut self, key: Key, refusal: Refusal) {
-        if let Some(entry) = self.entries.get_mut(&key) {
-            entry.unwritten = Some(Box::new(refusal));
-        }
-    }
-
-    /// A refusal has been written, and who was refused waits from now on. What its budgets did since it tried has woken
+    /// A failure has been written, and who was refused waits from now on. What its budgets did since it tried has woken
     /// nobody: who may try now.
-    pub fn refusal_written(&mut self, key: Key, pods: &PodIndex) -> Vec<Key> {
+    pub fn failure_written(&mut self, key: Key, pods: &PodIndex) -> Vec<Key> {
         let Some(entry) = self.entries.get_mut(&key) else { return Vec::new() };
         entry.unwritten = None;
         let pod = pods.get(entry.record.pod_uid);
-        if pod.is_none_or(|pod| self.budgets.last_change(pod) == entry.tried) {
+        if pod.is_none_or(|pod| Some(self.budgets.covered(pod)) == entry.tried) {
             return Vec::new();
         }
         let namespace = Arc::clone(&entry.record.namespace);
         self.admit(&namespace, pods)
     }
 
-    /// We have deleted the Evacuation.
-    pub fn deleted(&mut self, key: Key) {
+    /// We have deleted the Evacuation, because it ended so.
+    pub fn deleted(&mut self, key: Key, end: End) {
         if let Some(entry) = self.entries.get_mut(&key) {
-            entry.live.deleted = true;
+            entry.live.deleted = Some(end);
         }
+    }
+
+    /// A failure with what is known here of the pod's budgets, as far as that agrees with the API server's answer.
+    pub fn explain(&self, failure: Failure, pod: &Pod, pods: &PodIndex) -> Failure {
+        let message = match failure.reason {
+            reason::BUDGET_EXHAUSTED if self.budgets.is_exhausted(pod) => self.describe_budgets(pod, pods),
+            reason::SEVERAL_BUDGETS if matches!(self.budgets.covering(pod), Cover::Several(_)) => {
+                format!("{} {}", failure.message, self.describe_budgets(pod, pods))
+            }
+            _ => failure.message,
+        };
+        Failure { message, ..failure }
     }
 
     /// What people should know of the budgets of this pod.
@@ -313,6 +417,11 @@ impl Index {
     /// The budgets.
     pub fn budgets(&self) -> &Budgets {
         &self.budgets
+    }
+
+    /// How many pods name each evacuator class in their annotations, whether or not they have an Evacuation.
+    pub fn pod_classes(&self) -> &BTreeMap<String, u32> {
+        &self.pod_classes
     }
 
     /// All Evacuations, in no particular order.
@@ -337,8 +446,32 @@ impl Index {
         }
     }
 
+    fn note_classes(&mut self, change: &Change) {
+        let annotations =
+            |pod: &Option<Arc<Pod>>| pod.as_ref().and_then(|pod| pod.evacuator_annotations.clone());
+        let (old, new) = (annotations(&change.old), annotations(&change.new));
+        if old == new {
+            return;
+        }
+        let classes = |annotations: &BTreeMap<String, String>| {
+            let (evacuators, _) = evacuators::read(annotations);
+            evacuators.into_iter().map(|evacuator| evacuator.evacuator_class)
+        };
+        for class in new.iter().flat_map(|annotations| classes(annotations)) {
+            *self.pod_classes.entry(class).or_default() += 1;
+        }
+        for class in old.iter().flat_map(|annotations| classes(annotations)) {
+            let count = self.pod_classes.get(&class).map_or(0, |count| count.saturating_sub(1));
+            if count == 0 {
+                self.pod_classes.remove(&class);
+            } else {
+                self.pod_classes.insert(class, count);
+            }
+        }
+    }
+
     fn start_waiting(&mut self, record: &Record, seen: u64) {
-        if record.blocked_by().is_some_and(waits_for_budget) && !record.deleting {
+        if record.blocked_by().is_some_and(waits_for_budget) && !record.is_cancelled() {
             let waiting = self.waiting.entry(Arc::clone(&record.namespace)).or_default();
             waiting.insert((record.created, seen, record.uid));
         }

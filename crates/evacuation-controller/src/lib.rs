@@ -5,7 +5,7 @@
 //! |---|---|
 //! | what is known of an Evacuation? | [`record`], [`index`] |
 //! | what is to be done about it, and when? | [`decide`], [`backoff`] |
-//! | what does an answer of the Eviction API mean? | [`eviction`] |
+//! | what does an answer of the Eviction API mean? | [`haulout_service_runtime::eviction`] |
 //! | who may try when a budget frees up? | [`budget`] |
 //! | how is it done? | [`controller`], `act`, `feed` |
 //! | what do people see? | [`events`], [`messages`], [`metrics`] |
@@ -16,7 +16,6 @@ pub mod budget;
 pub mod controller;
 pub mod decide;
 pub mod events;
-pub mod eviction;
 mod feed;
 pub mod index;
 pub mod messages;
@@ -27,6 +26,7 @@ mod testing;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use haulout_api_types::{Evacuation, names};
 use haulout_service_runtime::access::{self, Kind, Permission};
@@ -69,6 +69,10 @@ const PERMISSIONS: &[Permission] = &[
     Permission::cluster("watch", "policy", "poddisruptionbudgets"),
 ];
 
+/// How long an Evacuation waits on which a step failed. A minute is short enough for a policy that refuses our writes for
+/// a while, and long enough for one that refuses thousands of them for ever.
+const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), most: Duration::from_secs(60) };
+
 /// Runs the service until it is told to end.
 pub fn run(args: Args) -> ExitCode {
     let service = Service {
@@ -87,7 +91,7 @@ async fn stand(args: Args, context: Context) -> Result<(), InvalidTiming> {
     let queue_metrics = context.metrics.queue("evacuations");
     let timing = args.election.timing();
     let lead = |leading| {
-        let queue = WorkQueue::new(context.clock.clone(), Backoff::default(), queue_metrics.clone());
+        let queue = WorkQueue::new(context.clock.clone(), BACKOFF, queue_metrics.clone());
         lead(&args, &context, metrics.clone(), queue, leading)
     };
     context.lead(timing, lead).await
@@ -103,7 +107,7 @@ async fn lead(
 ) {
     let pods = context.pod_cache();
     let index: Arc<Mutex<Index>> = Arc::default();
-    metrics.show(&index);
+    let _shown = metrics.show(&index, context.clock.clone());
     let controller = Arc::new(Controller {
         clients: leading.clients,
         clock: context.clock.clone(),

@@ -4,8 +4,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
 
+use haulout_service_runtime::clock::Clock;
+use haulout_service_runtime::eviction::Answer;
+use jiff::Timestamp;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
@@ -15,15 +17,14 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Unit;
 
-use crate::decide::End;
-use crate::eviction::Verdict;
+use crate::decide::{End, is_evicting};
 use crate::index::Index;
 use crate::record::Record;
 
 /// How many classes or instigators have a label of their own; the others share one.
 const MOST_NAMES: usize = 50;
 const OTHERS: &str = "others";
-/// The class of pods that left without an evacuator.
+/// The class while no evacuator is in charge: the pod is being evicted.
 const NO_CLASS: &str = "none";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -83,31 +84,49 @@ impl Metrics {
         metrics
     }
 
-    /// Shows what this index holds, for as long as somebody else keeps it.
-    pub fn show(&self, index: &Arc<Mutex<Index>>) {
-        *lock(&self.shown.0) = Arc::downgrade(index);
+    /// Shows what this index holds, until the guard is dropped: an ex-leader has nothing to show.
+    pub fn show(&self, index: &Arc<Mutex<Index>>, clock: Clock) -> Showing {
+        *lock(&self.shown.0) = Some((Arc::downgrade(index), clock));
+        Showing(self.shown.clone())
     }
 
     /// Counts a call of the Eviction API.
-    pub fn eviction(&self, verdict: &Verdict) {
-        let result = match verdict {
-            Verdict::Evicted => "Evicted",
-            Verdict::Gone => "Gone",
-            Verdict::Refused(refusal) => refusal.reason,
-            Verdict::Conflict => "Conflict",
-            Verdict::Unanswered(_) => "Unanswered",
+    pub fn eviction(&self, answer: &Answer) {
+        let result = match answer {
+            Answer::Evicted => "Evicted",
+            Answer::Gone => "Gone",
+            Answer::Failed(failure) => failure.reason,
         };
         self.evictions.get_or_create(&ResultLabel { result }).inc();
     }
 
-    /// Counts an evacuation that took so long.
-    pub fn ended(&self, record: &Record, end: End, took: Duration) {
-        let class = lock(&self.classes).bounded(record.active.as_deref().unwrap_or(NO_CLASS));
+    /// Counts an evacuation that ended now.
+    pub fn ended(&self, record: &Record, end: End, now: Timestamp) {
+        let class = lock(&self.classes).bounded(class_of(record, now));
         let outcome = match end {
+            End::Evicted => "evicted",
             End::Evacuated => "evacuated",
             End::Cancelled => "cancelled",
         };
-        self.durations.get_or_create(&EndLabels { class, outcome }).observe(took.as_secs_f64());
+        let took = now.duration_since(record.created).as_secs_f64().max(0.0);
+        self.durations.get_or_create(&EndLabels { class, outcome }).observe(took);
+    }
+}
+
+/// The class in charge. `status.activeEvacuatorClass` keeps the last one while the pod is being evicted, because it may
+/// still report.
+fn class_of(record: &Record, now: Timestamp) -> &str {
+    record.active.as_deref().filter(|_| !is_evicting(record, now)).unwrap_or(NO_CLASS)
+}
+
+/// While it lives, the gauges are shown.
+#[derive(Debug)]
+#[must_use]
+pub struct Showing(Shown);
+
+impl Drop for Showing {
+    fn drop(&mut self) {
+        *lock(&self.0.0) = None;
     }
 }
 
@@ -127,62 +146,77 @@ impl Names {
     }
 }
 
-/// Counts what the index holds when somebody asks.
+/// Counts what the index of a leader holds when somebody asks.
 #[derive(Clone, Debug, Default)]
-struct Shown(Arc<Mutex<Weak<Mutex<Index>>>>);
+struct Shown(Arc<Mutex<Option<(Weak<Mutex<Index>>, Clock)>>>);
+
+type Numbers = BTreeMap<String, i64>;
 
 #[derive(Debug, Default)]
 struct Counts {
-    active: BTreeMap<String, u32>,
-    instigators: BTreeMap<String, u32>,
-    evacuators: BTreeMap<String, u32>,
-    blocked: BTreeMap<String, u32>,
+    active: Numbers,
+    /// The age of the oldest in seconds.
+    oldest: Numbers,
+    instigators: Numbers,
+    evacuators: Numbers,
+    blocked: Numbers,
 }
 
 impl Counts {
-    fn of<'a>(records: impl Iterator<Item = &'a Record>) -> Self {
+    fn of(index: &Index, now: Timestamp) -> Self {
         let mut counts = Self::default();
-        let add = |to: &mut BTreeMap<String, u32>, name: &str| {
-            if let Some(count) = to.get_mut(name) {
-                *count += 1;
-            } else {
-                let name = if to.len() < MOST_NAMES { name } else { OTHERS };
-                *to.entry(name.to_owned()).or_default() += 1;
-            }
-        };
-        for record in records {
-            add(&mut counts.active, record.active.as_deref().unwrap_or(NO_CLASS));
-            record.instigators().for_each(|name| add(&mut counts.instigators, name));
-            record.evacuators.iter().for_each(|e| add(&mut counts.evacuators, &e.evacuator_class));
+        for record in index.records() {
+            let class = class_of(record, now);
+            *bounded(&mut counts.active, class) += 1;
+            let oldest = bounded(&mut counts.oldest, class);
+            *oldest = now.duration_since(record.created).as_secs().max(*oldest);
+            record.instigators().for_each(|name| *bounded(&mut counts.instigators, name) += 1);
             if let Some(reason) = record.blocked_by() {
-                add(&mut counts.blocked, reason);
+                *bounded(&mut counts.blocked, reason) += 1;
             }
+        }
+        for (class, pods) in index.pod_classes() {
+            *bounded(&mut counts.evacuators, class) += i64::from(*pods);
         }
         counts
     }
 }
 
+/// The number of this name, or of all others if there are very many names.
+fn bounded<'a>(numbers: &'a mut Numbers, name: &str) -> &'a mut i64 {
+    let name = if numbers.len() < MOST_NAMES || numbers.contains_key(name) { name } else { OTHERS };
+    numbers.entry(name.to_owned()).or_default()
+}
+
 impl Collector for Shown {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
-        // Those who stand by have nothing to show.
-        let Some(index) = lock(&self.0).upgrade() else { return Ok(()) };
-        let counts = Counts::of(lock(&index).records());
+        let Some((index, clock)) = lock(&self.0).clone() else { return Ok(()) };
+        let Some(index) = index.upgrade() else { return Ok(()) };
+        let counts = Counts::of(&lock(&index), clock.now());
         let families = [
-            ("active_evacuator", "Evacuations by the evacuator in charge", "class", counts.active),
-            ("active_instigator", "Evacuations by who wants them", "instigator", counts.instigators),
+            ("active_evacuator", "Evacuations by the evacuator in charge", None, "class", counts.active),
+            (
+                "oldest_evacuation_age",
+                "Age of the oldest Evacuation by the evacuator in charge",
+                Some(Unit::Seconds),
+                "class",
+                counts.oldest,
+            ),
+            ("active_instigator", "Evacuations by who wants them", None, "instigator", counts.instigators),
             (
                 "pod_evacuators",
-                "Evacuations by the evacuators that their pods have",
+                "Pods by the evacuators in their annotations, with an Evacuation or without",
+                None,
                 "class",
                 counts.evacuators,
             ),
-            ("blocked_pods", "Pods that cannot leave by reason", "reason", counts.blocked),
+            ("blocked_pods", "Pods that cannot leave by reason", None, "reason", counts.blocked),
         ];
-        for (name, help, label, counts) in families {
+        for (name, help, unit, label, counts) in families {
             let name = format!("evacuation_controller_{name}");
-            let mut family = encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?;
+            let mut family = encoder.encode_descriptor(&name, help, unit.as_ref(), MetricType::Gauge)?;
             for (value, count) in counts {
-                ConstGauge::new(i64::from(count)).encode(family.encode_family(&[(label, value)])?)?;
+                ConstGauge::new(count).encode(family.encode_family(&[(label, value)])?)?;
             }
         }
         Ok(())
@@ -195,45 +229,118 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::testing::record;
+    use haulout_service_runtime::pods::{Change, PodIndex};
+    use serde_json::json;
 
-    #[test]
-    fn what_is_there_is_counted_by_class_instigator_and_reason() {
-        let all = haulout_service_runtime::metrics::Metrics::new("test", "0");
-        let metrics = Metrics::new(&all);
-        let index = Arc::new(Mutex::new(Index::default()));
-        metrics.show(&index);
-        for n in 0..3 {
-            lock(&index).apply(record(n));
+    use super::*;
+    use crate::testing::{at, evacuators, pod_with, record};
+
+    fn index(records: impl IntoIterator<Item = Record>) -> Arc<Mutex<Index>> {
+        let mut index = Index::default();
+        for record in records {
+            index.apply(record);
         }
-        metrics.ended(&record(9), End::Evacuated, Duration::from_secs(3));
-        metrics.eviction(&Verdict::Evicted);
-        let text = all.encode().unwrap();
-        for line in [
-            "evacuation_controller_active_evacuator{class=\"none\"} 3",
-            "evacuation_controller_active_instigator{instigator=\"nodemaintenance.k8s.io\"} 3",
-            "evacuation_controller_evictions_total{result=\"Evicted\"} 1",
-            "evacuation_controller_evacuation_duration_seconds_count{class=\"none\",outcome=\"evacuated\"} 1",
-        ] {
+        Arc::new(Mutex::new(index))
+    }
+
+    fn assert_shows(text: &str, lines: &[&str]) {
+        for line in lines {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }
-        drop(index);
-        assert!(!all.encode().unwrap().contains("active_evacuator{"), "a standby shows nothing");
+    }
+
+    #[test]
+    fn gauges_are_shown_while_leading_and_no_longer() {
+        let all = haulout_service_runtime::metrics::Metrics::new("test", "0");
+        let metrics = Metrics::new(&all);
+        let index = index((0..3).map(record));
+        let showing = metrics.show(&index, Clock::default());
+        let text = all.encode().unwrap();
+        assert_shows(
+            &text,
+            &[
+                "evacuation_controller_active_evacuator{class=\"none\"} 3",
+                "evacuation_controller_active_instigator{instigator=\"nodemaintenance.k8s.io\"} 3",
+                "evacuation_controller_oldest_evacuation_age_seconds{class=\"none\"} ",
+            ],
+        );
+        drop(showing);
+        assert!(!all.encode().unwrap().contains("evacuator{"), "leadership is lost, and work has yet to end");
+    }
+
+    #[test]
+    fn evictions_and_ends_are_counted_by_outcome_and_class() {
+        let all = haulout_service_runtime::metrics::Metrics::new("test", "0");
+        let metrics = Metrics::new(&all);
+        let with_a = Record { evacuators: evacuators(&["a"]), active: Some("a".into()), ..record(9) };
+        metrics.ended(&with_a, End::Evacuated, at(3));
+        metrics.ended(&with_a, End::Evicted, at(601));
+        metrics.ended(&record(9), End::Cancelled, at(3));
+        metrics.eviction(&Answer::Evicted);
+        let name = "evacuation_controller_evacuation_duration_seconds_count";
+        assert_shows(
+            &all.encode().unwrap(),
+            &[
+                "evacuation_controller_evictions_total{result=\"Evicted\"} 1",
+                &format!("{name}{{class=\"a\",outcome=\"evacuated\"}} 1"),
+                &format!("{name}{{class=\"none\",outcome=\"evicted\"}} 1"),
+                &format!("{name}{{class=\"none\",outcome=\"cancelled\"}} 1"),
+            ],
+        );
+    }
+
+    #[test]
+    fn the_class_is_none_while_evicting_and_the_oldest_is_shown() {
+        let with_a = |n: u32, created: i64| Record {
+            evacuators: evacuators(&["a"]),
+            active: Some("a".into()),
+            created: at(created),
+            ..record(n)
+        };
+        let reporting = |n, created, progress| Record { progress: Some(at(progress)), ..with_a(n, created) };
+        let done = Record { completed: true, ..with_a(4, 900) };
+        let index = index([with_a(1, 0), reporting(2, 100, 950), reporting(3, 500, 990), done]);
+        let counts = Counts::of(&lock(&index), at(1000));
+        let numbers =
+            |all: &[(&str, i64)]| all.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect::<Numbers>();
+        assert_eq!(counts.active, numbers(&[("a", 2), ("none", 2)]), "one is silent, one is done");
+        assert_eq!(counts.oldest, numbers(&[("a", 900), ("none", 1000)]));
+    }
+
+    #[test]
+    fn pods_are_counted_by_class_with_an_evacuation_or_without() {
+        let annotated = |n: u32, classes: &[&str]| {
+            let annotations: serde_json::Map<_, _> = classes
+                .iter()
+                .map(|class| (format!("evacuation.coordination.k8s.io/priority_{class}"), json!("5")))
+                .collect();
+            Arc::new(pod_with(n, &[("/metadata/annotations", annotations.into())]))
+        };
+        let mut index = Index::default();
+        let mut change = |old: Option<&Arc<_>>, new: Option<&Arc<_>>| {
+            index.pod_changed(&Change { old: old.cloned(), new: new.cloned() }, &PodIndex::default());
+            Counts::of(&index, at(0)).evacuators.into_iter().collect::<Vec<_>>()
+        };
+        let (one, two) =
+            (annotated(1, &["a.example.com"]), annotated(2, &["a.example.com", "b.example.com"]));
+        let bare = annotated(2, &[]);
+        let [a, b] = ["a.example.com", "b.example.com"].map(ToOwned::to_owned);
+        assert_eq!(change(None, Some(&one)), [(a.clone(), 1)]);
+        assert_eq!(change(None, Some(&two)), [(a.clone(), 2), (b, 1)]);
+        assert_eq!(change(Some(&two), Some(&bare)), [(a, 1)]);
+        assert_eq!(change(Some(&one), None), []);
     }
 
     #[test]
     fn no_label_has_more_values_than_people_can_read() {
-        let records: Vec<_> = (0..1000)
-            .map(|n| {
-                let mut record = record(n);
-                record.active = Some(format!("class-{n}.example.com").into());
-                record
-            })
-            .collect();
-        let counts = Counts::of(records.iter());
+        let records = (0..1000).map(|n| {
+            let class = format!("class-{n}.example.com");
+            Record { evacuators: evacuators(&[&class]), active: Some(class.into()), ..record(n) }
+        });
+        let index = index(records);
+        let counts = Counts::of(&lock(&index), at(0));
         assert_eq!(counts.active.len(), MOST_NAMES + 1);
-        assert_eq!(counts.active.values().sum::<u32>(), 1000);
+        assert_eq!(counts.active.values().sum::<i64>(), 1000);
         let mut names = Names::default();
         let labels: std::collections::BTreeSet<_> =
             (0..1000).map(|n| names.bounded(&n.to_string())).collect();

@@ -1,6 +1,7 @@
 //! What is kept of an Evacuation: the facts that decide, as small as they can be. Everything in it comes from
 //! the API object, so that a new leader knows as much as the old one did.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,8 +25,8 @@ pub struct Record {
     pub version: Box<str>,
     /// When it was created.
     pub created: Timestamp,
-    /// Whether somebody has deleted it, so that it goes with its last finalizer.
-    pub deleting: bool,
+    /// When somebody deleted it, if so. It goes with its last finalizer.
+    pub deleted: Option<Timestamp>,
     /// All its finalizers.
     pub finalizers: Box<[Arc<str>]>,
     /// The name of its pod.
@@ -48,19 +49,32 @@ pub struct Record {
     pub failed: i32,
     /// When the last of them did.
     pub last_failed: Option<Timestamp>,
-    /// What keeps the pod from leaving.
+    /// Its condition `Blocked`, once it has been set.
     pub blocked: Option<Blocked>,
+    /// Whether its message repeats that condition's.
+    pub message_repeats_blocked: bool,
     /// The conditions of others, which a write of ours must keep.
     pub other_conditions: Box<[Condition]>,
 }
 
-/// What the condition `Blocked` says while it is true.
+/// What the condition `Blocked` says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blocked {
+    /// Whether anything keeps the pod from leaving.
+    pub is_true: bool,
     /// One of [`haulout_api_types::names::reason`].
     pub reason: Arc<str>,
-    /// Since when anything has kept the pod from leaving.
+    /// Since when it has been true or false.
     pub since: Timestamp,
+    /// The [`fingerprint`] of its message.
+    pub message: u64,
+}
+
+/// Tells messages apart without keeping them.
+pub fn fingerprint(message: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    message.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// An Evacuation that we cannot work on.
@@ -85,14 +99,15 @@ impl Record {
         evacuators::sort(&mut evacuators);
         let is_ours = |c: &Condition| c.type_ == condition::BLOCKED;
         let (ours, others): (Vec<_>, Vec<_>) = status.conditions.into_iter().partition(is_ours);
-        let blocked = ours.into_iter().find(|c| c.status == "True");
+        let blocked = ours.into_iter().next();
+        let repeats = blocked.as_ref().is_some_and(|c| c.message == status.message);
         Ok(Self {
             namespace: share(metadata.namespace.as_deref().ok_or(missing("namespace"))?),
             name: metadata.name.ok_or(missing("name"))?.into(),
             uid: uid.parse().map_err(|error| NotARecord::Uid("metadata.uid", error))?,
             version: metadata.resource_version.ok_or(missing("resourceVersion"))?.into(),
             created: metadata.creation_timestamp.ok_or(missing("creationTimestamp"))?.0,
-            deleting: metadata.deletion_timestamp.is_some(),
+            deleted: metadata.deletion_timestamp.map(|time| time.0),
             finalizers: metadata.finalizers.iter().flatten().map(|text| share(text)).collect(),
             pod_name: spec.pod_ref.name.into(),
             pod_uid: spec.pod_ref.uid.parse().map_err(|error| NotARecord::Uid("spec.podRef.uid", error))?,
@@ -106,18 +121,20 @@ impl Record {
             policy: status.evacuation_cancellation_policy,
             failed: status.failed_eviction_counter,
             last_failed: status.last_failed_eviction_time.map(|time| time.0),
-            blocked: blocked.map(|c| Blocked { reason: share(&c.reason), since: c.last_transition_time.0 }),
+            blocked: blocked.map(|c| Blocked {
+                is_true: c.status == "True",
+                reason: share(&c.reason),
+                since: c.last_transition_time.0,
+                message: fingerprint(&c.message),
+            }),
+            message_repeats_blocked: repeats,
             other_conditions: others.into(),
         })
     }
 
     /// The subdomains of those who want it. An evacuator's own finalizer of that form does not count.
     pub fn instigators(&self) -> impl Iterator<Item = &str> {
-        let is_evacuator = |name: &str| self.evacuators.iter().any(|e| e.evacuator_class == name);
-        self.finalizers
-            .iter()
-            .filter_map(|f| instigators::subdomain(f))
-            .filter(move |name| !is_evacuator(name))
+        instigators::among(self.finalizers.iter().map(AsRef::as_ref), &self.evacuators)
     }
 
     /// The finalizers that stay when the pod has gone: those of nobody's instigator form.
@@ -126,14 +143,21 @@ impl Record {
         self.finalizers.iter().map(AsRef::as_ref).filter(foreign).collect()
     }
 
-    /// Whether nobody wants it any longer, and it may be called off.
+    /// Whether it is cancelled.
     pub fn is_cancelled(&self) -> bool {
-        self.policy == CancellationPolicy::Allow && self.instigators().next().is_none()
+        let finalizers = self.finalizers.iter().map(AsRef::as_ref);
+        instigators::is_cancelled(finalizers, &self.evacuators, self.policy)
     }
 
     /// Why the pod is blocked, if it is.
     pub fn blocked_by(&self) -> Option<&str> {
-        self.blocked.as_ref().map(|blocked| blocked.reason.as_ref())
+        self.blocked.as_ref().filter(|blocked| blocked.is_true).map(|blocked| blocked.reason.as_ref())
+    }
+
+    /// Whether the condition `Blocked` says just this.
+    pub fn is_blocked_saying(&self, reason: &str, message: &str) -> bool {
+        self.blocked_by() == Some(reason)
+            && self.blocked.as_ref().is_some_and(|blocked| blocked.message == fingerprint(message))
     }
 
     /// Whether this is a later state of the same object. Versions that are no numbers cannot be compared:

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use serde_json::{Value, json};
 
-use crate::record::Record;
+use crate::record::{Blocked, Record, fingerprint};
 
 /// The time this many seconds into a test.
 pub fn at(seconds: i64) -> Timestamp {
@@ -35,7 +35,7 @@ pub fn record(n: u32) -> Record {
         uid: key(n),
         version: "1".into(),
         created: at(0),
-        deleting: false,
+        deleted: None,
         finalizers: Box::new([instigators::finalizer(names::instigator::NODE_MAINTENANCE).into()]),
         pod_name: format!("pod-{n}").into(),
         pod_uid: uid(n),
@@ -48,8 +48,14 @@ pub fn record(n: u32) -> Record {
         failed: 0,
         last_failed: None,
         blocked: None,
+        message_repeats_blocked: false,
         other_conditions: Box::new([]),
     }
+}
+
+/// The condition `Blocked` with this reason, true since the test began.
+pub fn blocked(reason: &str) -> Blocked {
+    Blocked { is_true: true, reason: reason.into(), since: at(0), message: fingerprint("") }
 }
 
 /// Evacuators of these classes, the first with the highest priority.

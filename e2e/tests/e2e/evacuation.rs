@@ -51,11 +51,15 @@ async fn evacuators_evictions_budgets_and_endings() {
         refusals::the_pods_that_make_a_budget_refuse_are_named,
         refusals::an_eviction_that_a_policy_forbids_is_tried_until_it_is_allowed,
         refusals::an_eviction_that_the_api_server_is_too_busy_for_is_tried_until_it_is_not,
+        refusals::answers_of_the_real_eviction_api_have_their_meaning,
+        refusals::a_budget_names_the_pods_that_take_its_room_and_until_when,
         endings::instigators_cancel_in_either_order_and_the_last_one_ends_the_evacuation,
         endings::an_evacuators_own_finalizer_neither_keeps_an_evacuation_alive_nor_is_it_taken_away,
         endings::an_evacuation_that_forbids_cancellation_goes_on_without_instigators,
         endings::finalizers_of_others_stay_when_the_pod_has_gone,
-        endings::an_evacuation_that_somebody_deletes_does_nothing_new_until_its_instigators_agree,
+        endings::a_deleted_evacuation_goes_on_while_an_instigator_remains,
+        endings::a_deleted_evacuation_is_cancelled_by_its_last_instigator,
+        endings::an_evacuation_is_counted_once_with_its_outcome,
         endings::an_evacuation_without_a_pod_is_removed,
     ];
     all_at_once(scenarios).await;
@@ -69,6 +73,8 @@ async fn deadlines_and_backoffs_by_a_shifted_clock() {
         classes::an_evacuator_that_never_answers_loses_its_turn_at_the_deadline_from_the_creation,
         classes::an_evacuator_that_stops_reporting_loses_its_turn_at_the_deadline_from_its_last_report,
         classes::late_progress_cancels_an_eviction_that_has_not_taken_place,
+        classes::a_progress_time_in_the_future_is_set_to_the_present,
+        eviction::room_goes_to_the_next_when_an_admitted_eviction_fails,
         eviction::a_terminating_pod_is_left_to_finish,
         eviction::an_eviction_that_was_refused_is_tried_again_after_the_backoff,
     ];
@@ -83,6 +89,8 @@ async fn replicas_restarts_outages_and_slow_watches() {
         replicas::a_leader_hands_over_and_the_next_one_carries_on_without_forgetting_the_backoff,
         replicas::a_deadline_that_passed_while_nobody_looked_is_missed_only_after_evacuators_could_report,
         replicas::an_evacuation_that_arrives_before_its_pods_watch_event_is_not_a_failure,
+        replicas::a_pod_that_is_gone_is_looked_up_once_however_late_the_cache_is,
+        replicas::a_report_that_the_watch_has_not_delivered_stops_an_eviction,
         refusals::an_eviction_in_a_namespace_that_is_being_deleted_is_refused_until_the_pod_goes_with_it,
         replicas::evacuations_go_on_after_an_outage_of_the_api_server,
     ];
@@ -149,9 +157,11 @@ struct World {
 }
 
 impl World {
-    /// Ends the controller in good order, so that the next one leads at once.
-    fn end(self) {
-        self.controller.stop(SOON).unwrap();
+    /// Ends the controller in good order, so that the next one leads at once. What forwards its connections goes on
+    /// meanwhile, or it could not give its lease back.
+    async fn end(self) {
+        let controller = self.controller;
+        tokio::task::spawn_blocking(move || controller.stop(SOON)).await.unwrap().unwrap();
     }
 
     fn pods(&self) -> Api<Pod> {

@@ -114,6 +114,15 @@ fn a_budget_tells_its_numbers_and_who_makes_them_so_and_several_tell_their_names
     let mut whole = budget("web", 0, &[]);
     whole.status.as_mut().unwrap().expected_pods = 2;
     assert!(budgets(&[whole]).describe(&pod(0), &[not_ready(1)]).ends_with("2 have to be."));
+    // Those that it has let go, and that do not leave.
+    let disrupted = budgets(&[budget("web", 0, &["pod-7"])]).describe(&pod(0), &[not_ready(1)]);
+    let expected = "; pod pod-1 is not ready; pod pod-7 counts as disrupted until 2023-01-01T00:02:00Z.";
+    assert_eq!(disrupted, format!("{numbers}{expected}"));
+    let many = budgets(&[budget("web", 0, &["a", "b", "c", "d"])]).describe(&pod(0), &[]);
+    assert!(
+        many.contains("pod c counts as disrupted until") && many.ends_with(", and so do others."),
+        "{many}"
+    );
     let several = budgets(&[budget("a", 1, &[]), budget("b", 1, &[])]).describe(&pod(0), &[]);
     assert_eq!(several, "The pod is covered by a, b.");
 }

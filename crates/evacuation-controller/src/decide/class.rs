@@ -2,6 +2,7 @@
 //! the Eviction API after the last.
 
 use haulout_api_types::evacuation::Evacuator;
+use haulout_api_types::reports::MAX_AHEAD;
 use jiff::Timestamp;
 
 use super::{Moment, SETTLE};
@@ -26,6 +27,9 @@ pub(super) enum Stage {
     Activate { class: String, stamp: bool },
     /// Control is to be passed on.
     Switch { from: String, to: String, why: Why },
+    /// The evacuator in charge has reported a time that is still to come. It counts as now: otherwise the deadline would
+    /// never come.
+    Clamp,
     /// An evacuator is at work; its deadline is then, or not yet known. `overdue` if it has passed, and only the
     /// time after a gap is granted.
     Wait { until: Option<Timestamp>, overdue: bool },
@@ -44,8 +48,11 @@ pub(super) fn stage(record: &Record, moment: Moment) -> Stage {
         let stamp = moment.now > after(record.created, SETTLE);
         return Stage::Activate { class: first.evacuator_class.clone(), stamp };
     };
+    let ahead = moment.now.saturating_add(MAX_AHEAD).unwrap_or(Timestamp::MAX);
     let why = if record.completed {
         Why::Completed
+    } else if record.progress.is_some_and(|progress| progress > ahead) {
+        return Stage::Clamp;
     } else {
         let stored = after(record.progress.unwrap_or(record.created), record.progress_deadline);
         // Nobody can see now, or until a moment ago could not, whether it has reported.
@@ -60,6 +67,12 @@ pub(super) fn stage(record: &Record, moment: Moment) -> Stage {
         }
         None => Stage::Evict(why),
     }
+}
+
+/// Whether no evacuator is left at this time, so that the pod is being evicted. What the class in charge is stays in the
+/// status, because it may still report.
+pub fn is_evicting(record: &Record, now: Timestamp) -> bool {
+    matches!(stage(record, Moment { now, resumed: Timestamp::MIN, gap: false }), Stage::Evict(_))
 }
 
 /// The evacuator in charge, and who comes after it.

@@ -1,18 +1,61 @@
 //! The end of an Evacuation: when its pod has gone, and when nobody wants it any longer.
 
-use super::{Action, End, Plan, now, wait};
+use std::time::Duration;
+
+use haulout_api_types::names::reason;
+
+use super::class::{self, Stage};
+use super::{Action, End, Live, Moment, Plan, now, wait};
+use crate::backoff::after;
+use crate::messages;
 use crate::record::Record;
 
+/// How long the owners of other finalizers have before it is reported that they hold the Evacuation.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// The pod has gone: instigators are released, everybody else's finalizers stay, and the Evacuation goes.
-pub(super) fn after_the_pod(record: &Record, deleting: bool) -> Plan {
+pub(super) fn after_the_pod(record: &Record, live: &Live, moment: Moment) -> Plan {
     let keep = record.foreign_finalizers();
     if keep.len() < record.finalizers.len() {
         return now(Action::Release { keep: keep.into_iter().map(Into::into).collect() });
     }
-    if deleting { wait(None) } else { now(Action::Delete { end: End::Evacuated }) }
+    let end = after_pod(record, live, moment);
+    if is_deleted(record, live) { held(record, moment, end) } else { now(Action::Delete { end }) }
 }
 
 /// Nobody wants it: the Evacuation is deleted. Evacuators that want to clean up hold it with their finalizers.
-pub(super) fn cancelled(deleting: bool) -> Plan {
-    if deleting { wait(None) } else { now(Action::Delete { end: End::Cancelled }) }
+pub(super) fn cancelled(record: &Record, live: &Live, moment: Moment) -> Plan {
+    let end = End::Cancelled;
+    if is_deleted(record, live) { held(record, moment, end) } else { now(Action::Delete { end }) }
+}
+
+fn is_deleted(record: &Record, live: &Live) -> bool {
+    record.deleted.is_some() || live.deleted.is_some()
+}
+
+/// It has been deleted, and finalizers of others keep it.
+fn held(record: &Record, moment: Moment, end: End) -> Plan {
+    // We have just deleted it, or it is gone and the watch event has yet to come.
+    let Some(deleted) = record.deleted.filter(|_| !record.finalizers.is_empty()) else { return wait(None) };
+    let due = after(deleted, PATIENCE);
+    if moment.now < due {
+        return wait(Some(due));
+    }
+    let ended = match end {
+        End::Cancelled => "The evacuation is cancelled",
+        End::Evicted | End::Evacuated => "The pod is gone",
+    };
+    let message = messages::held(record, ended);
+    if record.is_blocked_saying(reason::EVACUATION_HELD, &message) {
+        return wait(None);
+    }
+    now(Action::Hold { end, message })
+}
+
+/// How the evacuation ended of a pod that is gone.
+pub fn after_pod(record: &Record, live: &Live, moment: Moment) -> End {
+    let evicting = matches!(class::stage(record, moment), Stage::Evict(_));
+    // What an earlier leader did is not known. It evicted a pod that nobody else was in charge of, unless it was refused.
+    let earlier = record.created < moment.resumed && record.blocked_by().is_none();
+    if evicting && (live.evicted.is_some() || earlier) { End::Evicted } else { End::Evacuated }
 }

@@ -2,12 +2,13 @@
 
 mod model;
 
+use haulout_api_types::evacuation::CancellationPolicy;
 use haulout_api_types::instigators::finalizer;
 use serde_json::json;
 
 use super::*;
-use crate::record::Blocked;
-use crate::testing::{at, evacuators, pod, pod_with, record};
+use crate::record::{Blocked, fingerprint};
+use crate::testing::{at, blocked, evacuators, pod, pod_with, record};
 
 const FOREIGN: &str = "example.com/report";
 
@@ -20,10 +21,6 @@ fn plan(record: &Record, pod: &Pod, now: i64) -> Plan {
     decide(record, Known::Present(pod), &Live::default(), at_second(now))
 }
 
-fn blocked(reason: &str) -> Blocked {
-    Blocked { reason: reason.into(), since: at(0) }
-}
-
 /// With a.example.com in charge, before b.example.com.
 fn with_a() -> Record {
     Record { evacuators: evacuators(&["a", "b"]), active: Some("a".into()), ..record(1) }
@@ -33,8 +30,16 @@ fn switch(why: Why) -> Action {
     Action::Switch { from: "a".into(), to: "b".into(), why }
 }
 
-fn evict(why: Why, announce: bool) -> Action {
-    Action::Evict { why, announce }
+fn evict(why: Why, before: Before) -> Action {
+    Action::Evict { why, before }
+}
+
+/// The reason for which nothing is in the way any more.
+fn unblocked(plan: &Plan) -> Option<&str> {
+    match &plan.action {
+        Action::Unblock { reason, .. } => Some(reason),
+        _ => None,
+    }
 }
 
 #[test]
@@ -42,7 +47,7 @@ fn classes_take_turns_on_completion_and_at_the_deadline() {
     let a = with_a();
     let b = Record { active: Some("b".into()), ..a.clone() };
     let cases = [
-        ("nobody is registered", record(1), 0, evict(Why::None, false), None),
+        ("nobody is registered", record(1), 0, evict(Why::None, Before::Nothing), None),
         (
             "nobody is in charge yet",
             Record { active: None, ..a.clone() },
@@ -69,12 +74,12 @@ fn classes_take_turns_on_completion_and_at_the_deadline() {
         ("completed", Record { completed: true, ..a.clone() }, 1, switch(Why::Completed), None),
         ("completed late", Record { completed: true, ..a.clone() }, 9999, switch(Why::Completed), None),
         ("the last one works", b.clone(), 10, Action::Wait, Some(600)),
-        ("the last one is silent", b.clone(), 600, evict(Why::Silent, true), None),
+        ("the last one is silent", b.clone(), 600, evict(Why::Silent, Before::Announce), None),
         (
             "the last one completed",
             Record { completed: true, ..b.clone() },
             1,
-            evict(Why::Completed, false),
+            evict(Why::Completed, Before::Nothing),
             None,
         ),
         (
@@ -86,7 +91,7 @@ fn classes_take_turns_on_completion_and_at_the_deadline() {
                 ..b.clone()
             },
             606,
-            evict(Why::Silent, false),
+            evict(Why::Silent, Before::Confirm),
             None,
         ),
         (
@@ -99,7 +104,10 @@ fn classes_take_turns_on_completion_and_at_the_deadline() {
                 ..b
             },
             606,
-            Action::Unblock,
+            Action::Unblock {
+                reason: reason::NOT_BLOCKED,
+                message: "Evacuator b reports progress again: the pod is not evicted.".into(),
+            },
             None,
         ),
         (
@@ -140,7 +148,7 @@ fn a_gap_does_not_make_a_refused_eviction_look_as_if_an_evacuator_were_at_work()
     };
     assert_eq!(after_restart(&refused), wait(Some(at(640))), "it was silent before, and may still be");
     let reported = Record { progress: Some(at(610)), ..refused };
-    assert_eq!(after_restart(&reported).action, Action::Unblock, "now it is at work");
+    assert_eq!(unblocked(&after_restart(&reported)), Some(reason::NOT_BLOCKED), "now it is at work");
 }
 
 #[test]
@@ -156,7 +164,7 @@ fn only_pods_that_may_be_evicted_are() {
         assert_eq!(plan(&told, pod, 0), wait(None), "it is told once");
     }
     let replica = pod_with(1, &[("/metadata/ownerReferences", owner("ReplicaSet"))]);
-    assert_eq!(plan(&record(1), &replica, 0).action, evict(Why::None, false));
+    assert_eq!(plan(&record(1), &replica, 0).action, evict(Why::None, Before::Nothing));
 }
 
 #[test]
@@ -173,7 +181,12 @@ fn a_terminating_pod_is_left_to_finish_and_told_of_when_it_does_not() {
         "nobody's turn"
     );
     let was_blocked = Record { blocked: Some(blocked(reason::BUDGET_EXHAUSTED)), ..record(1) };
-    assert_eq!(plan(&was_blocked, &ending, 0).action, Action::Unblock);
+    let Action::Unblock { reason, message } = plan(&was_blocked, &ending, 0).action else { panic!() };
+    assert_eq!(reason, reason::EVACUATING);
+    assert_eq!(message, format!("Pod pod-1 is terminating. Its grace period ends at {ends}."));
+    let not_any_more = Blocked { is_true: false, ..blocked(reason::EVACUATING) };
+    let was_blocked_before = Record { blocked: Some(not_any_more), ..record(1) };
+    assert_eq!(plan(&was_blocked_before, &ending, 0), wait(Some(at(90))), "that is told once");
     let Action::Block { reason, message } = plan(&was_blocked, &ending, 90).action else { panic!() };
     assert_eq!(reason, reason::TERMINATING);
     assert!(message.contains("its node may be unreachable"), "{message}");
@@ -185,9 +198,9 @@ fn a_terminating_pod_is_left_to_finish_and_told_of_when_it_does_not() {
 fn an_evacuation_ends_with_its_pod_or_when_nobody_wants_it() {
     let evacuator = finalizer("a");
     let mine = finalizer("test.example.com");
-    let with = |finalizers: &[&str], deleting| Record {
+    let with = |finalizers: &[&str], deleted: Option<i64>| Record {
         finalizers: finalizers.iter().map(|f| (*f).into()).collect(),
-        deleting,
+        deleted: deleted.map(at),
         ..with_a()
     };
     let release = |keep: &[&str]| Action::Release { keep: keep.iter().map(ToString::to_string).collect() };
@@ -195,33 +208,125 @@ fn an_evacuation_ends_with_its_pod_or_when_nobody_wants_it() {
     let pod = pod(1);
     let (here, gone) = (Known::Present(&pod), Known::Gone);
     let cases = [
-        ("gone, with instigators", with(&[&mine, &evacuator], false), gone, release(&[])),
-        ("gone, with others", with(&[&mine, FOREIGN], false), gone, release(&[FOREIGN])),
-        ("gone, only others left", with(&[FOREIGN], false), gone, delete(End::Evacuated)),
-        ("gone, nobody left", with(&[], false), gone, delete(End::Evacuated)),
-        ("gone, deleted, with instigators", with(&[&mine], true), gone, release(&[])),
-        ("gone, deleted, only others left", with(&[FOREIGN], true), gone, Action::Wait),
-        ("unwanted", with(&[], false), here, delete(End::Cancelled)),
-        ("unwanted, with an evacuator's finalizer", with(&[&evacuator], false), here, delete(End::Cancelled)),
-        ("unwanted, with others", with(&[FOREIGN], false), here, delete(End::Cancelled)),
-        ("unwanted and deleted, the evacuator cleans up", with(&[&evacuator], true), here, Action::Wait),
-        ("wanted and deleted", with(&[&mine], true), here, Action::Wait),
-        ("wanted", with(&[&mine], false), here, Action::Wait),
-        ("unknown pod", with(&[&mine], false), Known::Nothing, Action::LookUp),
+        ("gone, with instigators", with(&[&mine, &evacuator], None), gone, release(&[])),
+        ("gone, with others", with(&[&mine, FOREIGN], None), gone, release(&[FOREIGN])),
+        ("gone, only others left", with(&[FOREIGN], None), gone, delete(End::Evacuated)),
+        ("gone, nobody left", with(&[], None), gone, delete(End::Evacuated)),
+        ("gone, deleted, with instigators", with(&[&mine], Some(9)), gone, release(&[])),
+        ("gone, deleted, only others left", with(&[FOREIGN], Some(9)), gone, Action::Wait),
+        ("unwanted", with(&[], None), here, delete(End::Cancelled)),
+        ("unwanted, with an evacuator's finalizer", with(&[&evacuator], None), here, delete(End::Cancelled)),
+        ("unwanted, with others", with(&[FOREIGN], None), here, delete(End::Cancelled)),
+        ("unwanted and deleted, the evacuator cleans up", with(&[&evacuator], Some(9)), here, Action::Wait),
+        ("wanted and deleted", with(&[&mine], Some(9)), here, Action::Wait),
+        ("wanted", with(&[&mine], None), here, Action::Wait),
+        ("unknown pod", with(&[&mine], None), Known::Nothing, Action::LookUp),
     ];
     for (name, record, pod, expected) in cases {
         let plan = decide(&record, pod, &Live::default(), at_second(10));
         assert_eq!(plan.action, expected, "{name}");
     }
     let forbid = |record| Record { policy: CancellationPolicy::Forbid, ..record };
-    let unwanted = Record { completed: true, ..forbid(with(&[], false)) };
+    let unwanted = Record { completed: true, ..forbid(with(&[], None)) };
     assert_eq!(plan(&unwanted, &pod, 10).action, switch(Why::Completed), "it cannot be called off");
-    let deleted = Record { completed: true, ..forbid(with(&[&mine], true)) };
-    assert_eq!(plan(&deleted, &pod, 10).action, switch(Why::Completed), "it cannot be called off");
-    let ours = Live { deleted: true, ..Live::default() };
-    assert_eq!(decide(&with(&[], false), Known::Gone, &ours, at_second(10)), wait(None), "not twice");
-    let cleans_up = decide(&with(&[&evacuator], false), Known::Gone, &ours, at_second(10));
+    let ours = Live { deleted: Some(End::Evacuated), ..Live::default() };
+    assert_eq!(decide(&with(&[], None), Known::Gone, &ours, at_second(10)), wait(None), "not twice");
+    let cleans_up = decide(&with(&[&evacuator], None), Known::Gone, &ours, at_second(10));
     assert_eq!(cleans_up.action, release(&[]), "its evacuator may have been slower than its pod");
+}
+
+#[test]
+fn a_deleted_evacuation_goes_on_while_an_instigator_remains() {
+    let busy = Record {
+        failed: 1,
+        last_failed: Some(at(0)),
+        blocked: Some(blocked(reason::BUDGET_EXHAUSTED)),
+        ..record(1)
+    };
+    let ending = pod_with(1, &[("/metadata/deletionTimestamp", json!(at(2000).to_string()))]);
+    let cases = [
+        ("nobody is in charge yet", Record { active: None, ..with_a() }, pod(1)),
+        ("it is at work", with_a(), pod(1)),
+        ("it has completed", Record { completed: true, ..with_a() }, pod(1)),
+        ("it is silent", Record { created: at(-1000), ..with_a() }, pod(1)),
+        ("nobody is registered", record(1), pod(1)),
+        ("its eviction was refused", busy.clone(), pod(1)),
+        ("it is terminating", busy, ending),
+    ];
+    for (name, record, pod) in cases {
+        let deleted = Record { deleted: Some(at(5)), ..record.clone() };
+        assert_eq!(plan(&deleted, &pod, 10), plan(&record, &pod, 10), "{name}");
+    }
+}
+
+#[test]
+fn who_holds_an_evacuation_that_should_be_gone_is_named() {
+    let pod = pod(1);
+    let evacuator = finalizer("a");
+    let held = |finalizers: &[&str]| Record {
+        finalizers: finalizers.iter().map(|f| (*f).into()).collect(),
+        deleted: Some(at(100)),
+        ..with_a()
+    };
+    let cancelled = held(&[FOREIGN, &evacuator]);
+    assert_eq!(plan(&cancelled, &pod, 104), wait(Some(at(105))), "it may take a moment");
+    let Action::Hold { end, message } = plan(&cancelled, &pod, 105).action else { panic!() };
+    assert_eq!(end, End::Cancelled);
+    assert_eq!(
+        message,
+        "The evacuation is cancelled, but finalizers keep the Evacuation from being removed: example.com/report, \
+         evacuation.coordination.k8s.io/instigator_a (evacuator a has to clean up). Their owners have to remove them."
+    );
+    let told = Blocked { message: fingerprint(&message), ..blocked(reason::EVACUATION_HELD) };
+    let told = |finalizers: &[&str]| Record { blocked: Some(told.clone()), ..held(finalizers) };
+    assert_eq!(plan(&told(&[FOREIGN, &evacuator]), &pod, 106), wait(None), "it is told once");
+    assert!(matches!(plan(&told(&[FOREIGN]), &pod, 106).action, Action::Hold { .. }), "one has let go");
+
+    let after_pod = |record: &Record| decide(record, Known::Gone, &Live::default(), at_second(105)).action;
+    let Action::Hold { end, message } = after_pod(&held(&[FOREIGN])) else { panic!() };
+    assert_eq!(end, End::Evacuated);
+    assert!(message.starts_with("The pod is gone, but finalizers keep"), "{message}");
+    let many: Vec<_> = (0..20).map(|n| format!("example.com/{n}")).collect();
+    let many: Vec<_> = many.iter().map(String::as_str).collect();
+    let Action::Hold { message, .. } = after_pod(&held(&many)) else { panic!() };
+    assert!(message.contains("example.com/4, and 15 more."), "{message}");
+    assert_eq!(after_pod(&held(&[])), Action::Wait, "its watch event is on its way");
+    let forbid = Record { policy: CancellationPolicy::Forbid, ..told(&[FOREIGN]) };
+    assert_eq!(unblocked(&plan(&forbid, &pod, 110)), Some(reason::NOT_BLOCKED), "it goes on after all");
+}
+
+#[test]
+fn outcomes_are_evicted_evacuated_or_cancelled() {
+    let evicted = Live { evicted: Some(at(5)), ..Live::default() };
+    let silent = Record { created: at(-700), ..with_a() };
+    let last = |record: Record| Record { active: Some("b".into()), ..record };
+    let refused = Record { blocked: Some(blocked(reason::BUDGET_EXHAUSTED)), ..record(1) };
+    let cases = [
+        ("evicted", record(1), evicted.clone(), -1000, End::Evicted),
+        ("somebody else removed it", record(1), Live::default(), -1000, End::Evacuated),
+        ("evicted by an earlier leader", record(1), Live::default(), 5, End::Evicted),
+        ("refused to an earlier leader", refused, Live::default(), 5, End::Evacuated),
+        ("an evacuator was at work", with_a(), Live::default(), 5, End::Evacuated),
+        ("evicted after the last evacuator", last(silent), evicted, -1000, End::Evicted),
+    ];
+    for (name, record, live, resumed, expected) in cases {
+        let moment = Moment { now: at(10), resumed: at(resumed), gap: false };
+        let record = Record { finalizers: Box::new([]), ..record };
+        let plan = decide(&record, Known::Gone, &live, moment);
+        assert_eq!(plan.action, Action::Delete { end: expected }, "{name}");
+    }
+}
+
+#[test]
+fn a_progress_time_in_the_future_is_clamped() {
+    let reported = |progress: i64| Record { progress: Some(at(progress)), ..with_a() };
+    assert_eq!(plan(&reported(130), &pod(1), 100), wait(Some(at(730))), "clocks may differ a little");
+    assert_eq!(plan(&reported(131), &pod(1), 100).action, Action::Clamp);
+    assert_eq!(plan(&reported(1_000_000), &pod(1), 100).action, Action::Clamp);
+    // What is written is the present, and from then on the deadline runs.
+    assert_eq!(plan(&reported(100), &pod(1), 700).action, switch(Why::Silent));
+    let done = Record { completed: true, ..reported(1_000_000) };
+    assert_eq!(plan(&done, &pod(1), 100).action, switch(Why::Completed));
 }
 
 #[test]
@@ -229,9 +334,11 @@ fn an_eviction_is_not_repeated_before_its_effect_can_be_seen() {
     let live = Live { evicted: Some(at(10)), ..Live::default() };
     let plan = |record: &Record, now| decide(record, Known::Present(&pod(1)), &live, at_second(now));
     assert_eq!(plan(&record(1), 11), wait(Some(at(70))));
-    assert_eq!(plan(&record(1), 70).action, evict(Why::None, false), "it must have got lost");
+    assert_eq!(plan(&record(1), 70).action, evict(Why::None, Before::Nothing), "it must have got lost");
     let was_blocked = Record { blocked: Some(blocked(reason::BUDGET_EXHAUSTED)), ..record(1) };
-    assert_eq!(plan(&was_blocked, 11).action, Action::Unblock);
+    let Action::Unblock { reason, message } = plan(&was_blocked, 11).action else { panic!() };
+    assert_eq!(reason, reason::EVACUATING);
+    assert_eq!(message, "The pod is being evicted: it has no evacuator.");
 }
 
 #[test]
@@ -246,5 +353,34 @@ fn a_refused_eviction_waits_for_its_backoff_or_for_its_budget() {
     assert!((at(115)..=at(120)).contains(&wake));
     let admitted = Live { admitted: true, ..Live::default() };
     let plan = decide(&refused, Known::Present(&pod(1)), &admitted, at_second(101));
-    assert_eq!(plan.action, evict(Why::None, false));
+    assert_eq!(plan.action, evict(Why::None, Before::Nothing));
+}
+
+#[test]
+fn a_failure_that_passes_is_tried_again_soon_whatever_was_refused_before() {
+    let refused = Record {
+        failed: 9,
+        last_failed: Some(at(100)),
+        blocked: Some(blocked(reason::BUDGET_EXHAUSTED)),
+        ..record(1)
+    };
+    let soon = |due: i64| Live { soon: Some(Soon { failures: 1, due: at(due) }), ..Live::default() };
+    let plan =
+        |record: &Record, live: &Live, now| decide(record, Known::Present(&pod(1)), live, at_second(now));
+    assert!(plan(&refused, &Live::default(), 101).wake > Some(at(700)), "it has been refused often");
+    assert_eq!(plan(&refused, &soon(102), 101), wait(Some(at(102))));
+    assert_eq!(plan(&refused, &soon(102), 102).action, evict(Why::None, Before::Nothing));
+    let busy = Record { blocked: Some(blocked(reason::SERVER_BUSY)), ..refused.clone() };
+    assert_eq!(
+        plan(&busy, &Live::default(), 101).action,
+        evict(Why::None, Before::Nothing),
+        "after a restart"
+    );
+    // An evacuator was at work since: what was refused before is over.
+    let worked = Record {
+        completed: true,
+        blocked: Some(Blocked { is_true: false, ..blocked(reason::NOT_BLOCKED) }),
+        ..refused
+    };
+    assert_eq!(plan(&worked, &Live::default(), 101).action, evict(Why::None, Before::Nothing));
 }

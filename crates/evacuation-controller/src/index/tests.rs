@@ -3,8 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::record::Blocked;
-use crate::testing::{at, budget, key, pod, pod_with, record};
+use crate::testing::{at, blocked, budget, key, pod, pod_with, record};
 
 fn pods(all: impl IntoIterator<Item = Pod>) -> PodIndex {
     let mut index = PodIndex::default();
@@ -18,9 +17,12 @@ fn pods(all: impl IntoIterator<Item = Pod>) -> PodIndex {
 fn waiting(n: u32) -> Record {
     let mut record = record(n);
     record.created = at(n.into());
-    record.blocked =
-        Some(Blocked { reason: haulout_api_types::names::reason::BUDGET_EXHAUSTED.into(), since: at(0) });
+    record.blocked = Some(blocked(reason::BUDGET_EXHAUSTED));
     record
+}
+
+fn failure(reason: &'static str) -> Failure {
+    Failure { reason, message: String::new() }
 }
 
 /// An index that knows all budgets, of which there are none.
@@ -50,7 +52,7 @@ fn an_older_state_never_replaces_a_newer_one() {
 fn an_answer_to_a_write_does_not_bring_back_what_is_gone() {
     let mut index = Index::default();
     index.apply(record(1));
-    index.remove(key(1));
+    index.remove(key(1), &pods([]));
     index.refresh(record(1));
     assert!(index.view(key(1), &pods([])).is_none());
 }
@@ -87,9 +89,42 @@ fn what_is_not_listed_any_more_is_gone() {
     index.apply(waiting(2));
     index.begin_relist();
     index.apply(record(1));
-    index.end_relist();
+    assert_eq!(index.end_relist(), [key(2)]);
+    let (removed, _) = index.remove(key(2), &pods([pod(2)]));
+    assert!(removed.is_some_and(|removed| !removed.pod_gone));
     assert_eq!(index.keys(), [key(1)]);
     assert!(index.waiting.is_empty() && index.by_pod.len() == 1);
+    assert!(index.remove(key(2), &pods([])).0.is_none(), "it goes once");
+}
+
+/// Our last write took its last finalizer away, and its answer comes while all are listed anew.
+#[test]
+fn an_answer_during_a_relist_leaves_no_ghost() {
+    let mut index = Index::default();
+    index.apply(record(1));
+    index.begin_relist();
+    index.refresh(Record { version: "2".into(), finalizers: Box::new([]), ..record(1) });
+    assert_eq!(index.end_relist(), [key(1)]);
+}
+
+#[test]
+fn a_pod_that_the_api_server_says_is_gone_stays_gone() {
+    let mut index = Index::default();
+    index.apply(record(1));
+    index.pod_is_gone(key(1));
+    assert!(index.view(key(1), &pods([pod(1)])).unwrap().pod_gone, "the cache is behind");
+    let late = Change { old: None, new: Some(Arc::new(pod(1))) };
+    index.pod_changed(&late, &pods([pod(1)]));
+    assert!(index.view(key(1), &pods([pod(1)])).unwrap().pod_gone, "and so is its watch");
+}
+
+#[test]
+fn look_ups_of_an_unwatched_pod_are_counted_until_it_is_seen() {
+    let mut index = Index::default();
+    index.apply(record(1));
+    assert_eq!([(); 3].map(|()| index.pod_is_unwatched(key(1))), [1, 2, 3]);
+    index.pod_changed(&Change { old: None, new: Some(Arc::new(pod(1))) }, &pods([pod(1)]));
+    assert_eq!(index.pod_is_unwatched(key(1)), 1);
 }
 
 #[test]
@@ -128,12 +163,95 @@ fn who_does_not_use_its_turn_gives_it_to_the_next() {
     index.apply(waiting(2));
     let pods = pods((0..4).map(pod));
     assert_eq!(index.budget_applied(budget("web", 1, &[]), &pods), [key(1)]);
-    assert_eq!(index.give_back(key(1), &pods), [key(2)]);
-    assert_eq!(index.give_back(key(1), &pods), [], "it has nothing to give any more");
+    assert_eq!(index.give_back(key(1), false, &pods), [key(2)]);
+    assert_eq!(index.give_back(key(1), false, &pods), [], "it has nothing to give any more");
+    assert_eq!(index.view(key(1), &pods).unwrap().live.soon, None, "it did not want it");
     // It has not lost its place for the next time.
     index.eviction_begins(key(2), &pod(2));
-    index.eviction_ends(key(2), None);
-    assert_eq!(index.admit("test", &pods), [key(1)]);
+    assert_eq!(index.eviction_failed(key(2), failure(reason::EVICTION_FORBIDDEN), at(9), &pods), [key(1)]);
+}
+
+#[test]
+fn room_goes_to_the_next_whatever_keeps_an_admitted_pod_from_leaving() {
+    let cases = [
+        ("the API server is busy", reason::SERVER_BUSY, true),
+        ("a policy forbids it", reason::EVICTION_FORBIDDEN, false),
+        ("somebody moves it", reason::HANDLED_ELSEWHERE, false),
+    ];
+    let pods = pods((0..4).map(pod));
+    for (name, reason, soon) in cases {
+        let mut index = index();
+        index.apply(waiting(1));
+        index.apply(waiting(2));
+        assert_eq!(index.budget_applied(budget("web", 1, &[]), &pods), [key(1)]);
+        index.eviction_begins(key(1), &pod(1));
+        assert_eq!(index.eviction_failed(key(1), failure(reason), at(9), &pods), [key(2)], "{name}");
+        let again = index.view(key(1), &pods).unwrap().live.soon;
+        assert_eq!(again.is_some_and(|again| again.due <= at(10)), soon, "{name}");
+    }
+    // Something failed before the eviction was sent.
+    let mut index = index();
+    index.apply(waiting(1));
+    index.apply(waiting(2));
+    assert_eq!(index.budget_applied(budget("web", 1, &[]), &pods), [key(1)]);
+    assert_eq!(index.give_back(key(1), true, &pods), [key(2)]);
+    assert!(index.view(key(1), &pods).unwrap().live.soon.is_some(), "it tries again without the backoff");
+    // Its Evacuation is gone.
+    let (_, woken) = index.remove(key(2), &pods);
+    assert_eq!(woken, [key(1)]);
+    // The budget itself: it has no room for others either, until it changes.
+    index.apply(waiting(3));
+    index.eviction_begins(key(1), &pod(1));
+    for reason in [reason::BUDGET_EXHAUSTED, reason::BUDGET_STALE] {
+        assert_eq!(index.eviction_failed(key(1), failure(reason), at(9), &pods), [], "{reason}");
+    }
+}
+
+#[test]
+fn failures_that_pass_pause_longer_each_time() {
+    let mut index = index();
+    index.apply(waiting(1));
+    let pods = pods([pod(1)]);
+    let mut last = Timestamp::MIN;
+    let mut pauses = Vec::new();
+    for _ in 0..10 {
+        index.eviction_begins(key(1), &pod(1));
+        index.eviction_failed(key(1), failure(reason::SERVER_BUSY), at(0), &pods);
+        let due = index.view(key(1), &pods).unwrap().live.soon.unwrap().due;
+        pauses.push(due.duration_since(at(0)).as_secs_f64());
+        assert!(due > last || due > at(40));
+        last = due;
+    }
+    assert!(pauses[0] <= 1.0 && pauses.iter().all(|pause| *pause <= 60.0), "{pauses:?}");
+    index.eviction_begins(key(1), &pod(1));
+    index.eviction_failed(key(1), failure(reason::BUDGET_EXHAUSTED), at(0), &pods);
+    assert_eq!(index.view(key(1), &pods).unwrap().live.soon, None, "a refusal has its own backoff");
+}
+
+#[test]
+fn a_deleted_evacuation_waits_for_its_budget_and_a_cancelled_one_does_not() {
+    let mut index = index();
+    index.apply(Record { deleted: Some(at(0)), ..waiting(1) });
+    index.apply(Record { finalizers: Box::new([]), ..waiting(2) });
+    let pods = pods((0..4).map(pod));
+    assert_eq!(index.budget_applied(budget("web", 3, &[]), &pods), [key(1)]);
+}
+
+#[test]
+fn other_budgets_than_those_told_of_are_found_out() {
+    let mut index = index();
+    index.apply(record(1));
+    let pods = pods([pod(1)]);
+    index.budget_applied(budget("old", 0, &[]), &pods);
+    index.eviction_begins(key(1), &pod(1));
+    index.eviction_failed(key(1), failure(reason::BUDGET_EXHAUSTED), at(9), &pods);
+    index.apply(Record { version: "2".into(), ..waiting(1) });
+    assert_eq!(index.failure_written(key(1), &pods), []);
+    assert_eq!(index.budget_applied(budget("old", 0, &[]), &pods), [], "the same budget");
+    assert_eq!(index.budget_applied(budget("new", 0, &[]), &pods), [key(1)], "there are two now");
+    assert_eq!(index.budget_applied(budget("new", 0, &[]), &pods), [], "it is woken once");
+    assert_eq!(index.budget_deleted("test", "old", &pods), [key(1)], "only the new one is left");
+    assert!(!index.view(key(1), &pods).unwrap().live.admitted, "it has no room");
 }
 
 #[test]
@@ -145,7 +263,7 @@ fn an_eviction_under_way_takes_room_until_its_pod_is_seen_to_leave() {
     index.budget_applied(budget("web", 0, &[]), &pods);
     index.eviction_begins(key(0), &pod(0));
     assert_eq!(index.budget_applied(budget("web", 1, &[]), &pods), [], "that room is for the other");
-    index.eviction_ends(key(0), Some(at(1)));
+    index.evicted(key(0), at(1));
     assert_eq!(index.admit("test", &pods), []);
     index.pod_changed(&gone(pod(0)), &pods);
     assert_eq!(index.admit("test", &pods), [key(1)]);
@@ -159,13 +277,13 @@ fn room_that_a_budget_makes_while_the_refusal_is_on_its_way_is_not_missed() {
     index.budget_applied(budget("web", 0, &[]), &pods);
     index.eviction_begins(key(1), &pod(1));
     assert_eq!(index.budget_applied(budget("web", 1, &[]), &pods), [], "nobody waits yet");
-    index.eviction_ends(key(1), None);
+    index.eviction_failed(key(1), failure(reason::BUDGET_EXHAUSTED), at(9), &pods);
     index.apply(Record { version: "2".into(), ..waiting(1) });
-    assert_eq!(index.refusal_written(key(1), &pods), [key(1)]);
+    assert_eq!(index.failure_written(key(1), &pods), [key(1)]);
     // Refused although it seems to have room: only another change lets it try again.
     index.eviction_begins(key(1), &pod(1));
-    index.eviction_ends(key(1), None);
-    assert_eq!(index.refusal_written(key(1), &pods), []);
+    index.eviction_failed(key(1), failure(reason::BUDGET_EXHAUSTED), at(9), &pods);
+    assert_eq!(index.failure_written(key(1), &pods), []);
     assert_eq!(index.budget_applied(budget("web", 1, &[]), &pods), [key(1)]);
 }
 
@@ -189,7 +307,7 @@ fn texts_are_shared_and_those_that_nobody_uses_are_forgotten() {
     for n in 0..10_000 {
         let record = Record { namespace: index.share(&format!("namespace-{n}")), ..record(n) };
         index.apply(record);
-        index.remove(key(n));
+        index.remove(key(n), &PodIndex::default());
         assert!(index.texts.len() <= 2 + REMOVED_BETWEEN_SWEEPS, "{n}");
     }
     assert!(index.texts.contains("kept"));

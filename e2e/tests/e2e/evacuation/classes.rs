@@ -47,7 +47,7 @@ pub async fn an_evacuator_that_never_answers_loses_its_turn_at_the_deadline_from
     // The next one has its own deadline, from the switch.
     world.controller.shift_clock(2 * DEADLINE + Duration::from_secs(2)).await.unwrap();
     world.until_gone(&pod, &evacuation).await;
-    world.end();
+    world.end().await;
 }
 
 pub async fn an_evacuator_that_stops_reporting_loses_its_turn_at_the_deadline_from_its_last_report(
@@ -67,7 +67,7 @@ pub async fn an_evacuator_that_stops_reporting_loses_its_turn_at_the_deadline_fr
     assert_eq!(active(&still), Some(A), "it has reported two minutes ago");
     world.controller.shift_clock(2 * DEADLINE).await.unwrap();
     world.until_active(&evacuation, B).await;
-    world.end();
+    world.end().await;
 }
 
 pub async fn partial_evacuators_do_their_part_and_the_last_one_removes_the_pod_itself(world: World) {
@@ -104,7 +104,10 @@ pub async fn late_progress_cancels_an_eviction_that_has_not_taken_place(ground: 
     assert_eq!(active(&refused), Some(A));
     let reported = Timestamp::now().saturating_add(shift).unwrap();
     world.report(&evacuation, json!({"evacuationProgressTimestamp": Time(reported)})).await;
-    world.until(&evacuation, "is not blocked", |e| blocked(e).is_none()).await;
+    let freed = world.until(&evacuation, "is not blocked", |e| blocked(e).is_none()).await.status.unwrap();
+    let condition = freed.conditions.iter().find(|c| c.type_ == "Blocked").expect("it is never removed");
+    assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("False", "NotBlocked"));
+    assert_eq!(freed.message, format!("Evacuator {A} reports progress again: the pod is not evicted."));
     // Now the budget would let it go, but an evacuator is at work.
     world.delete_budget("web").await;
     world.let_it_act("other").await;
@@ -112,7 +115,26 @@ pub async fn late_progress_cancels_an_eviction_that_has_not_taken_place(ground: 
     let silent = 2 * DEADLINE + Duration::from_secs(2);
     world.controller.shift_clock(silent).await.unwrap();
     world.until_gone(&pod, &evacuation).await;
-    world.end();
+    world.end().await;
+}
+
+/// No webhook is there to refuse it.
+pub async fn a_progress_time_in_the_future_is_set_to_the_present(ground: &Ground) {
+    let world = ground.fresh().await;
+    let pod = world.pod("web-1", &[A, B]).await;
+    let evacuation = world.evacuate(&pod).await;
+    world.until_active(&evacuation, A).await;
+    let reported = Timestamp::now().saturating_add(Duration::from_secs(100_000)).unwrap();
+    world.report(&evacuation, json!({"evacuationProgressTimestamp": Time(reported)})).await;
+    let soon = Timestamp::now().saturating_add(Duration::from_secs(60)).unwrap();
+    let clamped = |e: &haulout_api_types::Evacuation| {
+        let progress = e.status.as_ref().and_then(|status| status.evacuation_progress_timestamp.as_ref());
+        progress.is_some_and(|progress| progress.0 < soon)
+    };
+    world.until(&evacuation, "has a progress time that is now", clamped).await;
+    world.controller.shift_clock(DEADLINE + Duration::from_secs(60)).await.unwrap();
+    world.until_active(&evacuation, B).await;
+    world.end().await;
 }
 
 pub async fn switching_resets_what_the_last_evacuator_had_reported(world: World) {

@@ -46,8 +46,18 @@ pub async fn an_eviction_that_a_budget_blocks_takes_place_when_the_budget_frees_
     assert!(status.message.starts_with("PodDisruptionBudget web allows 0 disruptions"), "{}", status.message);
     assert!(world.is_left_alone(&pod).await);
     world.until_event(&evacuation, "Blocked").await;
+    // It takes its time to end, so that there is something to read meanwhile.
+    let hold = Patch::Merge(json!({"metadata": {"finalizers": ["example.com/hold"]}}));
+    world.pods().patch("web-1", &PatchParams::default(), &hold).await.unwrap();
     let patch = Patch::Merge(json!({"spec": {"minAvailable": 0}}));
     world.budgets().patch("web", &PatchParams::default(), &patch).await.unwrap();
+    let leaving = world.until(&evacuation, "is not blocked", |e| blocked(e).is_none()).await.status.unwrap();
+    let condition = leaving.conditions.iter().find(|c| c.type_ == "Blocked").expect("it is never removed");
+    assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("False", "Evacuating"));
+    assert!(!leaving.message.contains("allows 0 disruptions"), "{}", leaving.message);
+    assert_eq!(leaving.message, condition.message);
+    let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    world.pods().patch("web-1", &PatchParams::default(), &free).await.unwrap();
     world.until_gone(&pod, &evacuation).await;
 }
 
@@ -143,7 +153,7 @@ pub async fn a_terminating_pod_is_left_to_finish(ground: &Ground) {
     let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     world.pods().patch(&pod.name_any(), &PatchParams::default(), &patch).await.unwrap();
     world.until_gone(&pod, &evacuation).await;
-    world.end();
+    world.end().await;
 }
 
 pub async fn a_pod_that_a_stateful_set_makes_anew_under_the_same_name_is_another_pod(world: World) {
@@ -183,6 +193,47 @@ pub async fn a_pod_that_a_stateful_set_makes_anew_under_the_same_name_is_another
     assert_eq!(world.evictions(), 1);
 }
 
+/// The API server is too busy for the pod that its budget has just made room for, and then for all others that get the
+/// room in its place. All of them have been refused so often that their backoff is longer than this test.
+pub async fn room_goes_to_the_next_when_an_admitted_eviction_fails(ground: &Ground) {
+    let world = ground.fresh().await;
+    world.budget(objects::pdb("web").namespace(&world.namespace).min_available("3").build()).await;
+    let mut evacuations = Vec::new();
+    for n in 0..3 {
+        let pod = world.pod(&format!("web-{n}"), &[]).await;
+        let evacuation = world.evacuate(&pod).await;
+        world.until_blocked(&evacuation, "DisruptionBudgetExhausted").await;
+        evacuations.push(evacuation);
+    }
+    let mut shift = std::time::Duration::ZERO;
+    for count in 2..8 {
+        shift += std::time::Duration::from_secs(5 << (count - 2));
+        world.controller.shift_clock(shift).await.unwrap();
+        for evacuation in &evacuations {
+            world.until(evacuation, "was refused again", |e| failed(e) == count).await;
+        }
+    }
+    let jam = world.jam("room").await;
+    let patch = Patch::Merge(json!({"spec": {"minAvailable": 2}}));
+    world.budgets().patch("web", &PatchParams::default(), &patch).await.unwrap();
+    for evacuation in &evacuations {
+        let busy = world.until_blocked(evacuation, "ServerBusy").await;
+        assert!(failed(&busy) > 7, "every unsuccessful attempt counts");
+    }
+    // One of them leaves soon, the others wait for the budget again.
+    jam.end().await;
+    let one_left =
+        wait::all(world.pods(), watcher::Config::default().labels("app=web"), "are two", SOON, |pods| {
+            pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).count() == 2
+        });
+    one_left.await.unwrap();
+    world.delete_budget("web").await;
+    for evacuation in &evacuations {
+        world.until_evacuation_gone(evacuation).await;
+    }
+    world.end().await;
+}
+
 pub async fn an_eviction_that_was_refused_is_tried_again_after_the_backoff(ground: &Ground) {
     let world = ground.fresh().await;
     world.budget(objects::pdb("web").namespace(&world.namespace).min_available("1").build()).await;
@@ -199,5 +250,5 @@ pub async fn an_eviction_that_was_refused_is_tried_again_after_the_backoff(groun
     }
     assert!(blocked(&world.evacuations().get(&evacuation).await.unwrap()).is_some());
     assert!(world.is_left_alone(&pod).await);
-    world.end();
+    world.end().await;
 }

@@ -1,19 +1,32 @@
 //! What the Eviction API refuses, for real: each refusal has its reason and a sentence, and is tried again until
 //! it works.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use haulout_api_types::Evacuation;
 use haulout_e2e::service::NAMESPACE;
 use haulout_e2e::{Component, objects, wait};
+use haulout_service_runtime::eviction::{self, Answer};
+use haulout_service_runtime::pods;
+use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
-    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, ValidatingWebhookConfiguration,
 };
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::flowcontrol::v1::{FlowSchema, PriorityLevelConfiguration};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::core::Status;
-use serde_json::json;
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use serde_json::{Value, json};
+use tokio::io::{
+    AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader,
+};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{Ground, SOON, World, failed};
@@ -54,6 +67,16 @@ impl World {
 
 /// Tries to evict the pod with this name and UID, without doing it.
 async fn evict(pods: &Api<Pod>, name: &str, uid: &str) -> kube::Result<()> {
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    evict_with(pods, name, uid, &dry).await
+}
+
+/// Evicts the pod with this name and UID.
+async fn evict_for_real(pods: &Api<Pod>, name: &str, uid: &str) -> kube::Result<()> {
+    evict_with(pods, name, uid, &PostParams::default()).await
+}
+
+async fn evict_with(pods: &Api<Pod>, name: &str, uid: &str, params: &PostParams) -> kube::Result<()> {
     let uid = Some(uid).filter(|uid| !uid.is_empty());
     let eviction = json!({
         "apiVersion": "policy/v1",
@@ -61,8 +84,7 @@ async fn evict(pods: &Api<Pod>, name: &str, uid: &str) -> kube::Result<()> {
         "metadata": {"name": name},
         "deleteOptions": {"preconditions": {"uid": uid}},
     });
-    let dry = PostParams { dry_run: true, ..PostParams::default() };
-    let done: kube::Result<Status> = pods.create_subresource("eviction", name, &dry, &eviction).await;
+    let done: kube::Result<Status> = pods.create_subresource("eviction", name, params, &eviction).await;
     done.map(drop)
 }
 
@@ -119,42 +141,251 @@ pub async fn an_eviction_that_a_policy_forbids_is_tried_until_it_is_allowed(worl
     world.until_gone(&pod, &evacuation).await;
 }
 
-/// In this namespace the API server has room for one eviction at a time, and somebody else takes it.
-pub async fn an_eviction_that_the_api_server_is_too_busy_for_is_tried_until_it_is_not(world: World) {
-    let levels: Api<PriorityLevelConfiguration> = Api::all(world.client.clone());
-    let schemas: Api<FlowSchema> = Api::all(world.client.clone());
+/// The API server turns the evictions of one namespace away.
+pub(super) struct Jam {
+    schemas: Api<FlowSchema>,
+    name: String,
+    _holding: AbortOnDropHandle<()>,
+}
+
+impl Jam {
+    pub(super) async fn end(self) {
+        self.schemas.delete(&self.name, &DeleteParams::default()).await.unwrap();
+    }
+}
+
+impl World {
+    /// In this namespace the API server has room for one eviction at a time, and somebody else takes it.
+    pub(super) async fn jam(&self, name: &str) -> Jam {
+        let levels: Api<PriorityLevelConfiguration> = Api::all(self.client.clone());
+        let schemas: Api<FlowSchema> = Api::all(self.client.clone());
+        let (level, schema) = jam(name, &self.namespace);
+        levels.create(&PostParams::default(), &serde_json::from_value(level).unwrap()).await.unwrap();
+        schemas.create(&PostParams::default(), &serde_json::from_value(schema).unwrap()).await.unwrap();
+        Jam { schemas, name: name.to_owned(), _holding: self.hold_the_only_place().await }
+    }
+}
+
+fn jam(name: &str, namespace: &str) -> (Value, Value) {
     let level = json!({
-        "metadata": {"name": "jam"},
+        "metadata": {"name": name},
         "spec": {"type": "Limited", "limited": {
             "nominalConcurrencyShares": 0, "lendablePercent": 0, "borrowingLimitPercent": 0,
             "limitResponse": {"type": "Reject"},
         }},
     });
     let schema = json!({
-        "metadata": {"name": "jam"},
+        "metadata": {"name": name},
         "spec": {
             "matchingPrecedence": 2,
-            "priorityLevelConfiguration": {"name": "jam"},
+            "priorityLevelConfiguration": {"name": name},
             "rules": [{
                 // The group of administrators is never held up.
                 "subjects": [{"kind": "Group", "group": {"name": "system:serviceaccounts"}}],
                 "resourceRules": [{
                     "verbs": ["create"], "apiGroups": [""], "resources": ["pods/eviction"],
-                    "namespaces": [world.namespace],
+                    "namespaces": [namespace],
                 }],
             }],
         },
     });
-    levels.create(&PostParams::default(), &serde_json::from_value(level).unwrap()).await.unwrap();
-    schemas.create(&PostParams::default(), &serde_json::from_value(schema).unwrap()).await.unwrap();
+    (level, schema)
+}
+
+pub async fn an_eviction_that_the_api_server_is_too_busy_for_is_tried_until_it_is_not(world: World) {
     let pod = world.pod("web-1", &[]).await;
-    let _holding = world.hold_the_only_place().await;
+    let jam = world.jam("jam").await;
     let evacuation = world.evacuate(&pod).await;
     let message = world.refusal(&evacuation, "ServerBusy").await;
     assert_eq!(message, "The API server asks us to slow down: Too many requests, please try again later.");
     assert!(world.is_left_alone(&pod).await);
-    schemas.delete("jam", &DeleteParams::default()).await.unwrap();
+    jam.end().await;
     world.until_gone(&pod, &evacuation).await;
+}
+
+/// An eviction that was cut short: the API server has spent the budget, and nobody deletes the pod.
+pub async fn a_budget_names_the_pods_that_take_its_room_and_until_when(world: World) {
+    let pod = world.pod("web-1", &[]).await;
+    world.pod("web-2", &[]).await;
+    world.budget(objects::pdb("web").namespace(&world.namespace).min_available("1").build()).await;
+    let allows = |budget: &PodDisruptionBudget| {
+        budget.status.as_ref().is_some_and(|status| status.disruptions_allowed == 1)
+    };
+    wait::present(world.budgets(), "web", "has counted both", SOON, allows).await.unwrap();
+    let other_uid = "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11";
+    evict_for_real(&world.pods(), "web-2", other_uid).await.unwrap_err();
+    let spent = |budget: &PodDisruptionBudget| {
+        let disrupted = budget.status.as_ref().and_then(|status| status.disrupted_pods.as_ref());
+        disrupted.is_some_and(|pods| pods.contains_key("web-2"))
+    };
+    let budget =
+        wait::present(world.budgets(), "web", "counts web-2 as disrupted", SOON, spent).await.unwrap();
+    let since = budget.status.unwrap().disrupted_pods.unwrap()["web-2"].0;
+    let until = since.saturating_add(Duration::from_secs(120)).unwrap();
+    // What the controller knows of the budget may be a moment behind; a pod of its own is enough to know.
+    world.let_it_act("other").await;
+    let evacuation = world.evacuate(&pod).await;
+    world.refusal(&evacuation, "DisruptionBudgetExhausted").await;
+    let said = format!("; pod web-2 counts as disrupted until {until}.");
+    let named = |e: &Evacuation| e.status.as_ref().is_some_and(|status| status.message.ends_with(&said));
+    world.until(&evacuation, &said, named).await;
+    world.delete_budget("web").await;
+    world.until_gone(&pod, &evacuation).await;
+}
+
+/// What the API server v1.36 answers, and what a webhook of others says.
+pub async fn answers_of_the_real_eviction_api_have_their_meaning(world: World) {
+    let webhook = PretendedWebhook::start(&world).await;
+    let reason = async |pod: &Pod| {
+        let pod = pods::Pod::from_json(&serde_json::to_vec(pod).unwrap()).unwrap();
+        match eviction::evict(&world.client, &pod).await {
+            Answer::Failed(failure) => failure.reason.to_owned(),
+            other => format!("{other:?}"),
+        }
+    };
+    let anew = |pod: &Pod| {
+        let mut other = pod.clone();
+        other.metadata.uid = Some("1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11".into());
+        other
+    };
+    let covered =
+        |name: &str| objects::pdb(name).namespace(&world.namespace).selects("app", "db").min_available("1");
+    let pod = world.pod("web-1", &[]).await;
+    let db = world.pod_from(objects::pod("db-1").label("app", "db"), &[]).await;
+    assert_eq!(reason(&anew(&pod)).await, "Gone", "another pod has its name");
+    assert_eq!(reason(&anew(&db)).await, "Gone", "another pod has its name");
+    world.budget(covered("one").build()).await;
+    assert_eq!(reason(&db).await, "DisruptionBudgetExhausted");
+    world.budget(covered("two").build()).await;
+    assert_eq!(reason(&db).await, "SeveralDisruptionBudgets");
+    for (code, message, expected) in [
+        (404, "pods \"web-1\" not found", "EvictionForbidden"),
+        (409, "the UID in the precondition (a) does not match", "EvictionForbidden"),
+        (429, "not now", "EvictionForbidden"),
+        (429, "Eviction triggered evacuation of VMI \"shop/vm\"", "HandledElsewhere"),
+    ] {
+        webhook.answers(code, message);
+        assert_eq!(reason(&pod).await, expected, "{code} {message}");
+    }
+    // And so it is told of an Evacuation.
+    let evacuation = world.evacuate(&pod).await;
+    let message = world.refusal(&evacuation, "HandledElsewhere").await;
+    assert!(message.starts_with("Somebody else is moving the pod: admission webhook"), "{message}");
+    webhook.end().await;
+    let mut gone = pod.clone();
+    gone.metadata.name = Some("nobody".into());
+    assert_eq!(reason(&gone).await, "Gone", "no pod has its name");
+    // The next attempt may be some seconds away.
+    world.until_gone(&pod, &evacuation).await;
+}
+
+/// A webhook on evictions of a namespace that denies them with what it is told.
+struct PretendedWebhook {
+    configurations: Api<ValidatingWebhookConfiguration>,
+    name: String,
+    answer: Arc<Mutex<Option<(u16, String)>>>,
+    _task: AbortOnDropHandle<()>,
+}
+
+impl PretendedWebhook {
+    async fn start(world: &World) -> Self {
+        let pki = world.cluster.pki();
+        let serving = pki.serving(&["127.0.0.1"]).unwrap();
+        let certificates: Vec<_> =
+            CertificateDer::pem_slice_iter(serving.certificate.as_bytes()).map(Result::unwrap).collect();
+        let key = PrivateKeyDer::from_pem_slice(serving.key.as_bytes()).unwrap();
+        let config =
+            ServerConfig::builder().with_no_client_auth().with_single_cert(certificates, key).unwrap();
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let answer = Arc::<Mutex<Option<(u16, String)>>>::default();
+        let shared = Arc::clone(&answer);
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (acceptor, answer) = (acceptor.clone(), Arc::clone(&shared));
+                tokio::spawn(async move {
+                    if let Ok(stream) = acceptor.accept(stream).await {
+                        // The API server asks again.
+                        let _ = review(stream, &answer).await;
+                    }
+                });
+            }
+        });
+        let configurations: Api<ValidatingWebhookConfiguration> = Api::all(world.client.clone());
+        let name = format!("mover-{}", world.namespace);
+        let configuration = json!({
+            "metadata": {"name": name},
+            "webhooks": [{
+                "name": "mover.example.com", "admissionReviewVersions": ["v1"], "sideEffects": "None",
+                "failurePolicy": "Fail",
+                "clientConfig": {"url": format!("https://{address}/"), "caBundle": ByteString(pki.ca_certificate().unwrap().into())},
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": world.namespace}},
+                "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods/eviction"]}],
+            }],
+        });
+        let configuration = serde_json::from_value(configuration).unwrap();
+        configurations.create(&PostParams::default(), &configuration).await.unwrap();
+        let webhook = Self { configurations, name, answer, _task: AbortOnDropHandle::new(task) };
+        // The API server has to learn of it.
+        webhook.answers(400, "here");
+        world.pod_from(objects::pod("probe"), &[]).await;
+        wait::eventually("the webhook is asked", SOON, async || {
+            let denied = evict(&world.pods(), "probe", "").await.err();
+            Ok(denied.filter(|error| error.to_string().contains("here")).map(drop))
+        })
+        .await
+        .unwrap();
+        *webhook.answer.lock().unwrap() = None;
+        webhook
+    }
+
+    /// Denies evictions with this from now on.
+    fn answers(&self, code: u16, message: &str) {
+        *self.answer.lock().unwrap() = Some((code, message.to_owned()));
+    }
+
+    async fn end(self) {
+        *self.answer.lock().unwrap() = None;
+        self.configurations.delete(&self.name, &DeleteParams::default()).await.unwrap();
+    }
+}
+
+/// Answers the reviews of one connection.
+async fn review(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    answer: &Mutex<Option<(u16, String)>>,
+) -> std::io::Result<()> {
+    let mut stream = BufReader::new(stream);
+    loop {
+        let mut length = 0;
+        let mut line = String::new();
+        while stream.read_line(&mut line).await? > 2 {
+            if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap_or_default();
+            }
+            line.clear();
+        }
+        if length == 0 {
+            return Ok(());
+        }
+        let mut body = vec![0; length];
+        stream.read_exact(&mut body).await?;
+        let asked: Value = serde_json::from_slice(&body)?;
+        let denied = answer.lock().unwrap().clone();
+        let status = denied.as_ref().map(|(code, message)| json!({"code": code, "message": message}));
+        let reviewed = json!({
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+            "response": {"uid": asked["request"]["uid"], "allowed": denied.is_none(), "status": status},
+        });
+        let reviewed = reviewed.to_string();
+        let head = format!(
+            "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            reviewed.len()
+        );
+        stream.get_mut().write_all(format!("{head}{reviewed}").as_bytes()).await?;
+        stream.get_mut().flush().await?;
+    }
 }
 
 pub async fn an_eviction_in_a_namespace_that_is_being_deleted_is_refused_until_the_pod_goes_with_it(
@@ -182,5 +413,5 @@ pub async fn an_eviction_in_a_namespace_that_is_being_deleted_is_refused_until_t
     assert!(world.is_left_alone(&pod).await);
     world.cluster.resume(Component::ControllerManager).unwrap();
     world.until_gone(&pod, &evacuation).await;
-    world.end();
+    world.end().await;
 }

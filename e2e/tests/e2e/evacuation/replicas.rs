@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use haulout_e2e::{Component, Forwarder, objects};
+use haulout_e2e::forwarder::Connection;
+use haulout_e2e::{Component, Forwarder, objects, wait};
 use kube::ResourceExt as _;
-use kube::api::{Patch, PatchParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::{Ground, SOON, failed, replica};
+use super::{DEADLINE, Ground, SOON, World, blocked, failed, replica};
 
 pub async fn a_leader_hands_over_and_the_next_one_carries_on_without_forgetting_the_backoff(ground: &Ground) {
     // Longer than anybody waits here: the next one can only lead because the first one has let go.
@@ -44,7 +45,7 @@ pub async fn a_leader_hands_over_and_the_next_one_carries_on_without_forgetting_
     assert_eq!(world.evictions(), before + 1, "that of the other pod");
     world.delete_budget("web").await;
     world.until_gone(&pod, &evacuation).await;
-    world.end();
+    world.end().await;
 }
 
 pub async fn a_deadline_that_passed_while_nobody_looked_is_missed_only_after_evacuators_could_report(
@@ -70,29 +71,93 @@ pub async fn a_deadline_that_passed_while_nobody_looked_is_missed_only_after_eva
     let at = switched.status.unwrap().evacuation_progress_timestamp.unwrap().0;
     let waited = at.duration_since(begun).as_secs();
     assert!(waited >= 29, "control passed on {waited} s after the start by the controller's clock");
-    world.end();
+    world.end().await;
 }
 
-pub async fn an_evacuation_that_arrives_before_its_pods_watch_event_is_not_a_failure(ground: &Ground) {
+/// A namespace, and a controller of its own whose connections can be held.
+async fn behind(ground: &Ground) -> (World, Forwarder) {
     let slow = Forwarder::start().await.unwrap();
     slow.add(ground.cluster.server.trim_start_matches("https://").parse().unwrap());
     let mut behind = ground.cluster.handle().clone();
     behind.server = format!("https://{}", slow.address());
     let controller = Arc::new(replica(&behind, "30").await);
     controller.leads().await.unwrap();
-    let world = ground.world(&controller).await;
-    world.let_it_act("other").await;
+    (ground.world(&controller).await, slow)
+}
 
-    // The watch of pods is the connection on which much comes when a pod changes often.
-    let noisy = world.pod("noisy", &[]).await.name_any();
+/// The controller's watch of these objects: the connection on which much comes when one of them changes often.
+async fn watch_of<K>(slow: &Forwarder, api: Api<K>, noisy: &str) -> Arc<Connection>
+where
+    K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+{
     let connections = slow.connections();
     let before: Vec<_> = connections.iter().map(|connection| connection.received()).collect();
     for n in 0..50 {
         let patch = Patch::Merge(json!({"metadata": {"annotations": {"n": n.to_string()}}}));
-        world.pods().patch(&noisy, &PatchParams::default(), &patch).await.unwrap();
+        api.patch(noisy, &PatchParams::default(), &patch).await.unwrap();
     }
-    let (watch, _) =
-        connections.iter().zip(before).max_by_key(|(one, before)| one.received() - before).unwrap();
+    let with_most = connections.into_iter().zip(before).max_by_key(|(one, before)| one.received() - before);
+    with_most.unwrap().0
+}
+
+pub async fn a_pod_that_is_gone_is_looked_up_once_however_late_the_cache_is(ground: &Ground) {
+    let (world, slow) = behind(ground).await;
+    // A budget covers it, and its name may come back: its UID is compared before it is evicted.
+    world.budget(objects::pdb("web").namespace(&world.namespace).max_unavailable("1").build()).await;
+    let pod = world.pod("web-1", &[]).await;
+    let watch = watch_of(&slow, world.pods(), "web-1").await;
+    world.let_it_act("other").await;
+    watch.hold(true);
+    world.pods().delete("web-1", &DeleteParams::default()).await.unwrap();
+    wait::gone(world.pods(), "web-1", SOON).await.unwrap();
+    let evacuation = world.evacuate(&pod).await;
+    world.until_evacuation_gone(&evacuation).await;
+    let looked_up = world.requests().resource("pods", "").verb("get").only(|r| r.name == "web-1");
+    assert_eq!(looked_up.count(), 1, "{looked_up:?}");
+    assert_eq!(world.requests().resource("pods", "eviction").only(|r| r.name == "web-1").count(), 0);
+    assert!(world.controller.text().contains("pod is gone, and the cache is behind"));
+    watch.hold(false);
+    world.end().await;
+}
+
+pub async fn a_report_that_the_watch_has_not_delivered_stops_an_eviction(ground: &Ground) {
+    let (world, slow) = behind(ground).await;
+    world.budget(objects::pdb("web").namespace(&world.namespace).min_available("1").build()).await;
+    let pod = world.pod("web-1", &["a.example.com"]).await;
+    let evacuation = world.evacuate(&pod).await;
+    world.until_active(&evacuation, "a.example.com").await;
+    let shift = DEADLINE + Duration::from_secs(1);
+    world.controller.shift_clock(shift).await.unwrap();
+    world.until_blocked(&evacuation, "DisruptionBudgetExhausted").await;
+    let watch = watch_of(&slow, world.evacuations(), &evacuation).await;
+    // Whatever it had still to say of this one is written.
+    world.let_it_act("other").await;
+    watch.hold(true);
+    let reported = jiff::Timestamp::now().saturating_add(shift).unwrap();
+    let progress = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(reported);
+    world.report(&evacuation, json!({"evacuationProgressTimestamp": progress})).await;
+    world.delete_budget("web").await;
+    let refused = || {
+        let writes = world.requests().resource("evacuations", "status").code(409);
+        writes.only(|r| r.name == evacuation).count()
+    };
+    wait::eventually("the eviction is tried", SOON, async || {
+        Ok((refused() > 0 || !world.is_left_alone(&pod).await).then_some(()))
+    })
+    .await
+    .unwrap();
+    assert!(world.is_left_alone(&pod).await, "its evacuator has reported");
+    watch.hold(false);
+    world.until(&evacuation, "is not blocked", |e| blocked(e).is_none()).await;
+    assert!(world.is_left_alone(&pod).await);
+    world.end().await;
+}
+
+pub async fn an_evacuation_that_arrives_before_its_pods_watch_event_is_not_a_failure(ground: &Ground) {
+    let (world, slow) = behind(ground).await;
+    world.let_it_act("other").await;
+    let noisy = world.pod("noisy", &[]).await;
+    let watch = watch_of(&slow, world.pods(), &noisy.name_any()).await;
     watch.hold(true);
 
     let pods = futures::future::join_all((0..5).map(async |n| {
@@ -107,7 +172,7 @@ pub async fn an_evacuation_that_arrives_before_its_pods_watch_event_is_not_a_fai
     let refused = world.requests().resource("pods", "eviction").only(|r| r.code != 201);
     assert_eq!(refused.count(), 0, "{refused:?}");
     watch.hold(false);
-    world.end();
+    world.end().await;
 }
 
 pub async fn evacuations_go_on_after_an_outage_of_the_api_server(ground: &Ground) {

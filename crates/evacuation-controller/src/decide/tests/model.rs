@@ -20,6 +20,14 @@ enum Step {
     Restart,
     /// The budget's watch tells that there is room.
     Freed,
+    /// The API server will be too busy to evict, or not.
+    Busy(bool),
+    /// Somebody deletes the Evacuation.
+    Delete,
+    /// The instigator withdraws.
+    Withdraw,
+    /// The evacuator forbids cancellation, or allows it.
+    Forbid(bool),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -30,6 +38,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => any::<bool>().prop_map(Step::Budget),
         1 => Just(Step::Restart),
         1 => Just(Step::Freed),
+        1 => any::<bool>().prop_map(Step::Busy),
+        1 => Just(Step::Delete),
+        1 => prop_oneof![4 => any::<bool>().prop_map(Step::Forbid), 1 => Just(Step::Withdraw)],
     ];
     proptest::collection::vec(step, 1..60)
 }
@@ -41,7 +52,10 @@ struct Model {
     now: i64,
     resumed: i64,
     exhausted: bool,
+    busy: bool,
     evictions: u32,
+    /// It is not stored any more.
+    removed: bool,
 }
 
 impl Model {
@@ -59,6 +73,7 @@ impl Model {
         for _ in 0..20 {
             let Plan { action, .. } = self.plan();
             match &action {
+                _ if self.removed => return done,
                 Action::Wait => return done,
                 Action::Activate { class, stamp } => {
                     self.record.active = Some(class.as_str().into());
@@ -70,25 +85,46 @@ impl Model {
                     self.record.active = Some(to.as_str().into());
                     self.record.completed = false;
                     self.record.progress = Some(at(self.now));
-                    self.record.blocked = None;
+                    self.unblock(reason::NOT_BLOCKED);
                 }
                 Action::Evict { .. } => {
                     self.live.admitted = false;
-                    if self.exhausted {
-                        self.record.failed += 1;
-                        self.record.last_failed = Some(at(self.now));
-                        self.record.blocked = Some(blocked(reason::BUDGET_EXHAUSTED));
+                    if self.busy {
+                        let failures = self.live.soon.map_or(0, |soon| soon.failures) + 1;
+                        let due = after(at(self.now), backoff::soon(failures, self.record.uid));
+                        self.live.soon = Some(Soon { failures, due });
+                        self.fail(reason::SERVER_BUSY);
+                    } else if self.exhausted {
+                        self.live.soon = None;
+                        self.fail(reason::BUDGET_EXHAUSTED);
                     } else {
                         self.evictions += 1;
                         self.live.evicted = Some(at(self.now));
                     }
                 }
-                Action::Unblock => self.record.blocked = None,
+                Action::Unblock { reason, .. } => self.unblock(reason),
+                Action::Delete { end } => {
+                    assert_eq!(*end, End::Cancelled);
+                    assert!(self.record.is_cancelled());
+                    self.removed = true;
+                }
                 other => panic!("{other:?} is not for a pod that stays"),
             }
             done.push(action);
         }
         panic!("it never comes to rest: {done:?}");
+    }
+
+    fn fail(&mut self, reason: &str) {
+        self.record.failed += 1;
+        self.record.last_failed = Some(at(self.now));
+        self.record.blocked = Some(blocked(reason));
+    }
+
+    fn unblock(&mut self, reason: &str) {
+        if let Some(blocked) = &mut self.record.blocked {
+            *blocked = Blocked { is_true: false, reason: reason.into(), ..blocked.clone() };
+        }
     }
 
     fn rank(&self) -> Option<usize> {
@@ -106,9 +142,12 @@ proptest! {
         let names = ["a", "b", "c"];
         let evacuators = evacuators(&names[..classes.min(3)]);
         let record = Record { evacuators, ..record(1) };
-        let mut model = Model { record, live: Live::default(), now: 0, resumed: 0, exhausted: true, evictions: 0 };
+        let live = Live::default();
+        let mut model =
+            Model { record, live, now: 0, resumed: 0, exhausted: true, busy: false, evictions: 0, removed: false };
         for step in steps {
             let (rank, failed) = (model.rank(), model.record.failed);
+            let was_blocked = model.record.blocked.is_some();
             match step {
                 Step::Pass(seconds) => model.now += i64::from(seconds),
                 Step::Report if model.record.active.is_some() => model.record.progress = Some(at(model.now)),
@@ -124,10 +163,32 @@ proptest! {
                     }
                     model.resumed = model.now;
                 }
-                Step::Freed if model.record.blocked.is_some() => model.live.admitted = true,
+                Step::Freed if model.record.blocked_by().is_some() => model.live.admitted = true,
+                Step::Busy(busy) => model.busy = busy,
+                Step::Delete => model.record.deleted = Some(at(model.now)),
+                Step::Withdraw => model.record.finalizers = Box::new([]),
+                Step::Forbid(true) => model.record.policy = CancellationPolicy::Forbid,
+                Step::Forbid(false) => model.record.policy = CancellationPolicy::Allow,
                 Step::Report | Step::Complete | Step::Restart | Step::Freed => {}
             }
+            // Whether it was deleted plays no part while somebody wants it.
+            if !model.record.is_cancelled() {
+                let kept = Record { deleted: None, ..model.record.clone() };
+                let pod = pod(1);
+                let plan = decide(&kept, Known::Present(&pod), &model.live, model.moment());
+                prop_assert_eq!(&plan, &model.plan());
+            }
             let done = model.settle();
+            if model.removed {
+                prop_assert!(model.record.deleted.is_none(), "nobody deletes it twice");
+                return Ok(());
+            }
+            // With its last finalizer it goes by itself.
+            if model.record.is_cancelled() {
+                prop_assert!(model.record.deleted.is_some() && done.is_empty(), "{done:?}");
+                return Ok(());
+            }
+            prop_assert!(!was_blocked || model.record.blocked.is_some(), "Blocked is never removed");
             prop_assert!(model.rank() >= rank, "{rank:?} became {:?}", model.rank());
             prop_assert!(model.record.failed >= failed);
             let evictions = done.iter().filter(|action| matches!(action, Action::Evict { .. })).count();
@@ -142,6 +203,10 @@ proptest! {
             prop_assert!(plan.action == Action::Wait);
             if let Some(wake) = plan.wake {
                 prop_assert!(wake > at(model.now));
+            }
+            // What passes by itself is not waited for any longer than a minute.
+            if model.record.blocked_by() == Some(reason::SERVER_BUSY) && model.now > model.resumed + 30 {
+                prop_assert!(plan.wake.is_some_and(|wake| wake <= at(model.now + 60)), "{plan:?}");
             }
         }
     }
