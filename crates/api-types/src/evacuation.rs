@@ -31,8 +31,8 @@ pub const DEFAULT_PROGRESS_DEADLINE_SECONDS: i32 = 1800;
     selectable = ".status.activeEvacuatorClass",
     printcolumn(name = "Pod", type_ = "string", json_path = ".spec.podRef.name", description = "The pod that is to leave."),
     printcolumn(name = "Evacuator", type_ = "string", json_path = ".status.activeEvacuatorClass", description = "The evacuator that is in charge; none means eviction."),
-    printcolumn(name = "Blocked", type_ = "string", json_path = r#".status.conditions[?(@.type=="Blocked")].reason"#, description = "What keeps the pod from leaving."),
-    printcolumn(name = "Failed Evictions", type_ = "integer", json_path = ".status.failedEvictionCounter", description = "How often the Eviction API refused."),
+    printcolumn(name = "Blocked", type_ = "string", json_path = r#".status.conditions[?(@.type=="Blocked")].reason"#, description = "What keeps the pod from leaving; NotBlocked or Evacuating when nothing does any more."),
+    printcolumn(name = "Failed Evictions", type_ = "integer", json_path = ".status.failedEvictionCounter", description = "How many attempts to evict the pod have failed."),
     printcolumn(name = "Expected", type_ = "string", json_path = ".status.expectedEvacuationFinishTime", description = "When the evacuator expects to be done.", priority = 1),
     printcolumn(name = "Message", type_ = "string", json_path = ".status.message", description = "What is going on.", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
@@ -175,18 +175,18 @@ pub struct EvacuationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected_evacuation_finish_time: Option<Time>,
 
-    /// Set to Forbid by an evacuator that cannot stop half-way: the Evacuation then cannot be deleted
+    /// Set to Forbid by an evacuator that cannot stop half-way: the evacuation then cannot be cancelled
     /// while the pod exists. Not reset when another evacuator takes over, which should reconsider it.
     #[serde(default)]
     pub evacuation_cancellation_policy: CancellationPolicy,
 
-    /// How often the Eviction API has refused to evict the pod. Only grows.
+    /// How many attempts to evict the pod have failed, for whatever reason. Only grows.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub failed_eviction_counter: i32,
 
-    /// When the Eviction API last refused. Together with the counter it tells when the next attempt is
-    /// due, whoever makes it.
+    /// When an attempt to evict the pod last failed. Together with the counter it tells when the next
+    /// attempt is due, whoever makes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_failed_eviction_time: Option<Time>,
 
@@ -201,12 +201,12 @@ pub struct EvacuationStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// Whether an evacuation can be called off.
+/// Whether an evacuation can be cancelled.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CancellationPolicy {
-    /// The Evacuation may be deleted at any time.
+    /// The evacuation is cancelled when its last instigator removes its finalizer.
     #[default]
     Allow,
-    /// The Evacuation cannot be deleted until the pod is gone.
+    /// The evacuation goes on until the pod is gone.
     Forbid,
 }

@@ -2,7 +2,6 @@
 //! than it allows besides those that are on their way already.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
 use crate::backoff::after;
+use crate::record::fingerprint;
 
 /// How many pods a message names.
 const NAMED: usize = 3;
@@ -24,7 +24,7 @@ const DISRUPTED_FOR: Duration = Duration::from_secs(120);
 pub struct Budgets {
     namespaces: HashMap<Arc<str>, Vec<Budget>>,
     /// How many changes have been seen.
-    changes: u64,
+    changes: u32,
 }
 
 /// One budget as it was last seen, and the evictions that its numbers do not show yet.
@@ -45,7 +45,7 @@ pub struct Budget {
     disrupted: BTreeMap<Box<str>, Timestamp>,
     in_flight: Vec<InFlight>,
     /// The number of the change that made it so.
-    change: u64,
+    change: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,9 +59,9 @@ struct InFlight {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Covered {
     /// Stands for their names.
-    pub by: u64,
+    pub by: u32,
     /// The number of their last change; 0 without any.
-    change: u64,
+    change: u32,
 }
 
 /// The budgets that cover a pod.
@@ -166,7 +166,7 @@ impl Budgets {
     /// another one.
     pub fn apply(&mut self, namespace: &Arc<str>, budget: PodDisruptionBudget) -> bool {
         let mut budget = Budget::read(budget);
-        self.changes += 1;
+        self.changes = self.changes.wrapping_add(1);
         budget.change = self.changes;
         let all = self.namespaces.entry(Arc::clone(namespace)).or_default();
         let Some(old) = all.iter_mut().find(|old| old.name == budget.name) else {
@@ -224,10 +224,8 @@ impl Budgets {
         let covering: Vec<_> = all.filter(|budget| budget.covers(pod)).collect();
         let mut names: Vec<_> = covering.iter().map(|budget| &budget.name).collect();
         names.sort_unstable();
-        let mut by = DefaultHasher::new();
-        names.hash(&mut by);
         let change = covering.iter().map(|budget| budget.change).max().unwrap_or_default();
-        Covered { by: by.finish(), change }
+        Covered { by: fingerprint(names), change }
     }
 
     /// Whether one budget covers this pod, and its numbers say that it has no room.

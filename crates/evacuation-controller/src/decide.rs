@@ -47,7 +47,7 @@ pub struct Live {
     /// We have deleted the Evacuation because it ended so; its own watch event may not have come yet.
     pub deleted: Option<End>,
     /// Its last attempt failed for a reason that passes by itself.
-    pub soon: Option<Soon>,
+    pub soon: Option<Box<Soon>>,
     /// How often in a row the API server had its pod, and the cache did not.
     pub unwatched: u32,
 }
@@ -60,6 +60,13 @@ pub struct Soon {
     pub failures: u32,
     /// When the next one is due.
     pub due: Timestamp,
+}
+
+impl Soon {
+    /// Nothing has failed that would be worth a pause.
+    pub fn now() -> Box<Self> {
+        Box::new(Self { failures: 0, due: Timestamp::MIN })
+    }
 }
 
 /// When it is, and how well we have been able to see.
@@ -253,7 +260,7 @@ fn evict(record: &Record, pod: &Pod, live: &Live, moment: Moment, why: Why) -> P
             return unblock_or_wait(record, reason::EVACUATING, message, Some(unseen));
         }
     }
-    let due = match live.soon {
+    let due = match &live.soon {
         _ if live.admitted => None,
         Some(soon) => Some(soon.due),
         None => backoff::due(record, moment.resumed, moment.now),

@@ -272,7 +272,7 @@ impl Index {
             let covered = self.budgets.covered(pod);
             if entry.tried.is_some_and(|tried| tried.by != covered.by) {
                 entry.tried = Some(covered);
-                entry.live.soon.get_or_insert(Soon { failures: 0, due: Timestamp::MIN });
+                entry.live.soon.get_or_insert_with(Soon::now);
                 woken.push(key);
             }
         }
@@ -337,8 +337,8 @@ impl Index {
         let Some(entry) = self.entries.get_mut(&key) else { return Vec::new() };
         entry.live.evicted = None;
         entry.live.soon = is_transient(failure.reason).then(|| {
-            let failures = entry.live.soon.map_or(0, |soon| soon.failures).saturating_add(1);
-            Soon { failures, due: after(now, backoff::soon(failures, key)) }
+            let failures = entry.live.soon.as_ref().map_or(0, |soon| soon.failures).saturating_add(1);
+            Box::new(Soon { failures, due: after(now, backoff::soon(failures, key)) })
         });
         let by_budget = waits_for_budget(failure.reason);
         entry.unwritten = Some(Box::new(failure));
@@ -362,7 +362,7 @@ impl Index {
             return Vec::new();
         }
         if failed {
-            entry.live.soon.get_or_insert(Soon { failures: 0, due: Timestamp::MIN });
+            entry.live.soon.get_or_insert_with(Soon::now);
         }
         let (record, seen) = (Arc::clone(&entry.record), entry.seen);
         self.budgets.end(&record.namespace, key);

@@ -1,7 +1,8 @@
 //! What is kept of an Evacuation: the facts that decide, as small as they can be. Everything in it comes from
 //! the API object, so that a new leader knows as much as the old one did.
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::hash::{DefaultHasher, Hash, Hasher as _};
+use std::num::NonZeroI64;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ pub struct Record {
     /// When it was created.
     pub created: Timestamp,
     /// When somebody deleted it, if so. It goes with its last finalizer.
-    pub deleted: Option<Timestamp>,
+    pub deleted: Option<Second>,
     /// All its finalizers.
     pub finalizers: Box<[Arc<str>]>,
     /// The name of its pod.
@@ -67,14 +68,30 @@ pub struct Blocked {
     /// Since when it has been true or false.
     pub since: Timestamp,
     /// The [`fingerprint`] of its message.
-    pub message: u64,
+    pub message: u32,
 }
 
-/// Tells messages apart without keeping them.
-pub fn fingerprint(message: &str) -> u64 {
+/// Tells texts apart without keeping them.
+pub fn fingerprint(text: impl Hash) -> u32 {
     let mut hasher = DefaultHasher::new();
-    message.hash(&mut hasher);
-    hasher.finish()
+    text.hash(&mut hasher);
+    u32::try_from(hasher.finish() >> 32).unwrap_or_default()
+}
+
+/// A time as API objects have it, in whole seconds, in half the space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Second(NonZeroI64);
+
+impl Second {
+    /// The second of this time.
+    pub fn of(time: Timestamp) -> Self {
+        Self(NonZeroI64::new(time.as_second()).unwrap_or(NonZeroI64::MIN))
+    }
+
+    /// Its beginning.
+    pub fn time(self) -> Timestamp {
+        Timestamp::from_second(self.0.get()).unwrap_or(Timestamp::UNIX_EPOCH)
+    }
 }
 
 /// An Evacuation that we cannot work on.
@@ -107,7 +124,7 @@ impl Record {
             uid: uid.parse().map_err(|error| NotARecord::Uid("metadata.uid", error))?,
             version: metadata.resource_version.ok_or(missing("resourceVersion"))?.into(),
             created: metadata.creation_timestamp.ok_or(missing("creationTimestamp"))?.0,
-            deleted: metadata.deletion_timestamp.map(|time| time.0),
+            deleted: metadata.deletion_timestamp.map(|time| Second::of(time.0)),
             finalizers: metadata.finalizers.iter().flatten().map(|text| share(text)).collect(),
             pod_name: spec.pod_ref.name.into(),
             pod_uid: spec.pod_ref.uid.parse().map_err(|error| NotARecord::Uid("spec.podRef.uid", error))?,

@@ -168,9 +168,26 @@ async fn the_policy_says_how_pods_leave(world: &World) {
     let kept = evacuations.get(&name).await.unwrap();
     assert_eq!(kept.metadata.uid, asked.metadata.uid);
     assert!(kept.is_wanted_by("taint-manager.nodemaintenance.k8s.io"));
+
+    // Somebody deletes it, and its evacuator forbids to cancel it: our finalizer stays even without the taint.
+    let policy = async |policy: &str| {
+        let patch = Patch::Merge(json!({"status": {"evacuationCancellationPolicy": policy}}));
+        evacuations.patch_status(&name, &PatchParams::default(), &patch).await.unwrap();
+    };
+    policy("Forbid").await;
+    evacuations.delete(&name, &DeleteParams::default()).await.unwrap();
     world.taint("evacuate", json!([])).await;
-    let unwanted = |all: &[Evacuation]| all.iter().all(|one| one.instigators().count() == 0);
-    wait::all(evacuations, watcher::Config::default(), "has none of ours", SOON, unwanted).await.unwrap();
+    world.event("TaintManagerEviction", "Cancelling deletion of Pod shop/db").await;
+    wait::eventually("the taint manager has tried to cancel it", SOON, async || {
+        Ok(service.text().contains("cannot be cancelled: its evacuator forbids it").then_some(()))
+    })
+    .await
+    .unwrap();
+    let kept = evacuations.get(&name).await.unwrap();
+    assert!(kept.is_wanted_by("taint-manager.nodemaintenance.k8s.io"));
+    policy("Allow").await;
+    wait::gone(evacuations, &name, SOON).await.unwrap();
+    world.stays("db").await;
 
     // Ignore, until the policy changes; a bad one changes nothing.
     world.run(pod("kept", "ignore").finalizer(HOLD)).await;

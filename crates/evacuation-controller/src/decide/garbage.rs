@@ -37,7 +37,7 @@ fn is_deleted(record: &Record, live: &Live) -> bool {
 fn held(record: &Record, moment: Moment, end: End) -> Plan {
     // We have just deleted it, or it is gone and the watch event has yet to come.
     let Some(deleted) = record.deleted.filter(|_| !record.finalizers.is_empty()) else { return wait(None) };
-    let due = after(deleted, PATIENCE);
+    let due = after(deleted.time(), PATIENCE);
     if moment.now < due {
         return wait(Some(due));
     }

@@ -7,7 +7,7 @@ use haulout_api_types::instigators::finalizer;
 use serde_json::json;
 
 use super::*;
-use crate::record::{Blocked, fingerprint};
+use crate::record::{Blocked, Second, fingerprint};
 use crate::testing::{at, blocked, evacuators, pod, pod_with, record};
 
 const FOREIGN: &str = "example.com/report";
@@ -200,7 +200,7 @@ fn an_evacuation_ends_with_its_pod_or_when_nobody_wants_it() {
     let mine = finalizer("test.example.com");
     let with = |finalizers: &[&str], deleted: Option<i64>| Record {
         finalizers: finalizers.iter().map(|f| (*f).into()).collect(),
-        deleted: deleted.map(at),
+        deleted: deleted.map(|second| Second::of(at(second))),
         ..with_a()
     };
     let release = |keep: &[&str]| Action::Release { keep: keep.iter().map(ToString::to_string).collect() };
@@ -254,7 +254,7 @@ fn a_deleted_evacuation_goes_on_while_an_instigator_remains() {
         ("it is terminating", busy, ending),
     ];
     for (name, record, pod) in cases {
-        let deleted = Record { deleted: Some(at(5)), ..record.clone() };
+        let deleted = Record { deleted: Some(Second::of(at(5))), ..record.clone() };
         assert_eq!(plan(&deleted, &pod, 10), plan(&record, &pod, 10), "{name}");
     }
 }
@@ -265,7 +265,7 @@ fn who_holds_an_evacuation_that_should_be_gone_is_named() {
     let evacuator = finalizer("a");
     let held = |finalizers: &[&str]| Record {
         finalizers: finalizers.iter().map(|f| (*f).into()).collect(),
-        deleted: Some(at(100)),
+        deleted: Some(Second::of(at(100))),
         ..with_a()
     };
     let cancelled = held(&[FOREIGN, &evacuator]);
@@ -364,7 +364,8 @@ fn a_failure_that_passes_is_tried_again_soon_whatever_was_refused_before() {
         blocked: Some(blocked(reason::BUDGET_EXHAUSTED)),
         ..record(1)
     };
-    let soon = |due: i64| Live { soon: Some(Soon { failures: 1, due: at(due) }), ..Live::default() };
+    let soon =
+        |due: i64| Live { soon: Some(Box::new(Soon { failures: 1, due: at(due) })), ..Live::default() };
     let plan =
         |record: &Record, live: &Live, now| decide(record, Known::Present(&pod(1)), live, at_second(now));
     assert!(plan(&refused, &Live::default(), 101).wake > Some(at(700)), "it has been refused often");

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::record::Second;
 use crate::testing::{at, blocked, budget, key, pod, pod_with, record};
 
 fn pods(all: impl IntoIterator<Item = Pod>) -> PodIndex {
@@ -34,6 +35,13 @@ fn index() -> Index {
 
 fn gone(pod: Pod) -> Change {
     Change { old: Some(Arc::new(pod)), new: None }
+}
+
+/// There may be tens of thousands of them.
+#[test]
+fn little_is_kept_of_each() {
+    assert!(size_of::<Entry>() <= 96, "{}", size_of::<Entry>());
+    assert!(size_of::<Record>() <= 368, "{}", size_of::<Record>());
 }
 
 #[test]
@@ -231,7 +239,7 @@ fn failures_that_pass_pause_longer_each_time() {
 #[test]
 fn a_deleted_evacuation_waits_for_its_budget_and_a_cancelled_one_does_not() {
     let mut index = index();
-    index.apply(Record { deleted: Some(at(0)), ..waiting(1) });
+    index.apply(Record { deleted: Some(Second::of(at(0))), ..waiting(1) });
     index.apply(Record { finalizers: Box::new([]), ..waiting(2) });
     let pods = pods((0..4).map(pod));
     assert_eq!(index.budget_applied(budget("web", 3, &[]), &pods), [key(1)]);

@@ -413,3 +413,17 @@ fn without_an_evacuation_controller_a_maintenance_with_pods_is_blocked() {
     assert!(world.settle().contains(&Work::Maintenance("m".into())));
     assert_eq!(world.said().0, [""; 0]);
 }
+
+#[test]
+fn a_withdrawal_is_tried_again_when_its_evacuator_allows_it() {
+    let mut world = World::new(&["node", "pod", "maintenance"]);
+    let policy = |policy: &str| json!({"evacuationCancellationPolicy": policy});
+    let metadata = || json!({"finalizers": [ours()]});
+    world.evacuation_with(metadata(), policy("Forbid"));
+    assert_eq!(world.wish(), Some(Wish::Evacuate));
+    world.maintenance("Complete", &["Drain", "Complete"]);
+    assert_eq!((world.wish(), world.undone()), (None, 0), "nothing waits for it");
+    world.evacuation_with(metadata(), policy("Allow"));
+    assert!(world.settle().contains(&Work::Node("n1".into())));
+    assert_eq!((world.wish(), world.undone()), (Some(Wish::Withdraw), 1));
+}

@@ -1,7 +1,7 @@
 //! Evacuations: what they are given, who may write them, and what stays.
 
-use haulout_api_types::Evacuation;
 use haulout_api_types::evacuators::evacuation_name;
+use haulout_api_types::{Evacuation, instigators};
 use haulout_e2e::{objects, service};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
@@ -9,6 +9,7 @@ use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
+use super::node_maintenances::{maintenance, named};
 use super::{Bench, Expected, GRACE, LIMIT, NAMESPACE};
 
 const OTHER_UID: &str = "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11";
@@ -44,6 +45,7 @@ pub async fn table(bench: &mut Bench<'_>) {
     of_a_moments_old_pod(bench).await;
     rights(bench, &web_2).await;
     status(bench, &evacuation_name(&web_1, "web-1")).await;
+    still_wanted(bench).await;
     removal(bench, &evacuation_name(&web_1, "web-1"), &evacuation_name(&web_2, "web-2")).await;
 }
 
@@ -224,7 +226,55 @@ async fn status(bench: &mut Bench<'_>, name: &str) {
         .expect("the evacuation controller may write what is its own");
 }
 
+/// Deleting cancels nothing while somebody wants it: who deletes is told who that is.
+async fn still_wanted(bench: &mut Bench<'_>) {
+    let drain = maintenance("placed-drain", "Drain", named(&["n3"]));
+    bench.create("a maintenance", "", &drain, Expected::Fine).await;
+    let pods: Api<Pod> = Api::namespaced(bench.client.clone(), NAMESPACE);
+    let pod = objects::pod("placed").namespace(NAMESPACE).node("n3").build();
+    let uid = pods.create(&PostParams::default(), &pod).await.unwrap().metadata.uid.unwrap();
+    let finalizers = ["nodemaintenance.k8s.io", "descheduler.example.com"].map(instigators::finalizer);
+    let new = evacuation("placed", &uid, json!({"metadata": {"finalizers": finalizers}}));
+    bench.create("an Evacuation with two instigators", "", &new, Expected::Fine).await;
+    let name = evacuation_name(&uid, "placed");
+    let delete = ["delete", "evacuation", "-n", NAMESPACE, "--wait=false", &name];
+    bench.until_warned(&delete, None, "complete or delete NodeMaintenance placed-drain").await;
+    for part in [
+        "nodemaintenance.k8s.io still wants pod placed to leave, so the evacuation goes on; to cancel it, complete or delete NodeMaintenance placed-drain, or label the pod cluster.x-k8s.io/drain=skip",
+        "descheduler.example.com still wants pod placed to leave, so the evacuation goes on; to cancel it, remove the finalizer evacuation.coordination.k8s.io/instigator_descheduler.example.com",
+    ] {
+        bench.check("a removal of one that is wanted", "", &delete, None, Expected::Warned(part)).await;
+    }
+    let delete = ["delete", "nodemaintenance", "placed-drain"];
+    bench.check("the end of the maintenance", "", &delete, None, Expected::Fine).await;
+}
+
 async fn removal(bench: &mut Bench<'_>, web_1: &str, web_2: &str) {
+    let strip = |finalizers: Value| json!({"metadata": {"finalizers": finalizers}}).to_string();
+    let patch = |patch: String| {
+        ["patch", "evacuation", web_1, "-n", NAMESPACE, "--type=merge", "-p", &patch].map(str::to_owned)
+    };
+    for (what, finalizers, expected) in [
+        (
+            "the last instigator of one that cannot be cancelled",
+            json!(null),
+            Expected::Refused(
+                &[
+                    "Forbid, so the finalizer of its last instigator cannot be removed while pod web-1 exists",
+                    "ask a.example.com otherwise",
+                ][..],
+            ),
+        ),
+        (
+            "another instigator in its place",
+            json!([instigators::finalizer("other.example.com")]),
+            Expected::Fine,
+        ),
+    ] {
+        let args = patch(strip(finalizers));
+        let args: Vec<_> = args.iter().map(String::as_str).collect();
+        bench.check(what, "", &args, None, expected).await;
+    }
     let [web_1, web_2] =
         [web_1, web_2].map(|name| ["delete", "evacuation", "-n", NAMESPACE, "--wait=false", name]);
     let refused = &["user \"nils\" may neither delete pod web-2", "may therefore not delete its Evacuation"];

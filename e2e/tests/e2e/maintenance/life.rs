@@ -95,34 +95,36 @@ async fn a_maintenance_that_is_completed_halfway_lets_pods_stay_unless_their_eva
     let first = |name: &str| objects::pod(name).label("app", "first").annotation(&slow(), "100");
     let recalled = scene.pod_from(first("recalled"), "n1").await;
     let past_recall = scene.pod_from(first("past-recall"), "n1").await;
+    let reconsidered = scene.pod_from(first("reconsidered"), "n1").await;
     let later = scene.pod("later", "n1").await;
     scene.maintain_with("blue", "blue", Stage::Drain, first_then_others()).await;
     scene.in_charge(&recalled).await;
+    let report = async |evacuation: &str, status: Value| {
+        let patch = Patch::Merge(json!({"status": status}));
+        scene.evacuations().patch_status(evacuation, &PatchParams::default(), &patch).await.unwrap();
+    };
     let forbidden = scene.in_charge(&past_recall).await;
-    let status = json!({"status": {"evacuationCancellationPolicy": "Forbid"}});
-    scene
-        .evacuations()
-        .patch_status(&forbidden, &PatchParams::default(), &Patch::Merge(status))
-        .await
-        .unwrap();
-    let halfway = scene.until("blue", "is halfway", |m| drain(m).pods_evacuating == 2).await;
-    assert_eq!((drain(&halfway).pods_pending_evacuation, drain(&halfway).pods_left), (1, 3));
+    let allowed_later = scene.in_charge(&reconsidered).await;
+    for evacuation in [&forbidden, &allowed_later] {
+        report(evacuation, json!({"evacuationCancellationPolicy": "Forbid"})).await;
+    }
+    let halfway = scene.until("blue", "is halfway", |m| drain(m).pods_evacuating == 3).await;
+    assert_eq!((drain(&halfway).pods_pending_evacuation, drain(&halfway).pods_left), (1, 4));
 
     scene.set_stage("blue", Stage::Complete).await;
     scene.until_completed("blue").await;
     scene.until_as_before(&before).await;
-    scene.until_evacuating(&["past-recall"]).await;
+    scene.until_evacuating(&["past-recall", "reconsidered"]).await;
+    // Somebody deletes it: with our finalizer on it, it goes on.
+    scene.evacuations().delete(&forbidden, &DeleteParams::default()).await.unwrap();
     let kept = scene.evacuations().get(&forbidden).await.unwrap();
-    assert_eq!(kept.finalizers(), [] as [&str; 0], "our wish is withdrawn");
-    // It goes on without us.
-    let status = json!({"status": {"activeEvacuatorCompleted": true}});
-    scene
-        .evacuations()
-        .patch_status(&forbidden, &PatchParams::default(), &Patch::Merge(status))
-        .await
-        .unwrap();
+    assert!(kept.is_wanted_by(names::instigator::NODE_MAINTENANCE), "it cannot be cancelled");
+    report(&forbidden, json!({"activeEvacuatorCompleted": true})).await;
     scene.until_pod_gone("past-recall").await;
-    for pod in [recalled, later] {
+    // The evacuator allows it after all, and our wish is withdrawn.
+    report(&allowed_later, json!({"evacuationCancellationPolicy": "Allow"})).await;
+    scene.until_evacuating(&[]).await;
+    for pod in [recalled, later, reconsidered] {
         let found = scene.pods().get(&pod.name_any()).await.unwrap();
         assert_eq!((found.uid(), found.metadata.deletion_timestamp), (pod.uid(), None));
     }
@@ -268,6 +270,7 @@ async fn what_others_take_away_is_put_back_and_an_evacuation_of_others_is_shared
     let scene = world.scene("intent").await;
     scene.node("n1", "blue").await;
     let pod = scene.slow_pod("web-1", "n1").await;
+    let other = scene.slow_pod("web-2", "n1").await;
     let theirs = scene.evacuation_by_others(&pod).await;
     scene.maintain("blue", "blue", Stage::Drain).await;
     let name = scene.in_charge(&pod).await;
@@ -279,7 +282,13 @@ async fn what_others_take_away_is_put_back_and_an_evacuation_of_others_is_shared
     scene.evacuations().patch(&name, &PatchParams::default(), &patch).await.unwrap();
     let found = wait::present(scene.evacuations(), &name, "is wanted by both again", SOON, both).await;
     let uid = scene.explained(found).uid();
-    // Somebody deletes it and takes all finalizers away: a new one is made.
+    // Somebody deletes one: it goes on, because we want it.
+    let deleted = scene.in_charge(&other).await;
+    scene.evacuations().delete(&deleted, &DeleteParams::default()).await.unwrap();
+    let done = Patch::Merge(json!({"status": {"activeEvacuatorCompleted": true}}));
+    scene.evacuations().patch_status(&deleted, &PatchParams::default(), &done).await.unwrap();
+    scene.until_pod_gone("web-2").await;
+    // Somebody deletes one and takes all finalizers away: a new one is made.
     scene.evacuations().delete(&name, &DeleteParams::default()).await.unwrap();
     let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     scene.evacuations().patch(&name, &PatchParams::default(), &patch).await.unwrap();

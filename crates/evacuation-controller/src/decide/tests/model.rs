@@ -90,9 +90,9 @@ impl Model {
                 Action::Evict { .. } => {
                     self.live.admitted = false;
                     if self.busy {
-                        let failures = self.live.soon.map_or(0, |soon| soon.failures) + 1;
+                        let failures = self.live.soon.as_ref().map_or(0, |soon| soon.failures) + 1;
                         let due = after(at(self.now), backoff::soon(failures, self.record.uid));
-                        self.live.soon = Some(Soon { failures, due });
+                        self.live.soon = Some(Box::new(Soon { failures, due }));
                         self.fail(reason::SERVER_BUSY);
                     } else if self.exhausted {
                         self.live.soon = None;
@@ -165,7 +165,7 @@ proptest! {
                 }
                 Step::Freed if model.record.blocked_by().is_some() => model.live.admitted = true,
                 Step::Busy(busy) => model.busy = busy,
-                Step::Delete => model.record.deleted = Some(at(model.now)),
+                Step::Delete => model.record.deleted = Some(Second::of(at(model.now))),
                 Step::Withdraw => model.record.finalizers = Box::new([]),
                 Step::Forbid(true) => model.record.policy = CancellationPolicy::Forbid,
                 Step::Forbid(false) => model.record.policy = CancellationPolicy::Allow,
