@@ -98,6 +98,8 @@ pub enum EvacuationOf {
     Others,
     /// There is one with our instigator finalizer.
     Us,
+    /// The same, and it cannot be cancelled while its pod exists, whether or not we still want it.
+    UsPastRecall,
 }
 
 /// Why a pod does not leave.

@@ -252,6 +252,14 @@ impl EvacuationSeen {
         }
     }
 
+    /// What the planner has to know of it.
+    pub fn planned(&self) -> EvacuationOf {
+        match self.of() {
+            EvacuationOf::Us if self.forbids_cancellation => EvacuationOf::UsPastRecall,
+            of => of,
+        }
+    }
+
     /// Its finalizers with ours among them, or without.
     pub fn finalizers_with_ours(&self, ours: bool) -> Vec<String> {
         let finalizer = our_finalizer();

@@ -45,7 +45,7 @@ impl Index {
             priority: pod.priority,
             finished: pod.is_finished(),
             terminating: pod.terminating,
-            evacuation: evacuation.map(EvacuationSeen::of).unwrap_or_default(),
+            evacuation: evacuation.map(EvacuationSeen::planned).unwrap_or_default(),
             volumes: self.volumes.of_pod(pod),
             returned: returned.map(Box::new),
             blocked,
@@ -149,10 +149,6 @@ impl Index {
         let known = self.evacuations.get(&pod);
         if known.is_some_and(|known| known.version.makes_old(&seen.version)) {
             return;
-        }
-        // The planner does not know that a withdrawal was waiting for this.
-        if known.is_some_and(|known| known.forbids_cancellation) && !seen.forbids_cancellation {
-            self.waiting.insert(Work::Pod(pod));
         }
         self.evacuations.insert(pod, seen);
         self.put_again(pod, pods, now);
