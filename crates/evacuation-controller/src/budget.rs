@@ -137,10 +137,11 @@ impl Budget {
     /// The first few pods that take its room although they do not leave: they were replaced under the same name, or the
     /// eviction was cut short.
     fn taken(&self) -> String {
-        let say = |(pod, since): (&Box<str>, &Timestamp)| {
-            format!("pod {pod} counts as disrupted until {}", after(*since, DISRUPTED_FOR))
-        };
-        let said = self.disrupted.iter().take(NAMED).map(say).collect::<Vec<_>>().join(", ");
+        let mut said = Vec::new();
+        for (pod, since) in self.disrupted.iter().take(NAMED) {
+            said.push(format!("pod {pod} counts as disrupted until {}", after(*since, DISRUPTED_FOR)));
+        }
+        let said = said.join(", ");
         let more = if self.disrupted.len() > NAMED { ", and so do others" } else { "" };
         if said.is_empty() { said } else { format!("; {said}{more}") }
     }

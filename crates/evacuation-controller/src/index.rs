@@ -290,7 +290,7 @@ impl Index {
             PodGone::No => false,
         };
         let (record, live, unwritten) = (Arc::clone(record), live.clone(), unwritten.clone());
-        Some(View { record, pod_gone, pod, live, unwritten })
+        Some(View { record, pod, pod_gone, live, unwritten })
     }
 
     /// The API server has no such pod any more.

@@ -148,7 +148,10 @@ impl Names {
 
 /// Counts what the index of a leader holds when somebody asks.
 #[derive(Clone, Debug, Default)]
-struct Shown(Arc<Mutex<Option<(Weak<Mutex<Index>>, Clock)>>>);
+struct Shown(Arc<Mutex<Option<Source>>>);
+
+/// What a leader knows, and its clock.
+type Source = (Weak<Mutex<Index>>, Clock);
 
 type Numbers = BTreeMap<String, i64>;
 

@@ -171,8 +171,8 @@ async fn the_policy_says_how_pods_leave(world: &World) {
 
     // Somebody deletes it, and its evacuator forbids to cancel it: our finalizer stays even without the taint.
     let policy = async |policy: &str| {
-        let patch = Patch::Merge(json!({"status": {"evacuationCancellationPolicy": policy}}));
-        evacuations.patch_status(&name, &PatchParams::default(), &patch).await.unwrap();
+        let change = Patch::Merge(json!({"status": {"evacuationCancellationPolicy": policy}}));
+        evacuations.patch_status(&name, &PatchParams::default(), &change).await.unwrap();
     };
     policy("Forbid").await;
     evacuations.delete(&name, &DeleteParams::default()).await.unwrap();

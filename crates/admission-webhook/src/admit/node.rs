@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use haulout_api_types::names::BEFORE_MAINTENANCE_ANNOTATION;
 use haulout_api_types::node_maintenance::{BeforeMaintenance, NodeMaintenance, Stage};
-use haulout_api_types::selector::NodeMatcher;
+use haulout_api_types::selector::{Labels, NodeMatcher};
 use serde::Deserialize;
 
 use super::verdict::Verdict;
@@ -96,7 +96,7 @@ fn holds(maintenance: &NodeMaintenance, node: &Node) -> bool {
 /// The names of the maintenances that drain this node, in alphabetical order.
 pub fn drained_by<'a>(
     name: &str,
-    labels: &Option<BTreeMap<String, String>>,
+    labels: &impl Labels,
     maintenances: impl IntoIterator<Item = &'a NodeMaintenance>,
 ) -> Vec<String> {
     let draining = maintenances.into_iter().filter(|m| is_at(m, &[Stage::Drain], name, labels));
@@ -106,12 +106,7 @@ pub fn drained_by<'a>(
 }
 
 /// Whether the maintenance is at one of these stages and selects the node. One that is being deleted is completed instead.
-fn is_at(
-    maintenance: &NodeMaintenance,
-    stages: &[Stage],
-    name: &str,
-    labels: &Option<BTreeMap<String, String>>,
-) -> bool {
+fn is_at(maintenance: &NodeMaintenance, stages: &[Stage], name: &str, labels: &impl Labels) -> bool {
     let active =
         stages.contains(&maintenance.spec.stage) && maintenance.metadata.deletion_timestamp.is_none();
     let matcher = active.then(|| NodeMatcher::new(&maintenance.spec.node_selector));
