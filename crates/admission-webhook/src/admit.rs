@@ -90,7 +90,10 @@ impl Rules {
             (Hook::MutateNodeMaintenances, Operation::Create | Operation::Update) => {
                 // What cannot be read is refused by the schema, which names the field.
                 Ok(read(request.object.as_deref())
-                    .map(|new| node_maintenance::prepare(&new))
+                    .map(|new| {
+                        let old: Option<NodeMaintenance> = read(request.old_object.as_deref()).ok();
+                        node_maintenance::prepare(old.as_ref(), &new)
+                    })
                     .unwrap_or_default())
             }
             (Hook::ValidateNodeMaintenances, Operation::Create | Operation::Update) => {

@@ -1,7 +1,7 @@
 //! DrainRule (Cluster API's MachineDrainRules, for nodes): which pods a drain leaves out, waits for or
 //! takes later than the others.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,6 @@ use crate::schema;
     plural = "drainrules",
     shortname = "drule",
     category = "haulout",
-    status = "DrainRuleStatus",
     derive = "PartialEq",
     derive = "Default",
     doc = "DrainRule says how a drain treats certain pods: in which order they leave, whether they are left alone, or waited for until they finish. Of all rules that match a pod, the first in alphabetical order applies; the pod label cluster.x-k8s.io/drain (skip or wait-completed) beats every rule.",
@@ -116,18 +115,4 @@ pub struct DrainRulePods {
     #[schemars(length(max = 3))]
     #[x_kube(merge_strategy = ListMerge::Set)]
     pub pod_types: Vec<PodType>,
-}
-
-/// What has been found out about a rule.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[serde(rename_all = "camelCase")]
-pub struct DrainRuleStatus {
-    /// The generation of the spec that this status describes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub observed_generation: Option<i64>,
-
-    /// Why the rule has no effect, where it has none.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "schema::conditions")]
-    pub conditions: Vec<Condition>,
 }

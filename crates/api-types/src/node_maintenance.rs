@@ -20,7 +20,7 @@ pub const MAX_WAITING_FOR: usize = 20;
 /// How many names of drained nodes the status lists.
 pub const MAX_DRAINED_NODES: usize = 100;
 
-/// The desired maintenance. Nodes and plan are fixed at creation; only stage and reason change.
+/// The desired maintenance. Nodes and plan are fixed at creation.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 #[kube(
@@ -50,7 +50,7 @@ pub const MAX_DRAINED_NODES: usize = 100;
     printcolumn(
         name = "Nodes",
         type_ = "integer",
-        json_path = ".status.drainStatus.nodesSelected",
+        json_path = ".status.nodesSelected",
         description = "How many nodes are selected."
     ),
     printcolumn(
@@ -117,6 +117,11 @@ pub struct NodeMaintenanceSpec {
     )]
     pub drain_plan: Vec<DrainPlanEntry>,
 
+    /// How many seconds after its completion the NodeMaintenance is deleted. Absent: it stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub ttl_seconds_after_complete: Option<i32>,
+
     /// Why the maintenance takes place, for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
@@ -129,10 +134,10 @@ fn not_default() -> String {
     format!("has(e.podSelector) || !(e.podPriority in {DEFAULT_PRIORITIES:?})")
 }
 
-/// Only judged when the plan first appears, which is the only time that it can change: comparing all with
-/// all is slow, and rules run again with every write of the status.
+/// Only judged when the plan changes: comparing all with all is slow, and rules run again with every write of the
+/// status.
 fn no_entry_twice() -> Rule {
-    Rule::new("oldSelf.hasValue() || self.all(a, self.exists_one(b, a == b))")
+    Rule::new("(oldSelf.hasValue() && oldSelf.value() == self) || self.all(a, self.exists_one(b, a == b))")
         .message("drainPlan must not have the same entry twice")
         .optional_old_self(true)
 }
@@ -235,13 +240,18 @@ pub struct NodeMaintenanceStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
+    /// Number of nodes that the selector matches.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub nodes_selected: i32,
+
     /// When each stage began.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub stage_statuses: Vec<StageStatus>,
 
-    /// How far the drain has come, while the stage is Drain.
+    /// How far the drain has come; from Complete on, how far it had come when it was completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain_status: Option<DrainStatus>,
 

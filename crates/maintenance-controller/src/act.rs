@@ -3,8 +3,8 @@
 
 use haulout_api_types::{Evacuation, NodeMaintenance};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::api::{Api, Patch, PatchParams, PostParams};
-use kube::core::DeserializeGuard;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -99,6 +99,18 @@ pub async fn write_maintenance(
     let name = seen.object.metadata.name.as_deref().unwrap_or_default();
     let patch = Patch::Merge(at(&seen.version, patch));
     guarded(Api::all(client.clone()).patch(name, &params(), &patch).await)
+}
+
+/// Deletes a maintenance, if it is still as it was seen.
+pub async fn delete_maintenance(client: &Client, seen: &MaintenanceSeen) -> kube::Result<Written<()>> {
+    let name = seen.object.metadata.name.as_deref().unwrap_or_default();
+    let preconditions = Preconditions {
+        uid: Some(seen.version.uid.to_string()),
+        resource_version: Some(seen.version.version.to_string()),
+    };
+    let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+    let api: Api<PartialObjectMeta<NodeMaintenance>> = Api::all(client.clone());
+    written(api.delete(name, &params).await.map(|_| ()))
 }
 
 /// Turns the status of a maintenance into this one.

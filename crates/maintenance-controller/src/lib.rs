@@ -117,6 +117,7 @@ const PERMISSIONS: &[Permission] = &[
     Permission::cluster("list", names::NODE_MAINTENANCE_GROUP, "nodemaintenances"),
     Permission::cluster("watch", names::NODE_MAINTENANCE_GROUP, "nodemaintenances"),
     Permission::cluster("patch", names::NODE_MAINTENANCE_GROUP, "nodemaintenances"),
+    Permission::cluster("delete", names::NODE_MAINTENANCE_GROUP, "nodemaintenances"),
     Permission::cluster("patch", names::NODE_MAINTENANCE_GROUP, "nodemaintenances/status"),
     Permission::cluster("list", names::NODE_MAINTENANCE_GROUP, "drainrules"),
     Permission::cluster("watch", names::NODE_MAINTENANCE_GROUP, "drainrules"),

@@ -1,6 +1,7 @@
 //! The life of a maintenance: its finalizer, when its stages begin, and when it is done.
 
 use haulout_api_types::node_maintenance::{Stage, StageStatus};
+use jiff::{SignedDuration, Timestamp};
 
 /// What has to be known of a maintenance to decide what its life needs next.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +60,14 @@ pub fn planned(life: Life<'_>) -> Stage {
     }
     let begun = life.begun.iter().map(|status| status.name);
     begun.filter(|stage| *stage <= effective).max().unwrap_or_default()
+}
+
+/// When a maintenance that is done is to be deleted, if it is: so many seconds after its completion began.
+pub fn expires(life: Life<'_>, ttl_seconds: Option<i32>) -> Option<Timestamp> {
+    let ttl = SignedDuration::from_secs(ttl_seconds?.into());
+    let done = life.stage == Stage::Complete && !life.deleting && !life.has_finalizer;
+    let began = life.begun.iter().find(|begun| begun.name == Stage::Complete).filter(|_| done)?;
+    Some(began.start_timestamp.0.saturating_add(ttl).unwrap_or(Timestamp::MAX))
 }
 
 /// What comes next, if anything.
@@ -172,6 +181,29 @@ mod tests {
             let life = Life { stage, deleting, has_finalizer: true, begun: &begun, nodes_unreleased: 0 };
             assert_eq!(planned(life), expected, "{stage:?} {begun:?}");
         }
+    }
+
+    #[test]
+    fn only_what_is_done_expires() {
+        let begun = [StageStatus { name: Complete, start_timestamp: Time(at(10)) }];
+        let life = Life {
+            stage: Complete,
+            deleting: false,
+            has_finalizer: false,
+            begun: &begun,
+            nodes_unreleased: 0,
+        };
+        assert_eq!(expires(life, Some(5)), Some(at(15)));
+        assert_eq!(expires(life, Some(0)), Some(at(10)));
+        assert_eq!(expires(life, None), None);
+        assert_eq!(
+            expires(Life { has_finalizer: true, ..life }, Some(5)),
+            None,
+            "nodes are yet to be released"
+        );
+        assert_eq!(expires(Life { deleting: true, ..life }, Some(5)), None);
+        assert_eq!(expires(Life { begun: &[], ..life }, Some(5)), None);
+        assert_eq!(expires(Life { stage: Drain, ..life }, Some(5)), None);
     }
 
     #[test]

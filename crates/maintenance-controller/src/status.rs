@@ -16,6 +16,10 @@ use crate::cordon::CordonNotice;
 use crate::facts::{Turn, Wait};
 use crate::planner::{Awaited, MaintenancePlan, Waiting, list};
 
+/// What a drain says of itself when it is over, and what is said of one that was completed before.
+const DRAINED: &str = "Drained";
+const NOT_DRAINED: &str = "Completed before everything had left";
+
 /// What has to be known besides what the planner says.
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
@@ -34,13 +38,16 @@ pub fn status(context: Context<'_>, plan: &MaintenancePlan) -> NodeMaintenanceSt
     let Context { old, generation, stage, now } = context;
     let mut next = old.clone();
     next.observed_generation = generation;
-    if !next.stage_statuses.iter().any(|begun| begun.name == stage) {
-        next.stage_statuses.push(StageStatus { name: stage, start_timestamp: Time(now) });
-    }
-    next.drain_status = (stage == Stage::Drain).then(|| {
-        let none = DrainStatus::default();
-        drain_status(plan, old.drain_status.as_ref().unwrap_or(&none), now)
-    });
+    begin(&mut next.stage_statuses, stage, now);
+    next.nodes_selected = number(plan.nodes_selected);
+    next.drain_status = match stage {
+        Stage::Idle | Stage::Cordon => None,
+        Stage::Drain => {
+            let none = DrainStatus::default();
+            Some(drain_status(plan, old.drain_status.as_ref().unwrap_or(&none), now))
+        }
+        Stage::Complete => old.drain_status.clone().map(|drain| ended(drain, plan, now)),
+    };
     let had_nodes = had_nodes(old) || plan.nodes_selected + plan.nodes_drained_and_deleted > 0;
     let mut all = conditions(stage, plan, had_nodes);
     if stage != Stage::Drain {
@@ -49,6 +56,17 @@ pub fn status(context: Context<'_>, plan: &MaintenancePlan) -> NodeMaintenanceSt
         let unblocked =
             || wanted(condition::BLOCKED, false, reason::NOT_BLOCKED, "Nothing is evacuated now".into());
         all.extend(refused(plan).or_else(|| known.then(unblocked)));
+    }
+    let was_drained = next.conditions.iter().find(|known| known.type_ == condition::DRAINED);
+    if let Some(was_drained) = was_drained.filter(|_| stage == Stage::Complete) {
+        // What was reached stays readable.
+        let drained = was_drained.status == "True";
+        let (reason, message) = if drained {
+            (was_drained.reason.as_str(), was_drained.message.clone())
+        } else {
+            (reason::RELEASED, NOT_DRAINED.into())
+        };
+        all.push(wanted(condition::DRAINED, drained, reason, message));
     }
     for type_ in [condition::CORDONED, condition::DRAINED, condition::BLOCKED] {
         match all.iter().find(|wanted| wanted.type_ == type_) {
@@ -74,8 +92,30 @@ pub fn differs_in_words_alone(old: &NodeMaintenanceStatus, new: &NodeMaintenance
 /// The status of a maintenance whose stage has just begun. How far it has come is only known once it is acted on.
 pub fn begun(old: &NodeMaintenanceStatus, stage: Stage, now: Timestamp) -> NodeMaintenanceStatus {
     let mut next = old.clone();
-    next.stage_statuses.push(StageStatus { name: stage, start_timestamp: Time(now) });
+    begin(&mut next.stage_statuses, stage, now);
     next
+}
+
+/// Records that a stage begins. Who drains at once cordons, too.
+fn begin(begun: &mut Vec<StageStatus>, stage: Stage, now: Timestamp) {
+    let cordons = (stage == Stage::Drain).then_some(Stage::Cordon);
+    for name in cordons.into_iter().chain([stage]) {
+        if !begun.iter().any(|known| known.name == name) {
+            begun.push(StageStatus { name, start_timestamp: Time(now) });
+        }
+    }
+}
+
+/// How far a drain had come when it was completed. What blocks now is only what cannot be put back.
+fn ended(drain: DrainStatus, plan: &MaintenancePlan, now: Timestamp) -> DrainStatus {
+    let message = if drain.drain_message == DRAINED { DRAINED } else { NOT_DRAINED };
+    DrainStatus {
+        drain_message: message.into(),
+        pods_evacuated: drain.pods_evacuated.max(number(plan.evacuated)),
+        blockers: blockers(plan, &drain.blockers, now),
+        waiting_for: Vec::new(),
+        ..drain
+    }
 }
 
 /// The status of a maintenance that cannot be followed.

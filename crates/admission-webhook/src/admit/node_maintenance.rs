@@ -20,9 +20,16 @@ const CONTROL_PLANE_LABEL: &str = "node-role.kubernetes.io/control-plane";
 
 /// Adds the default entries that the plan lacks, after those that are there: a plan is compared with its earlier
 /// self in the order in which the user wrote it. The controller reads it in its own order.
-pub fn prepare(new: &NodeMaintenance) -> Verdict {
+pub fn prepare(old: Option<&NodeMaintenance>, new: &NodeMaintenance) -> Verdict {
     let mut verdict = Verdict::default();
     let given = &new.spec.drain_plan;
+    // Here, because afterwards nobody knows what the user wrote; and only once, because the plan never changes.
+    if old.is_none() && !given.is_sorted_by(|a, b| drain_plan::compare(a, b).is_le()) {
+        verdict.warn(
+            "spec.drainPlan is carried out in another order than it is written: Default before DaemonSet before Static \
+             pods, then ascending podPriority, entries with a podSelector first",
+        );
+    }
     let missing: Vec<_> = drain_plan::default_entries().filter(|entry| !given.contains(entry)).collect();
     if given.is_empty() {
         verdict.set(["spec", "drainPlan"], json!(missing));
@@ -144,7 +151,7 @@ mod tests {
     /// The plan after the patch.
     fn prepared(plan: &Value) -> Value {
         let new = maintenance("Idle", labelled("x"), plan.clone());
-        let Answer::Allowed { patch, .. } = prepare(&new).into() else { panic!("not allowed") };
+        let Answer::Allowed { patch, .. } = prepare(None, &new).into() else { panic!("not allowed") };
         let mut object = json!({"spec": {"drainPlan": plan}});
         if let Some(patch) = patch {
             json_patch::patch(&mut object, &patch).unwrap();
@@ -170,9 +177,30 @@ mod tests {
     }
 
     #[test]
+    fn a_plan_in_another_order_than_it_runs_is_warned_about_once() {
+        let first = json!({"podPriority": 1, "podSelector": {"matchLabels": {"app": "x"}}});
+        let (low, high) = (json!({"podPriority": 1}), json!({"podPriority": 2}));
+        let daemon = json!({"podPriority": 0, "podType": "DaemonSet"});
+        let cases = [
+            (json!([]), false),
+            (json!([first, low, high, daemon]), false),
+            (json!([high, low]), true),
+            (json!([low, first]), true),
+            (json!([daemon, low]), true),
+        ];
+        for (plan, expected) in cases {
+            let new = maintenance("Idle", labelled("x"), plan.clone());
+            assert_eq!(!prepare(None, &new).warnings.is_empty(), expected, "{plan}");
+            assert_eq!(prepare(Some(&new), &new).warnings, [] as [String; 0], "{plan}");
+        }
+    }
+
+    #[test]
     fn a_patch_makes_the_plan_where_there_is_none() {
         let new = maintenance("Idle", labelled("x"), json!([]));
-        let Answer::Allowed { patch: Some(patch), .. } = prepare(&new).into() else { panic!("no patch") };
+        let Answer::Allowed { patch: Some(patch), .. } = prepare(None, &new).into() else {
+            panic!("no patch")
+        };
         let mut object = json!({"spec": {}});
         json_patch::patch(&mut object, &patch).unwrap();
         assert_eq!(object["spec"]["drainPlan"].as_array().unwrap().len(), 12);

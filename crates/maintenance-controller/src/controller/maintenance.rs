@@ -5,6 +5,7 @@ use std::sync::Arc;
 use haulout_api_types::NodeMaintenance;
 use haulout_api_types::node_maintenance::{NodeMaintenanceStatus, Stage};
 use haulout_service_runtime::queue::Outcome;
+use jiff::Timestamp;
 use serde_json::json;
 use tracing::{debug, warn};
 
@@ -43,7 +44,14 @@ impl Controller {
             }
             Some(Step::SetStage(stage)) => json!({"spec": {"stage": stage}}),
             Some(Step::Begin(stage)) => return self.begin(&seen, stage).await,
-            None => return self.write_status(name, &seen, &plan, stage::planned(life)).await,
+            None => {
+                let next = self.write_status(name, &seen, &plan, stage::planned(life)).await?;
+                let expires = stage::expires(life, seen.object.spec.ttl_seconds_after_complete);
+                return match expires.filter(|_| matches!(next, Next::Rest(Outcome::Done))) {
+                    Some(when) => self.expire(&seen, when).await,
+                    None => Ok(next),
+                };
+            }
         };
         if let Some(retry) = paused {
             let next = self.write_status(name, &seen, &plan, stage::planned(life)).await?;
@@ -71,6 +79,16 @@ impl Controller {
             return Ok(Next::Rest(Outcome::Done));
         }
         Ok(self.take(written))
+    }
+
+    /// Deletes a maintenance whose time has come.
+    async fn expire(&self, seen: &MaintenanceSeen, when: Timestamp) -> kube::Result<Next> {
+        if self.clock.now() < when {
+            return Ok(Next::Rest(Outcome::Until(when)));
+        }
+        let written = act::delete_maintenance(&self.clients.retrying, seen).await?;
+        // The watch tells that it is gone, or what is new about it.
+        Ok(Next::Rest(if matches!(written, Written::Outdated) { Outcome::Failed } else { Outcome::Done }))
     }
 
     async fn begin(&self, seen: &MaintenanceSeen, stage: Stage) -> kube::Result<Next> {

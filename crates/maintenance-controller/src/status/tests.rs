@@ -151,6 +151,7 @@ fn conditions_from_stage_to_stage() {
             &[
                 "Blocked=False NotBlocked: Nothing is evacuated now",
                 "Cordoned=False Released: The nodes are released",
+                "Drained=False Released: Completed before everything had left",
             ],
         ),
     ];
@@ -159,7 +160,7 @@ fn conditions_from_stage_to_stage() {
         let new = status(context(&old, stage, second), plan);
         assert_eq!(show(&new), expected, "{what}");
         assert_eq!(status(context(&new, stage, second + 100), plan), new, "{what}: nothing to write twice");
-        assert_eq!(new.drain_status.is_some(), stage == Stage::Drain);
+        assert_eq!(new.drain_status.is_some(), stage >= Stage::Drain);
         old = new;
     }
     let begun: Vec<_> =
@@ -319,6 +320,26 @@ fn an_evacuator_at_work_does_not_block() {
     );
 }
 
+#[test]
+fn what_was_drained_stays_readable_after_completion() {
+    let drained = MaintenancePlan { drained: true, message: "Drained".into(), evacuated: 4, ..plan() };
+    let old = status(context(&NodeMaintenanceStatus::default(), Stage::Drain, 1), &drained);
+    let over = MaintenancePlan { message: String::new(), counts: Counts::default(), evacuated: 5, ..plan() };
+    let new = status(context(&old, Stage::Complete, 2), &over);
+    let drain = new.drain_status.clone().unwrap();
+    assert_eq!((drain.pods_evacuated, drain.drain_message.as_str(), drain.nodes_selected), (5, "Drained", 2));
+    assert!(
+        show(&new).contains(&"Drained=True Complete: Every pod that has to leave has left".into()),
+        "{new:?}"
+    );
+    // One that was completed halfway says so, and nothing that is no longer true.
+    let old = status(context(&NodeMaintenanceStatus::default(), Stage::Drain, 1), &leaving("x", "copying"));
+    let new = status(context(&old, Stage::Complete, 2), &over);
+    let drain = new.drain_status.unwrap();
+    assert_eq!((drain.drain_message.as_str(), drain.pods_left), ("Completed before everything had left", 5));
+    assert_eq!((drain.waiting_for, drain.blockers), (vec![], vec![]));
+}
+
 /// One pod in the hands of an evacuator and one in its grace period.
 fn leaving(class: &str, message: &str) -> MaintenancePlan {
     let turn = Turn {
@@ -409,7 +430,7 @@ fn events_tell_what_has_begun_and_what_has_changed() {
         &MaintenancePlan { blockers_by_reason: by_reason, ..plan() },
     );
     let drained = status(context(&blocked, Stage::Drain, 3), &MaintenancePlan { drained: true, ..plan() });
-    assert_eq!(reasons(&empty, &draining), ["StageStarted"]);
+    assert_eq!(reasons(&empty, &draining), ["StageStarted"; 2], "who drains at once cordons, too");
     assert_eq!(reasons(&draining, &blocked), ["Blocked"]);
     assert_eq!(reasons(&blocked, &drained), ["Drained", "Unblocked"]);
     assert_eq!(reasons(&drained, &drained), [""; 0]);

@@ -37,7 +37,9 @@ async fn a_node_is_cordoned_drained_and_put_back_as_it_was(world: &World) {
             m.status.iter().flat_map(|status| &status.stage_statuses).any(|begun| begun.name == stage)
         }
     };
-    let idle = scene.until("blue", "is idle", began(Stage::Idle)).await;
+    scene.until("blue", "is idle", began(Stage::Idle)).await;
+    let selects = |m: &NodeMaintenance| m.status.as_ref().is_some_and(|status| status.nodes_selected == 1);
+    let idle = scene.until("blue", "says how many nodes it selects", selects).await;
     assert_eq!(idle.finalizers(), [] as [&str; 0]);
     scene.until_as_before(&before).await;
 
@@ -70,6 +72,9 @@ async fn a_node_is_cordoned_drained_and_put_back_as_it_was(world: &World) {
     scene.set_stage("blue", Stage::Complete).await;
     let completed = scene.until_completed("blue").await;
     scene.until_as_before(&before).await;
+    let status = drain(&completed);
+    assert_eq!((status.pods_evacuated, status.nodes_drained), (4, 1), "what was drained stays readable");
+    assert!(is(&completed, names::condition::DRAINED));
     let began: Vec<_> = completed.status.unwrap().stage_statuses.iter().map(|begun| begun.name).collect();
     assert_eq!(began, Stage::ALL);
     scene.until_evacuating(&[]).await;
@@ -79,7 +84,10 @@ async fn a_node_is_cordoned_drained_and_put_back_as_it_was(world: &World) {
     let controller = world.controller();
     let complete = controller.metric_where("maintenance_controller_maintenances", r#"stage="Complete""#);
     assert!(complete.await.unwrap() > 0.5);
-    scene.delete("blue").await;
+    // It goes by itself once it has a time to live.
+    let ttl = Patch::Merge(json!({"spec": {"ttlSecondsAfterComplete": 1}}));
+    scene.maintenances().patch(&scene.of("blue"), &PatchParams::default(), &ttl).await.unwrap();
+    scene.explained(wait::gone(scene.maintenances(), &scene.of("blue"), SOON).await);
 }
 
 /// Two entries: pods of app=first leave before all others.

@@ -230,6 +230,8 @@ pub async fn an_evacuator_at_work_and_a_pod_that_ends_are_waited_for(world: &Wor
     assert!(waiting.until.is_some() && waiting.evacuator_class.is_none(), "{waiting:?}");
     let drained = scene.until_drained("m").await;
     assert_eq!(drain(&drained).waiting_for, []);
+    let begun: Vec<_> = drained.status.unwrap().stage_statuses.iter().map(|begun| begun.name).collect();
+    assert_eq!(begun, [Stage::Cordon, Stage::Drain], "who drains at once cordons, too");
 }
 
 pub async fn an_evacuation_that_others_hold_is_a_blocker(world: &World) {

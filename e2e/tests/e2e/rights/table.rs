@@ -32,7 +32,7 @@ pub(super) fn rights() -> BTreeMap<String, &'static str> {
     let (watched, written): (&[&str], &[&str]) = (&["list", "watch"], &["patch"]);
 
     let service = "maintenance-controller";
-    needs(service, DRAIN, NODE_MAINTENANCE, "nodemaintenances", &["list", "watch", "patch"]);
+    needs(service, DRAIN, NODE_MAINTENANCE, "nodemaintenances", &["list", "watch", "patch", "delete"]);
     needs(service, DRAIN, NODE_MAINTENANCE, "nodemaintenances/status", written);
     needs(service, DRAIN, NODE_MAINTENANCE, "drainrules", watched);
     needs(service, DRAIN, EVACUATION, "evacuations", &["list", "watch", "create"]);

@@ -168,6 +168,14 @@ async fn illegal_stages_are_refused() {
             "spec.stage: Invalid value: stage cannot go from Drain to Idle: after Drain comes only Complete",
         ),
         Case::update("from the default", with(json!({})), to("Cordon")),
+        Case::create("a time to live", with(json!({"ttlSecondsAfterComplete": 0}))),
+        Case::create("a negative time to live", with(json!({"ttlSecondsAfterComplete": -1})))
+            .refused("spec.ttlSecondsAfterComplete"),
+        Case::update(
+            "another time to live",
+            with(json!({"ttlSecondsAfterComplete": 5})),
+            json!({"spec": {"ttlSecondsAfterComplete": null}}),
+        ),
         Case::create("a reason", with(json!({"reason": "x".repeat(1024)}))),
         Case::create("a very long reason", with(json!({"reason": "x".repeat(1025)})))
             .refused("spec.reason: Too long"),
@@ -214,6 +222,8 @@ async fn nodes_and_plan_are_fixed_at_creation() {
         Case::update("the same plan and the next stage", planned(), spec(json!({"drainPlan": [{"podPriority": 5}], "stage": "Drain"}))),
         Case::update("the default entries added, as admission may", planned(), spec(json!({"drainPlan": full(&[5])}))),
         Case::update("the manifest applied again after that", plan(full(&[5])), spec(json!({"drainPlan": [{"podPriority": 5}]}))),
+        Case::update("a default entry added twice", planned(), spec(json!({"drainPlan": [{"podPriority": 5}, {"podPriority": 1_000_000_000}, {"podPriority": 1_000_000_000}]})))
+            .refused("drainPlan must not have the same entry twice"),
         Case::update("the default entries added, and another", planned(), spec(json!({"drainPlan": full(&[5, 6])}))).refused(fixed),
         Case::update("an empty plan for none", with(json!({})), spec(json!({"drainPlan": []}))),
     ])
