@@ -421,6 +421,7 @@ fn a_withdrawal_is_tried_again_when_its_evacuator_allows_it() {
     let metadata = || json!({"finalizers": [ours()]});
     world.evacuation_with(metadata(), policy("Forbid"));
     assert_eq!(world.wish(), Some(Wish::Evacuate));
+    assert_eq!(world.said(), (vec![], vec!["EvacuationRequested"]));
     world.maintenance("Complete", &["Drain", "Complete"]);
     assert_eq!((world.wish(), world.undone()), (None, 0), "nothing waits for it");
     world.evacuation_with(metadata(), policy("Allow"));

@@ -134,7 +134,9 @@ impl<L> PodRecord<L> {
         match () {
             () if facts.terminating => Waiting::GracePeriod,
             () if matches!(facts.wait.as_deref(), Some(Wait::Evacuator(_))) => Waiting::EvacuatorActive,
-            () if facts.evacuation == EvacuationOf::Us => Waiting::Requested,
+            () if matches!(facts.evacuation, EvacuationOf::Us | EvacuationOf::UsPastRecall) => {
+                Waiting::Requested
+            }
             () if lowest.get(&facts.pod_type).is_some_and(|lowest| *lowest < self.order) => Waiting::Order,
             () => Waiting::Pending,
         }
