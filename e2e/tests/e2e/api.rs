@@ -113,6 +113,7 @@ async fn a_maintenance_shows_stage_progress_blocker_and_reason() {
     });
     cluster.kubectl_with(&["create", "-f", "-"], &object.to_string()).await.unwrap().success().unwrap();
     let status = json!({"status": {
+        "nodesSelected": 3,
         "drainStatus": {"drainMessage": "Evacuating (limited by maintenance-a)", "podsLeft": 42, "nodesSelected": 3, "nodesDrained": 1},
         "conditions": [
             {"type": "Drained", "status": "False", "reason": "Evacuating", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"},

@@ -118,6 +118,7 @@ pub fn check(claim: &Claim, maintenance: &Value, world: &World, facts: &Facts) -
         "Unsupported"
         | "DrainRuleUnreadable"
         | "NotFollowed"
+        | "NamespaceUnknown"
         | "NoNodeForController"
         | "WaitingForOrder"
         | "MaintenanceUpdateRefused" => Err("there is nothing like that in the cluster".into()),
