@@ -48,6 +48,26 @@ fn earlier_chart(folder: &Path) -> Option<PathBuf> {
     got.success().then(|| folder.join("charts/haulout"))
 }
 
+const LATER_RIGHTS: &str = "later-rights";
+
+/// The programs are the present ones: under the earlier chart they lack the rights that they have needed since.
+async fn grant_later_rights(cluster: &Cluster) {
+    let rules = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": LATER_RIGHTS},
+        "rules": [
+            {"apiGroups": [names::NODE_MAINTENANCE_GROUP], "resources": ["nodemaintenances"], "verbs": ["delete"]},
+            {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["list", "watch"]},
+        ],
+    });
+    cluster.kubectl_with(&["create", "-f", "-"], &rules.to_string()).await.unwrap().success().unwrap();
+    let (role, account) = (
+        format!("--clusterrole={LATER_RIGHTS}"),
+        format!("--serviceaccount={OURS}:haulout-maintenance-controller"),
+    );
+    let bind = ["create", "clusterrolebinding", LATER_RIGHTS, &role, &account];
+    cluster.kubectl(&bind).await.unwrap().success().unwrap();
+}
+
 #[tokio::test]
 async fn an_upgrade_and_a_rollback_halfway_through_a_drain_change_nothing_about_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -57,11 +77,14 @@ async fn an_upgrade_and_a_rollback_halfway_through_a_drain_change_nothing_about_
     };
     let cluster = Cluster::builder().name("upgrade").scheduler(false).boot().await.unwrap();
     cluster.install_chart_from(&earlier, &[]).await.unwrap();
+    grant_later_rights(&cluster).await;
     let world = World::on(cluster, None, &[]).await;
     let scene = world.scene("shop").await;
     let (before, evacuation) = halfway(&scene).await;
 
     world.cluster.install_chart(&[("maintenanceController.resources.requests.cpu", "20m")]).await.unwrap();
+    let withdraw = ["delete", "clusterrolebinding", LATER_RIGHTS];
+    world.cluster.kubectl(&withdraw).await.unwrap().success().unwrap();
     world.roll().await;
 
     // And back: the definitions too, with the objects in place.
