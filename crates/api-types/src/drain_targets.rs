@@ -121,6 +121,27 @@ impl DrainTargets {
         covering.map(|entry| entry.pod_priority).max()
     }
 
+    /// The same set in as few entries as can be had by putting values of one label together.
+    #[must_use]
+    pub fn merged(&self) -> Self {
+        let mut merged: Vec<EntryMatcher> = Vec::new();
+        for entry in &self.0 {
+            let same = |known: &&mut EntryMatcher| {
+                (known.pod_type, known.pod_priority) == (entry.pod_type, entry.pod_priority)
+            };
+            let union = merged.iter_mut().filter(same).find_map(|known| {
+                let selector = known.selector.or(&entry.selector)?;
+                Some((known, selector))
+            });
+            match union {
+                Some((known, selector)) => known.selector = selector,
+                None => merged.push(entry.clone()),
+            }
+        }
+        merged.sort();
+        Self(merged)
+    }
+
     /// Writes it down: for every type that has been reached, how far it has come without a selector, with
     /// each selector of the plans (given as `slots`), and whatever else is in it.
     pub fn describe<'a>(
@@ -215,6 +236,14 @@ mod tests {
             prop_assert_eq!(grown, !a.includes(&b));
             prop_assert!(!a.includes(&b) || !has(&b) || has(&a));
             prop_assert_eq!(both.has_type(pod_type), a.has_type(pod_type) && b.has_type(pod_type));
+        }
+
+        #[test]
+        fn merging_changes_no_pod(a in any_targets(), priority in 0..6, kind in 0usize..3, app in "[xyz]") {
+            let (pod_type, labels) = (PodType::ALL[kind], BTreeMap::from([("app".to_string(), app)]));
+            let has = |targets: &DrainTargets| targets.selects(pod_type, priority, &labels);
+            prop_assert_eq!(has(&a.merged()), has(&a));
+            prop_assert!(a.merged().iter().count() <= a.iter().count());
         }
 
         #[test]

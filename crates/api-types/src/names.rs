@@ -111,6 +111,8 @@ pub mod reason {
     pub const WAITING_FOR_MAINTENANCE: &str = "WaitingForMaintenance";
     /// Pods are on their way out and nothing holds them up.
     pub const EVACUATING: &str = "Evacuating";
+    /// The drain targets of the node do not fit into its annotation, and pods that are not announced stay.
+    pub const DRAIN_TARGETS_TOO_LARGE: &str = "DrainTargetsTooLarge";
     /// Nothing keeps pods from leaving.
     pub const NOT_BLOCKED: &str = "NotBlocked";
     /// Nothing is left to evacuate.

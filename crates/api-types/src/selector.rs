@@ -108,6 +108,24 @@ impl LabelMatcher {
         Self::canonical(self.0.iter().chain(&other.0).cloned().collect())
     }
 
+    /// What either of them matches, if they ask for different values of one label and otherwise for the same.
+    pub fn or(&self, other: &Self) -> Option<Self> {
+        let common: BTreeSet<&Requirement> = self.0.iter().filter(|r| other.0.contains(r)).collect();
+        let differs = |of: &'_ Self| -> Option<Requirement> {
+            let mut rest = of.0.iter().filter(|r| !common.contains(r));
+            rest.next().filter(|_| rest.next().is_none()).cloned()
+        };
+        let (mine, others) = (differs(self)?, differs(other)?);
+        let values = match (&mine.test, &others.test) {
+            (Test::In(mine), Test::In(others)) => mine.union(others).cloned().collect(),
+            _ => return None,
+        };
+        (mine.key == others.key).then(|| {
+            let either = Requirement { key: mine.key, test: Test::In(values) };
+            Self::canonical(common.into_iter().cloned().chain([either]).collect())
+        })
+    }
+
     /// The selector in the words of the API; `None` if it matches everything.
     pub fn to_selector(&self) -> Option<LabelSelector> {
         let mut selector = LabelSelector::default();

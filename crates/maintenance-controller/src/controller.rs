@@ -124,7 +124,7 @@ impl Controller {
             }
             let allowed = self.index().throttle.ask(&Work::Node(name.clone()), now);
             match allowed {
-                Err(when) if changes.unschedulable.is_none() => again = again.into_iter().chain([when]).min(),
+                Err(when) if !changes.urgent => again = again.into_iter().chain([when]).min(),
                 _ => return self.try_mark(name, &seen, &plan, &changes).await,
             }
         }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::names::{
     BEFORE_MAINTENANCE_ANNOTATION, DO_NOT_DISRUPT_ANNOTATION, MAINTENANCE_STATUS_ANNOTATION,
     SCALE_DOWN_DISABLED_ANNOTATION, condition, reason,
@@ -21,8 +22,6 @@ const PROTECTIVE: [&str; 2] = [SCALE_DOWN_DISABLED_ANNOTATION, DO_NOT_DISRUPT_AN
 /// The conditions that are ours.
 const CONDITIONS: [&str; 3] =
     [condition::MAINTENANCE_IN_PROGRESS, condition::DRAIN_IN_PROGRESS, condition::DRAINED];
-/// All annotations of a node together may have 256 KiB, and others want some too.
-const MAX_STATUS_BYTES: usize = 64 * 1024;
 
 /// What a node shows of a maintenance.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -68,6 +67,12 @@ impl NodeMarks {
         serde_json::from_str(self.annotations.get(MAINTENANCE_STATUS_ANNOTATION)?).ok()
     }
 
+    /// The targets that its annotation says it has reached; what cannot be read is reached again.
+    pub fn reached(&self) -> DrainTargets {
+        let status = self.status();
+        status.and_then(|status| DrainTargets::read(&status.drain_targets).ok()).unwrap_or_default()
+    }
+
     /// Since when the node is under maintenance.
     pub fn held_since(&self) -> Option<Timestamp> {
         let is = |known: &&NodeCondition| {
@@ -111,6 +116,8 @@ pub struct NodeChanges {
     pub remove_conditions: Vec<&'static str>,
     /// What is to be told.
     pub notice: Option<CordonNotice>,
+    /// Whether pods wait for this to be written: it cordons the node, or announces that they are to leave.
+    pub urgent: bool,
     /// When to look again, because time alone changes something.
     pub again: Option<Timestamp>,
 }
@@ -188,11 +195,14 @@ fn hold(marks: &NodeMarks, plan: &NodePlan, protect: bool, now: Timestamp) -> No
     } else if !marks.unschedulable {
         changes.unschedulable = Some(true);
     }
+    changes.urgent = changes.unschedulable.is_some();
     if known.as_ref() != Some(&before) {
         changes.annotate(marks, BEFORE_MAINTENANCE_ANNOTATION, json!(before).to_string());
     }
     if plan.draining {
         changes.annotate(marks, MAINTENANCE_STATUS_ANNOTATION, status_annotation(plan));
+        let targets = DrainTargets::read(&plan.targets).unwrap_or_default();
+        changes.urgent |= !marks.reached().includes(&targets);
     } else if marks.annotations.contains_key(MAINTENANCE_STATUS_ANNOTATION) {
         changes.annotations.insert(MAINTENANCE_STATUS_ANNOTATION.into(), None);
     }
@@ -225,14 +235,8 @@ fn revert_uncordon(
 }
 
 fn status_annotation(plan: &NodePlan) -> String {
-    let mut status =
+    let status =
         MaintenanceStatus { drain_targets: plan.targets.clone(), drain_message: plan.message.clone() };
-    let text = json!(status).to_string();
-    if text.len() <= MAX_STATUS_BYTES {
-        return text;
-    }
-    // Saying too little is no danger: what is not written here is reached again.
-    status.drain_targets.retain(|entry| entry.pod_selector.is_none());
     json!(status).to_string()
 }
 
@@ -296,6 +300,7 @@ fn release(marks: &NodeMarks, uncordon: bool) -> NodeChanges {
     // A cordon is never put back: whoever took it off meanwhile wants the node to be schedulable.
     if marks.unschedulable && (uncordon || !somebody_elses) {
         changes.unschedulable = Some(false);
+        changes.urgent = true;
     }
     if let Some(before) = before {
         if marks.unschedulable && changes.unschedulable.is_none() {

@@ -168,7 +168,8 @@ impl Index {
         }))
     }
 
-    /// What is wanted for a pod, if anything. Nobody is asked to leave a node that still takes new pods.
+    /// What is wanted for a pod, if anything. Nobody is asked to leave a node that still takes new pods, or that does not
+    /// say yet that its pods are to leave.
     pub fn wish(&mut self, pod: &Pod) -> Result<Option<Wish>, Unsettled> {
         self.settled(|| Work::Pod(pod.uid))?;
         let Some(node) = &pod.node else { return Ok(None) };
@@ -178,7 +179,9 @@ impl Index {
         let is = |key: &PodKey| *key.uid == *uid;
         Ok(match () {
             () if plan.withdraw.iter().any(is) => Some(Wish::Withdraw),
-            () if cordoned && plan.evacuate.iter().any(|evacuate| is(&evacuate.pod)) => Some(Wish::Evacuate),
+            () if cordoned && plan.evacuate.iter().any(|wanted| wanted.announced && is(&wanted.pod)) => {
+                Some(Wish::Evacuate)
+            }
             () => None,
         })
     }
@@ -193,6 +196,7 @@ impl Index {
         let evacuate = plan
             .evacuate
             .iter()
+            .filter(|wanted| wanted.announced)
             .filter_map(|evacuate| evacuate.pod.uid.parse().ok())
             .filter(|uid| !ours(uid));
         let withdraw = plan.withdraw.iter().filter_map(|key| key.uid.parse().ok());

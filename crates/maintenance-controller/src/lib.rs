@@ -7,6 +7,7 @@
 //! | what has to be known about pods, nodes and maintenances? | [`facts`] |
 //! | in which steps does a maintenance drain? | [`plan`] |
 //! | which pods leave now, who waits for whom, how far is it? | [`planner`] |
+//! | what does a node announce of its drain targets? | [`announce`] |
 //! | what is changed on a node, and put back afterwards? | [`cordon`] |
 //! | how long to wait before something is done again that is undone each time? | [`pause`] |
 //! | when does a stage begin, and when is a maintenance done? | [`stage`] |
@@ -24,6 +25,7 @@
 //! | does the installation work, and how does it end? | [`check`], [`cleanup`] |
 
 mod act;
+pub mod announce;
 pub mod bounded;
 pub mod check;
 pub mod cleanup;

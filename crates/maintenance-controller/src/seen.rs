@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::evacuation::DEFAULT_PROGRESS_DEADLINE_SECONDS;
 use haulout_api_types::names::{self, condition, reason};
 use haulout_api_types::node_maintenance::StageStatus;
@@ -178,12 +177,6 @@ impl NodeSeen {
                 status.conditions,
             ),
         }
-    }
-
-    /// The targets that its annotation says it has reached; what cannot be read is reached again.
-    pub fn reached(&self) -> DrainTargets {
-        let status = self.marks.status();
-        status.and_then(|status| DrainTargets::read(&status.drain_targets).ok()).unwrap_or_default()
     }
 }
 

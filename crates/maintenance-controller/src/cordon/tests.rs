@@ -221,6 +221,26 @@ fn a_cordon_that_is_taken_off_again_and_again_is_put_back_more_slowly() {
 }
 
 #[test]
+fn what_pods_wait_for_is_written_at_once() {
+    let mut marks = NodeMarks::default();
+    let at_priority = |priority| NodePlan {
+        targets: vec![entry(PodType::Default, priority, None)],
+        ..plan(&["a"], true, NodeState::Evacuating)
+    };
+    let mut urgent = |plan: &NodePlan| {
+        let changes = decide(&marks, plan, true, at(0));
+        carry_out(&mut marks, &changes);
+        (changes.urgent, changes.is_empty())
+    };
+    assert_eq!(urgent(&at_priority(1000)), (true, false), "the cordon");
+    assert_eq!(urgent(&at_priority(1000)), (false, true));
+    assert_eq!(urgent(&at_priority(2000)), (true, false), "more targets");
+    let message = NodePlan { message: "Waiting for b.".into(), ..at_priority(2000) };
+    assert_eq!(urgent(&message), (false, false), "only a message");
+    assert_eq!(urgent(&idle()), (true, false), "the node is released");
+}
+
+#[test]
 fn a_release_never_cordons() {
     let mut marks = NodeMarks { unschedulable: true, ..NodeMarks::default() };
     let cordon = plan(&["a"], false, NodeState::Idle);

@@ -203,7 +203,7 @@ impl Index {
             marked: seen.marks.is_marked(),
             volumes: Arc::new(self.volumes.attached_to(name, &seen.volumes)),
             refused: self.refused_nodes.blocked(name),
-            reached: seen.reached(),
+            reached: seen.marks.reached(),
         }));
     }
 

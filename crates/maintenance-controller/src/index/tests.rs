@@ -50,7 +50,13 @@ impl World {
     }
 
     fn node_that_reports(&mut self, cordoned: bool, volumes: &[&str]) {
-        let metadata = self.meta("n1", json!({"labels": {"pool": "blue"}}));
+        self.node_with(cordoned, volumes, &[json!({"podPriority": i32::MAX})]);
+    }
+
+    fn node_with(&mut self, cordoned: bool, volumes: &[&str], targets: &[Value]) {
+        let status = json!({"drainTargets": targets}).to_string();
+        let annotations = json!({"nodemaintenance.k8s.io/maintenance-status": status});
+        let metadata = self.meta("n1", json!({"labels": {"pool": "blue"}, "annotations": annotations}));
         let volumes: Vec<_> = volumes.iter().map(|name| json!({"name": name, "devicePath": "x"})).collect();
         let node = json!({
             "metadata": metadata,
@@ -181,6 +187,21 @@ fn nobody_is_asked_to_leave_before_the_node_is_cordoned() {
     assert_eq!(world.wish(), None);
     world.node(true);
     assert_eq!(world.wish(), Some(Wish::Evacuate));
+}
+
+#[test]
+fn nobody_is_asked_to_leave_before_the_node_announces_it() {
+    let mut world = World::new(&["node", "pod", "maintenance"]);
+    for (targets, announced) in [
+        (vec![], false),
+        (vec![json!({"podPriority": i32::MAX, "podType": "DaemonSet"})], false),
+        (vec![json!({"podPriority": 0, "podSelector": {"matchLabels": {"app": "other"}}})], false),
+        (vec![json!({"podPriority": 1000})], true),
+    ] {
+        world.node_with(true, &[], &targets);
+        let wish = announced.then_some(Wish::Evacuate);
+        assert_eq!((world.wish(), world.undone()), (wish, usize::from(announced)), "{targets:?}");
+    }
 }
 
 #[test]

@@ -13,6 +13,7 @@ use jiff::Timestamp;
 
 use super::Id;
 use super::leaving::{Awaited, Waiting, Waits};
+use crate::announce;
 use crate::facts::{Blocked, EvacuationOf, NodeFacts, PodFacts, PodKey, Wait};
 use crate::plan::{Served, StepNumber, is_targeted};
 
@@ -178,6 +179,8 @@ pub(super) struct NodeRecord<L> {
     /// By whom each is fast-forwarded here.
     pub forwarded: Vec<FixedBitSet>,
     pub targets: DrainTargets,
+    /// Whether its targets do not fit into its annotation.
+    pub too_large: bool,
     /// Whether others drain it than when its targets were last raised.
     pub reassigned: bool,
     /// Targets that won a tie and are to be added.
@@ -203,6 +206,7 @@ impl<L> Default for NodeRecord<L> {
             counted: Vec::new(),
             forwarded: Vec::new(),
             targets: DrainTargets::default(),
+            too_large: false,
             reassigned: false,
             extra: None,
             view: View::default(),
@@ -280,6 +284,19 @@ pub struct Blocker {
     pub message: Arc<str>,
     /// Since when, where that is known.
     pub since: Option<Timestamp>,
+}
+
+fn too_large<L>(pod: &PodRecord<L>) -> Blocker {
+    Blocker {
+        pod: Some(pod.facts.key.clone()),
+        reason: reason::DRAIN_TARGETS_TOO_LARGE.into(),
+        message: format!(
+            "the drain targets of its node need more than the {} bytes that an annotation of the node may take, and the pod is not among those that fit: complete the maintenances of the node, and use plans with fewer or shorter selectors",
+            announce::MAX_BYTES
+        )
+        .into(),
+        since: None,
+    }
 }
 
 fn cordon_race(due: Timestamp) -> Blocker {
@@ -439,7 +456,9 @@ impl<L: Labels> NodeRecord<L> {
                 }
                 let leaves = !pod.facts.terminating && pod.behavior == DrainBehavior::Drain;
                 view.counts.to_evacuate += u32::from(leaves);
-                match pod.blocker() {
+                let unannounced = self.too_large && !self.announces_pod(pod);
+                let blocker = if unannounced { Some(too_large(pod)) } else { pod.blocker() };
+                match blocker {
                     Some(blocker) => view.blockers.push(blocker),
                     None => view.counts.waiting.add(pod.waiting(&lowest)),
                 }
@@ -514,6 +533,17 @@ impl<L: Labels> NodeRecord<L> {
             .into(),
             since: None,
         });
+    }
+
+    /// Whether the node's annotation has a pod among its drain targets.
+    pub fn announces(&self, pod: &PodKey) -> bool {
+        self.pods.get(pod).is_some_and(|pod| self.announces_pod(pod))
+    }
+
+    fn announces_pod(&self, pod: &PodRecord<L>) -> bool {
+        let PodFacts { pod_type, priority, labels, .. } = &pod.facts;
+        let reached = self.facts.as_ref().map(|facts| &facts.reached);
+        reached.is_some_and(|reached| is_targeted(reached, *pod_type, *priority, pod.order, labels))
     }
 
     /// Whether an Evacuation of ours has lost its purpose.

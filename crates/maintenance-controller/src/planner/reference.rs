@@ -307,7 +307,11 @@ impl Reference {
         };
         pods()
             .filter(|(item, pod)| may_go(item, pod))
-            .map(|(item, pod)| Evacuate { pod: pod.key.clone(), on_behalf_of: wanted_by(item) })
+            .map(|(item, pod)| Evacuate {
+                pod: pod.key.clone(),
+                on_behalf_of: wanted_by(item),
+                announced: self.nodes[node].reached.selects(pod.pod_type, pod.priority, &pod.labels),
+            })
             .collect()
     }
 

@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use super::leaving::Awaited;
 use super::node::{Blocker, Cordon, Counts, NodeRecord};
 use super::{Id, Planner};
+use crate::announce;
 use crate::facts::{Blocked, PodKey};
 
 /// How many names a message lists before it only counts.
@@ -40,6 +41,9 @@ pub struct Evacuate {
     pub pod: PodKey,
     /// The maintenances that have reached it, oldest first.
     pub on_behalf_of: Vec<Arc<str>>,
+    /// Whether the node's annotation, as it was last observed, has the pod among its drain targets. Nobody is asked to
+    /// leave before.
+    pub announced: bool,
 }
 
 /// What is to be done and said about a node.
@@ -55,7 +59,7 @@ pub struct NodePlan {
     pub uncordon: bool,
     /// Whether it keeps what it has, though nobody is known who wants it: see [`Change::HoldsBack`](super::Change).
     pub held_back: bool,
-    /// Its drain targets.
+    /// Its drain targets, as its annotation is to say.
     pub targets: Vec<DrainPlanEntry>,
     /// What the drain is doing; empty if nobody drains it.
     pub message: String,
@@ -162,16 +166,20 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         };
         let plans = record.draining.iter().filter_map(|id| self.maintenances.get(id));
         let evacuate = record.evacuate(self.served).into_iter().map(|(pod, places)| Evacuate {
+            announced: record.announces(pod),
             pod: pod.clone(),
             on_behalf_of: self.names(places.iter().filter_map(|place| record.draining.get(*place))),
         });
+        let announced = record.facts.as_ref().map(|facts| &facts.reached)?;
+        let slots = plans.flat_map(|m| m.facts.plan.slots());
+        let targets = announce::entries(&record.targets, slots, announced);
         Some(NodePlan {
             state,
             holders: self.names(record.members.iter().filter(holds)),
             draining: !record.draining.is_empty(),
             uncordon: record.cordon == Cordon::Unwanted,
             held_back: self.holds_back,
-            targets: record.targets.describe(plans.flat_map(|m| m.facts.plan.slots())),
+            targets,
             message,
             evacuate: evacuate.collect(),
             withdraw: if self.holds_back && record.draining.is_empty() {

@@ -12,6 +12,7 @@ use haulout_api_types::selector::Labels;
 use super::node::{Cordon, Marks, NodeRecord, View};
 use super::tally::Sign;
 use super::{Id, Maintenance, Planner, waits};
+use crate::announce;
 use crate::plan::StepNumber;
 
 impl<L: Labels + Clone + PartialEq> Planner<L> {
@@ -274,6 +275,9 @@ fn raise_targets<L>(record: &mut NodeRecord<L>, maintenances: &mut Maintenances)
     record.targets.extend(&all.unwrap_or_default());
     if let Some(extra) = record.extra.take() {
         record.targets.extend(&extra);
+    }
+    if old != record.targets {
+        record.too_large = !announce::fit(&record.targets);
     }
     for id in record.draining.iter().filter(|_| old != record.targets) {
         if let Some(Maintenance { tally, facts, .. }) = maintenances.get_mut(id) {

@@ -79,6 +79,12 @@ async fn rules_say_who_leaves_last_who_stays_and_who_is_waited_for(world: &World
     // The plan goes on while one is waited for; only what has a higher order, on the same node, waits too.
     delete("agent-2").await;
     scene.until_evacuating(&["critical", "elsewhere"]).await;
+    // What a node announces comes before what is asked of its pods.
+    for node in ["n1", "n2"] {
+        let node = scene.nodes().get(&scene.of(node)).await.unwrap();
+        let announced = &node.annotations()[names::MAINTENANCE_STATUS_ANNOTATION];
+        assert!(announced.contains(r#""podPriority":2000000000"#), "{announced}");
+    }
     delete("critical").await;
     delete("elsewhere").await;
     let waits = |m: &NodeMaintenance| drain(m).drain_message == "Waiting for 1 pod to complete.";
