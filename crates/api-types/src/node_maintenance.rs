@@ -401,12 +401,29 @@ pub struct WaitingFor {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct MaintenanceStatus {
+    /// The maintenances that hold this node, and those that have drained it since its targets began to grow. Absent if it
+    /// was written by a version that did not record them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub maintenances: Option<Vec<MaintenanceOnNode>>,
     /// The pods that are being evacuated from this node. Targets only ever grow.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drain_targets: Vec<DrainPlanEntry>,
     /// What the drain of this node is doing, or which maintenance it waits for.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub drain_message: String,
+}
+
+/// A maintenance of a node, as the node's annotation has it.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct MaintenanceOnNode {
+    /// Its UID.
+    pub uid: String,
+    /// Its name.
+    pub name: String,
+    /// Cordon or Drain while it holds the node; Complete for one that has let go of it, and whose drain the targets
+    /// are of.
+    pub stage: Stage,
 }
 
 /// What the annotation `nodemaintenance.k8s.io/before-maintenance` of a Node holds as JSON: how the node was

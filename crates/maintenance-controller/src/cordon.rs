@@ -8,7 +8,9 @@ use haulout_api_types::names::{
     BEFORE_MAINTENANCE_ANNOTATION, DO_NOT_DISRUPT_ANNOTATION, MAINTENANCE_STATUS_ANNOTATION,
     SCALE_DOWN_DISABLED_ANNOTATION, condition, reason,
 };
-use haulout_api_types::node_maintenance::{BeforeMaintenance, CordonReverts, MaintenanceStatus};
+use haulout_api_types::node_maintenance::{
+    BeforeMaintenance, CordonReverts, MaintenanceOnNode, MaintenanceStatus,
+};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::NodeCondition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -71,6 +73,11 @@ impl NodeMarks {
     pub fn reached(&self) -> DrainTargets {
         let status = self.status();
         status.and_then(|status| DrainTargets::read(&status.drain_targets).ok()).unwrap_or_default()
+    }
+
+    /// The maintenances that its annotation names, if it does.
+    pub fn maintenances(&self) -> Option<Vec<MaintenanceOnNode>> {
+        self.status()?.maintenances
     }
 
     /// Since when the node is under maintenance.
@@ -199,12 +206,12 @@ fn hold(marks: &NodeMarks, plan: &NodePlan, protect: bool, now: Timestamp) -> No
     if known.as_ref() != Some(&before) {
         changes.annotate(marks, BEFORE_MAINTENANCE_ANNOTATION, json!(before).to_string());
     }
+    changes.annotate(marks, MAINTENANCE_STATUS_ANNOTATION, status_annotation(marks, plan));
+    // Whoever comes after a crash has to know whose the node is, and whose its targets are.
+    changes.urgent |= marks.maintenances().as_ref() != Some(&plan.maintenances);
     if plan.draining {
-        changes.annotate(marks, MAINTENANCE_STATUS_ANNOTATION, status_annotation(plan));
         let targets = DrainTargets::read(&plan.targets).unwrap_or_default();
         changes.urgent |= !marks.reached().includes(&targets);
-    } else if marks.annotations.contains_key(MAINTENANCE_STATUS_ANNOTATION) {
-        changes.annotations.insert(MAINTENANCE_STATUS_ANNOTATION.into(), None);
     }
     set_conditions(marks, plan, now, &mut changes);
     changes
@@ -234,9 +241,18 @@ fn revert_uncordon(
     before.reverts = Some(CordonReverts { times: times.saturating_add(1), last: Time(now) });
 }
 
-fn status_annotation(plan: &NodePlan) -> String {
-    let status =
-        MaintenanceStatus { drain_targets: plan.targets.clone(), drain_message: plan.message.clone() };
+fn status_annotation(marks: &NodeMarks, plan: &NodePlan) -> String {
+    let mut status =
+        MaintenanceStatus { maintenances: Some(plan.maintenances.clone()), ..Default::default() };
+    if plan.draining {
+        status.drain_targets.clone_from(&plan.targets);
+        status.drain_message.clone_from(&plan.message);
+    } else if plan.held_back {
+        // Its drain is that of a maintenance that cannot be followed.
+        let known = marks.status().unwrap_or_default();
+        status.drain_targets = known.drain_targets;
+        status.drain_message = known.drain_message;
+    }
     json!(status).to_string()
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::names::reason;
-use haulout_api_types::node_maintenance::{PodType, Stage};
+use haulout_api_types::node_maintenance::{MaintenanceOnNode, PodType, Stage};
 use haulout_api_types::selector::NodeMatcher;
 use haulout_service_runtime::access::lease_name;
 use jiff::{SignedDuration, Timestamp};
@@ -159,8 +159,10 @@ pub struct NodeFacts<L> {
     /// What keeps it from being written, if anything does.
     pub refused: Option<Blocked>,
     /// The targets that its annotation says it has reached. They count when the node is first seen under a
-    /// drain; from then on the planner knows better.
+    /// drain of one of the maintenances that reached them; from then on the planner knows better.
     pub reached: DrainTargets,
+    /// The maintenances that its annotation names; `None` if it does not say.
+    pub maintenances: Option<Arc<[MaintenanceOnNode]>>,
 }
 
 /// A maintenance.
@@ -168,6 +170,8 @@ pub struct NodeFacts<L> {
 pub struct MaintenanceFacts {
     /// Its name.
     pub name: Arc<str>,
+    /// Its UID.
+    pub uid: Arc<str>,
     /// When it was created: older ones come first, and among equals the alphabet decides.
     pub created: Timestamp,
     /// The stage that is acted on: see [`stage::planned`](crate::stage::planned).

@@ -98,11 +98,12 @@ pub(crate) async fn maintenances(feed: Feed) {
             }
             Some(Err(problem)) => {
                 let why = problem.error.clone();
-                controller.tell(|index| index.do_not_follow(name.clone(), None, why.clone()));
+                let uid = problem.metadata.uid.as_deref().unwrap_or_default();
+                controller.tell(|index| index.do_not_follow(name.clone(), uid, None, why.clone()));
                 (news::unreadable::<NodeMaintenance>(&problem.metadata), why)
             }
         };
-        warn!(%name, why, "a NodeMaintenance cannot be followed; until it can, nothing is released");
+        warn!(%name, why, "a NodeMaintenance cannot be followed; until it can, its nodes are not released");
         controller.events.publish(news::not_followed(regarding, &why));
     };
     follow(&feed, "nodemaintenances", feed.watch(), |guard| Some(guard.0), named, put).await;

@@ -59,6 +59,8 @@ pub type Claim = (Arc<str>, Box<str>);
 /// A maintenance that exists and cannot be followed, as may be after a downgrade.
 #[derive(Clone, Debug)]
 pub struct Unfollowed {
+    /// Its UID.
+    pub uid: Arc<str>,
     /// The object, if at least that can be read.
     pub object: Option<Arc<NodeMaintenance>>,
     /// What is wrong with it.
@@ -71,7 +73,7 @@ pub struct Index {
     planner: Planner<LabelSet>,
     nodes: HashMap<Arc<str>, NodeSeen>,
     maintenances: BTreeMap<Arc<str>, MaintenanceSeen>,
-    /// While there is one, nothing is released: it may be this one's.
+    /// The nodes whose annotation names one of them are not released.
     unfollowed: BTreeMap<Arc<str>, Unfollowed>,
     evacuations: HashMap<Uid, EvacuationSeen>,
     /// Evacuations that have been made and not been seen, and until when that is no wonder.

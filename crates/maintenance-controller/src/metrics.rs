@@ -96,7 +96,7 @@ impl Collector for Shown {
             ("blockers", "What keeps nodes from being drained, by reason", "reason", text(summary.blockers)),
         ];
         let name = "maintenance_controller_unfollowed_maintenances";
-        let help = "NodeMaintenances that cannot be read; while there is one, no node is released";
+        let help = "NodeMaintenances that cannot be read; the nodes that they hold are not released";
         let unfollowed = ConstGauge::new(i64::try_from(unfollowed).unwrap_or(i64::MAX));
         unfollowed.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
         for (name, help, label, counts) in families {

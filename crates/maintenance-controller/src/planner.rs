@@ -56,8 +56,8 @@ pub enum Change<L> {
     Maintenance(MaintenanceFacts),
     /// A maintenance is gone.
     MaintenanceGone(Arc<str>),
-    /// Whether nothing is released, because there is a maintenance that cannot be followed and may want it.
-    HoldsBack(bool),
+    /// The UIDs of maintenances that cannot be followed: nodes that they hold are not released.
+    Unreadable(BTreeSet<Arc<str>>),
     /// The drain rules are these now.
     Rules(DrainRules),
     /// The labels of a namespace are these now; `None` when it is gone.
@@ -130,7 +130,7 @@ impl Maintenance {
 /// See the [module](self).
 pub struct Planner<L> {
     served: Served,
-    holds_back: bool,
+    unreadable: BTreeSet<Arc<str>>,
     rules: DrainRules,
     namespaces: HashMap<Arc<str>, L>,
     nodes: HashMap<Arc<str>, NodeRecord<L>>,
@@ -154,7 +154,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
     pub fn new(served: Served) -> Self {
         Self {
             served,
-            holds_back: false,
+            unreadable: BTreeSet::new(),
             rules: DrainRules::default(),
             namespaces: HashMap::new(),
             nodes: HashMap::new(),
@@ -180,10 +180,15 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             Change::NodeGone(name) => self.remove_node(&name),
             Change::Maintenance(facts) => self.put_maintenance(facts),
             Change::MaintenanceGone(name) => self.remove_maintenance(&name),
-            Change::HoldsBack(holds_back) => {
-                if std::mem::replace(&mut self.holds_back, holds_back) != holds_back {
-                    self.changed_nodes.extend(self.nodes.keys().cloned());
-                    self.changed_maintenances.extend(self.maintenances.keys());
+            Change::Unreadable(uids) => {
+                if self.unreadable != uids {
+                    self.unreadable = uids;
+                    let marked = |record: &NodeRecord<L>| record.facts.as_ref().is_some_and(|f| f.marked);
+                    let nodes = self.nodes.iter().filter(|(_, record)| marked(record));
+                    let nodes: Vec<_> = nodes.map(|(name, _)| name.clone()).collect();
+                    for name in nodes {
+                        self.count(&name);
+                    }
                 }
             }
             Change::Rules(rules) => {
@@ -335,7 +340,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         let known = self.ids.get(&facts.name).copied();
         if let Some(maintenance) = known.and_then(|id| self.maintenances.get_mut(&id)) {
             let same = |a: &MaintenanceFacts, b: &MaintenanceFacts| {
-                (a.stage, a.uncordons, a.created) == (b.stage, b.uncordons, b.created)
+                (a.stage, a.uncordons, a.created, &a.uid) == (b.stage, b.uncordons, b.created, &b.uid)
                     && a.nodes == b.nodes
                     && a.plan == b.plan
             };

@@ -375,6 +375,7 @@ impl MaintenanceSeen {
         let life = self.life(0);
         MaintenanceFacts {
             name: name.clone(),
+            uid: (*self.version.uid).into(),
             created: self.object.metadata.creation_timestamp.as_ref().map_or(Timestamp::MIN, |time| time.0),
             stage: stage::planned(life),
             uncordons: stage::uncordons(life),

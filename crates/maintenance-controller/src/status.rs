@@ -261,8 +261,9 @@ fn conditions(stage: Stage, plan: &MaintenancePlan, had_nodes: bool) -> Vec<Want
         Stage::Complete => {
             let message = match plan.nodes_unreleased {
                 0 => "The nodes are released".into(),
-                nodes if plan.held_back => format!(
-                    "{nodes} nodes are yet to be released; none is while there is a NodeMaintenance that cannot be followed: look for the event {}",
+                nodes if plan.nodes_held_back > 0 => format!(
+                    "{nodes} nodes are yet to be released; {} of them are held by a NodeMaintenance that cannot be followed: look for the event {}",
+                    plan.nodes_held_back,
                     event::NOT_FOLLOWED
                 ),
                 nodes => format!("{nodes} nodes are yet to be released"),
@@ -482,7 +483,7 @@ pub fn fast_forwarded(plan: &MaintenancePlan, known: &mut BTreeSet<Arc<str>>) ->
         return None;
     }
     let message = format!(
-        "Fast-forwarded: on nodes that it shares with {}, pods are evacuated that its own plan would have left for later",
+        "Fast-forwarded: on nodes that it shares or has shared with {}, pods are evacuated that its own plan would have left for later",
         new.join(", ")
     );
     known.extend(plan.forwarded_by.iter().cloned());

@@ -54,6 +54,7 @@ pub(crate) fn node(name: &str) -> NodeFacts<Map> {
         volumes: Arc::default(),
         refused: None,
         reached: DrainTargets::default(),
+        maintenances: None,
     }
 }
 
@@ -78,6 +79,7 @@ pub(crate) fn maintenance(
 ) -> MaintenanceFacts {
     MaintenanceFacts {
         name: name.into(),
+        uid: format!("uid of {name}").into(),
         created: at(age),
         stage: Stage::Drain,
         uncordons: false,

@@ -24,7 +24,7 @@ const WORDS: i32 = 5;
 impl Controller {
     pub(super) async fn maintenance(&self, name: &Arc<str>) -> kube::Result<Next> {
         let unfollowed = self.index().unfollowed(name).cloned();
-        if let Some(Unfollowed { object, why }) = unfollowed {
+        if let Some(Unfollowed { object, why, .. }) = unfollowed {
             return self.tell_not_followed(object, &why).await;
         }
         let view = self.index().maintenance(name);

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::planner::Counts;
 use crate::testing::{at, entry};
-use haulout_api_types::node_maintenance::PodType;
+use haulout_api_types::node_maintenance::{PodType, Stage};
 
 fn plan(holders: &[&str], draining: bool, state: NodeState) -> NodePlan {
     NodePlan {
@@ -17,6 +17,7 @@ fn plan(holders: &[&str], draining: bool, state: NodeState) -> NodePlan {
         draining,
         uncordon: false,
         held_back: false,
+        maintenances: holders.iter().map(|name| on_node(name, draining)).collect(),
         targets: vec![entry(PodType::Default, 1000, None)],
         message: "Evacuating".into(),
         evacuate: Vec::new(),
@@ -24,6 +25,11 @@ fn plan(holders: &[&str], draining: bool, state: NodeState) -> NodePlan {
         counts: Counts::default(),
         blockers: Vec::new(),
     }
+}
+
+fn on_node(name: &str, draining: bool) -> MaintenanceOnNode {
+    let stage = if draining { Stage::Drain } else { Stage::Cordon };
+    MaintenanceOnNode { uid: format!("uid of {name}"), name: name.into(), stage }
 }
 
 fn idle() -> NodePlan {
@@ -159,7 +165,10 @@ fn autoscalers_are_left_alone_where_that_is_switched_off() {
     }
     assert_eq!(marks, beginning, "what the user has set is the user's");
     let changes = decide(&NodeMarks::default(), &plan(&["a"], false, NodeState::Idle), false, at(0));
-    assert_eq!(changes.annotations.keys().collect::<Vec<_>>(), [BEFORE_MAINTENANCE_ANNOTATION]);
+    assert_eq!(
+        changes.annotations.keys().collect::<Vec<_>>(),
+        [BEFORE_MAINTENANCE_ANNOTATION, MAINTENANCE_STATUS_ANNOTATION]
+    );
 }
 
 #[test]
@@ -167,8 +176,13 @@ fn patches_say_no_more_than_what_changes() {
     let changes = decide(&NodeMarks::default(), &plan(&["a"], false, NodeState::Idle), false, at(0));
     assert_eq!(
         changes.node_patch("7").unwrap(),
-        json!({"metadata": {"resourceVersion": "7", "annotations": {BEFORE_MAINTENANCE_ANNOTATION: "{\"unschedulable\":false}"}},
-               "spec": {"unschedulable": true}})
+        json!({
+            "metadata": {"resourceVersion": "7", "annotations": {
+                BEFORE_MAINTENANCE_ANNOTATION: r#"{"unschedulable":false}"#,
+                MAINTENANCE_STATUS_ANNOTATION: r#"{"maintenances":[{"name":"a","stage":"Cordon","uid":"uid of a"}]}"#,
+            }},
+            "spec": {"unschedulable": true},
+        })
     );
     let mut marks = NodeMarks::default();
     carry_out(&mut marks, &changes);
@@ -238,6 +252,20 @@ fn what_pods_wait_for_is_written_at_once() {
     let message = NodePlan { message: "Waiting for b.".into(), ..at_priority(2000) };
     assert_eq!(urgent(&message), (false, false), "only a message");
     assert_eq!(urgent(&idle()), (true, false), "the node is released");
+}
+
+#[test]
+fn the_drain_of_a_maintenance_that_cannot_be_followed_stays() {
+    let mut marks = NodeMarks::default();
+    reach(&mut marks, &plan(&["unreadable"], true, NodeState::Evacuating));
+    let reached = marks.reached();
+    let both = vec![on_node("a", false), on_node("unreadable", true)];
+    let held =
+        NodePlan { held_back: true, maintenances: both.clone(), ..plan(&["a"], false, NodeState::Idle) };
+    let changes = decide(&marks, &held, true, at(0));
+    assert!(changes.urgent, "whoever comes after a crash has to know whose the node is");
+    carry_out(&mut marks, &changes);
+    assert_eq!((marks.maintenances(), marks.reached()), (Some(both), reached));
 }
 
 #[test]

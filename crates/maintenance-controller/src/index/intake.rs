@@ -204,6 +204,7 @@ impl Index {
             volumes: Arc::new(self.volumes.attached_to(name, &seen.volumes)),
             refused: self.refused_nodes.blocked(name),
             reached: seen.marks.reached(),
+            maintenances: seen.marks.maintenances().map(Into::into),
         }));
     }
 
@@ -225,7 +226,8 @@ impl Index {
         let seen = match MaintenanceSeen::new(object.clone(), self.served) {
             Ok(seen) => seen,
             Err(error) => {
-                self.do_not_follow(name, Some(object), error.to_string());
+                let uid = object.metadata.uid.clone().unwrap_or_default();
+                self.do_not_follow(name, &uid, Some(object), error.to_string());
                 return Err(error);
             }
         };
@@ -239,16 +241,22 @@ impl Index {
         Ok(())
     }
 
-    /// Takes note of a maintenance that cannot be followed. What is known of it from before goes on.
-    pub fn do_not_follow(&mut self, name: Arc<str>, object: Option<NodeMaintenance>, why: String) {
-        self.unfollowed.insert(name, Unfollowed { object: object.map(Arc::new), why });
-        self.planner.apply(Change::HoldsBack(true));
+    /// Takes note of a maintenance that cannot be followed. What is known of it from before goes on, and nodes whose
+    /// annotation names it keep what they have.
+    pub fn do_not_follow(&mut self, name: Arc<str>, uid: &str, object: Option<NodeMaintenance>, why: String) {
+        self.unfollowed.insert(name, Unfollowed { uid: uid.into(), object: object.map(Arc::new), why });
+        self.tell_unfollowed();
     }
 
     fn follow(&mut self, name: &str) {
         if self.unfollowed.remove(name).is_some() {
-            self.planner.apply(Change::HoldsBack(!self.unfollowed.is_empty()));
+            self.tell_unfollowed();
         }
+    }
+
+    fn tell_unfollowed(&mut self) {
+        let uids = self.unfollowed.values().map(|unfollowed| unfollowed.uid.clone()).collect();
+        self.planner.apply(Change::Unreadable(uids));
     }
 
     /// Takes in what a write answered, if the maintenance is still there.

@@ -53,8 +53,18 @@ impl World {
         self.node_with(cordoned, volumes, &[json!({"podPriority": i32::MAX})]);
     }
 
+    /// A node whose annotation names these maintenances, which have reached all Default pods.
+    fn node_of(&mut self, cordoned: bool, maintenances: &Value) {
+        let targets = [json!({"podPriority": i32::MAX})];
+        self.node_from(cordoned, &[], &json!({"drainTargets": targets, "maintenances": maintenances}));
+    }
+
     fn node_with(&mut self, cordoned: bool, volumes: &[&str], targets: &[Value]) {
-        let status = json!({"drainTargets": targets}).to_string();
+        self.node_from(cordoned, volumes, &json!({"drainTargets": targets}));
+    }
+
+    fn node_from(&mut self, cordoned: bool, volumes: &[&str], status: &Value) {
+        let status = status.to_string();
         let annotations = json!({"nodemaintenance.k8s.io/maintenance-status": status});
         let metadata = self.meta("n1", json!({"labels": {"pool": "blue"}, "annotations": annotations}));
         let volumes: Vec<_> = volumes.iter().map(|name| json!({"name": name, "devicePath": "x"})).collect();
@@ -323,22 +333,49 @@ fn a_volume_that_the_node_reports_counts_once_and_not_if_it_belongs_to_a_pod_tha
 }
 
 #[test]
-fn nothing_is_taken_back_while_there_is_a_maintenance_that_cannot_be_followed() {
-    let mut world = World::new(&["node", "pod", "maintenance"]);
-    world.evacuation(&[&ours()]);
-    world.index.do_not_follow("newer".into(), None, "it is of a later version".into());
-    assert_eq!(world.wish(), Some(Wish::Evacuate), "what is known goes on");
-    world.maintenance("Complete", &["Drain", "Complete"]);
-    assert_eq!(world.wish(), None);
-    let plan = world.plan();
-    assert_eq!((plan.held_back, plan.holders.is_empty(), plan.withdraw), (true, true, Vec::new()));
-    let (_, plan) = world.index.maintenance(&"m".into()).unwrap().unwrap();
-    assert!(plan.held_back && plan.nodes_unreleased == 1, "{plan:?}");
-    world.settle();
-    world.index.remove_maintenance(&"newer".into());
-    let changed = world.settle();
-    assert!(changed.contains(&Work::Node("n1".into())), "{changed:?}");
-    assert_eq!(world.wish(), Some(Wish::Withdraw));
+fn only_nodes_that_name_an_unreadable_maintenance_are_held_back() {
+    let on = |uid: &str| json!({"uid": uid, "name": "newer", "stage": "Drain"});
+    for (maintenances, held_back) in [
+        (json!([on("newer-uid")]), true),
+        (json!([{"uid": "newer-uid", "name": "newer", "stage": "Complete"}]), false),
+        (json!([on("uid of m")]), false),
+        (Value::Null, true),
+    ] {
+        let mut world = World::new(&["pod", "maintenance"]);
+        world.node_of(true, &maintenances);
+        world.evacuation(&[&ours()]);
+        world.index.do_not_follow("newer".into(), "newer-uid", None, "it is of a later version".into());
+        assert_eq!(world.wish(), Some(Wish::Evacuate), "what is known goes on");
+        world.maintenance("Complete", &["Drain", "Complete"]);
+        let wish = (!held_back).then_some(Wish::Withdraw);
+        assert_eq!((world.wish(), world.plan().held_back), (wish, held_back), "{maintenances}");
+        let (_, plan) = world.index.maintenance(&"m".into()).unwrap().unwrap();
+        let held = u32::from(held_back);
+        assert_eq!((plan.nodes_held_back, plan.nodes_unreleased), (held, 1), "{maintenances}");
+        world.settle();
+        world.index.remove_maintenance(&"newer".into());
+        let changed = world.settle();
+        assert!(changed.contains(&Work::Node("n1".into())), "{changed:?}");
+        assert_eq!(world.wish(), Some(Wish::Withdraw));
+    }
+}
+
+#[test]
+fn targets_of_a_maintenance_that_is_over_do_not_count_for_the_next() {
+    for (uid, stage, counts) in [
+        ("uid of earlier", "Drain", false),
+        ("uid of earlier", "Complete", false),
+        ("uid of m", "Drain", true),
+        ("uid of m", "Cordon", false),
+    ] {
+        let mut world = World::new(&["pod"]);
+        world.node_of(true, &json!([{"uid": uid, "name": "x", "stage": stage}]));
+        world.maintenance("Drain", &["Drain"]);
+        let targets = world.plan().targets;
+        // By itself it begins with pods of users' priorities.
+        let all = targets.iter().any(|target| target.pod_priority == i32::MAX);
+        assert_eq!(all, counts, "{uid} {stage}: {targets:?}");
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use fixedbitset::FixedBitSet;
 use haulout_api_types::drain_rule::DrainBehavior;
 use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::names::{event, reason};
-use haulout_api_types::node_maintenance::PodType;
+use haulout_api_types::node_maintenance::{MaintenanceOnNode, PodType, Stage};
 use haulout_api_types::selector::Labels;
 use jiff::Timestamp;
 
@@ -164,6 +164,7 @@ pub(super) type Histogram = Vec<(StepNumber, u32)>;
 
 /// A node with its pods and what the drain has made of it. The lists of maintenances are sorted by age, and
 /// what concerns one of them stands at its place.
+#[allow(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 pub(super) struct NodeRecord<L> {
     pub facts: Option<NodeFacts<L>>,
     pub pods: BTreeMap<PodKey, PodRecord<L>>,
@@ -178,7 +179,11 @@ pub(super) struct NodeRecord<L> {
     pub counted: Vec<Histogram>,
     /// By whom each is fast-forwarded here.
     pub forwarded: Vec<FixedBitSet>,
+    /// Whether each is fast-forwarded here by one that has let go of the node.
+    pub forwarded_by_past: Vec<bool>,
     pub targets: DrainTargets,
+    /// The maintenances that helped to reach the targets and drain the node no longer.
+    pub past: Vec<MaintenanceOnNode>,
     /// Whether its targets do not fit into its annotation.
     pub too_large: bool,
     /// Whether others drain it than when its targets were last raised.
@@ -205,7 +210,9 @@ impl<L> Default for NodeRecord<L> {
             at: Vec::new(),
             counted: Vec::new(),
             forwarded: Vec::new(),
+            forwarded_by_past: Vec::new(),
             targets: DrainTargets::default(),
+            past: Vec::new(),
             too_large: false,
             reassigned: false,
             extra: None,
@@ -225,6 +232,8 @@ pub(super) struct Marks {
     pub cordon_due: Option<Timestamp>,
     /// Whether something of ours is left over on it that nobody wants.
     pub unreleased: bool,
+    /// Whether that stays, because a maintenance that cannot be followed may want it.
+    pub held_back: bool,
 }
 
 /// What one look at a node finds.
@@ -390,15 +399,32 @@ impl<L: Labels> NodeRecord<L> {
     }
 
     /// What it shows of its maintenances.
-    pub fn marks(&self, view: &View) -> Marks {
+    pub fn marks(&self, view: &View, unreadable: &BTreeSet<Arc<str>>) -> Marks {
         let Some(facts) = &self.facts else { return Marks::default() };
         let left_over = (self.cordon != Cordon::Wanted && facts.marked)
             || (self.cordon == Cordon::Unwanted && facts.cordoned);
+        let unreleased = left_over || (self.draining.is_empty() && view.counts.unwanted > 0);
         Marks {
             cordoned: facts.cordoned,
             cordon_due: self.cordon_due(),
-            unreleased: left_over || (self.draining.is_empty() && view.counts.unwanted > 0),
+            unreleased,
+            held_back: unreleased && self.is_held_back(unreadable),
         }
+    }
+
+    /// The maintenances among these that hold it according to its annotation.
+    pub fn held_by<'a>(
+        &'a self,
+        uids: &'a BTreeSet<Arc<str>>,
+    ) -> impl Iterator<Item = &'a MaintenanceOnNode> {
+        let all = self.facts.iter().filter_map(|facts| facts.maintenances.as_deref()).flatten();
+        all.filter(|known| known.stage != Stage::Complete && uids.contains(known.uid.as_str()))
+    }
+
+    /// Whether it keeps what it has, because one of these maintenances may hold it.
+    pub fn is_held_back(&self, uids: &BTreeSet<Arc<str>>) -> bool {
+        let unknown = |facts: &NodeFacts<L>| facts.marked && facts.maintenances.is_none();
+        self.held_by(uids).next().is_some() || (!uids.is_empty() && self.facts.as_ref().is_some_and(unknown))
     }
 
     fn cordon_due(&self) -> Option<Timestamp> {

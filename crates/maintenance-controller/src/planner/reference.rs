@@ -81,7 +81,7 @@ impl Reference {
                 self.deleted.remove(&name);
             }
             Change::Rules(rules) => self.rules = rules,
-            Change::Namespace(..) | Change::HoldsBack(_) => unreachable!("they have tests of their own"),
+            Change::Namespace(..) | Change::Unreadable(_) => unreachable!("they have tests of their own"),
         }
     }
 

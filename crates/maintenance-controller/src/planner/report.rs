@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use haulout_api_types::names::reason;
 use haulout_api_types::node_maintenance::{
-    DrainPlanEntry, MAX_BLOCKERS, MAX_DRAINED_NODES, MAX_WAITING_FOR, Stage,
+    DrainPlanEntry, MAX_BLOCKERS, MAX_DRAINED_NODES, MAX_WAITING_FOR, MaintenanceOnNode, Stage,
 };
 use haulout_api_types::selector::Labels;
 use jiff::Timestamp;
@@ -57,8 +57,10 @@ pub struct NodePlan {
     pub draining: bool,
     /// Whether it is to be made schedulable, whoever cordoned it.
     pub uncordon: bool,
-    /// Whether it keeps what it has, though nobody is known who wants it: see [`Change::HoldsBack`](super::Change).
+    /// Whether it keeps what it has, though nobody is known who wants it: see [`Change::Unreadable`](super::Change).
     pub held_back: bool,
+    /// The maintenances that its annotation is to name.
+    pub maintenances: Vec<MaintenanceOnNode>,
     /// Its drain targets, as its annotation is to say.
     pub targets: Vec<DrainPlanEntry>,
     /// What the drain is doing; empty if nobody drains it.
@@ -107,8 +109,8 @@ pub struct MaintenancePlan {
     pub cordon_due: Option<(Arc<str>, Timestamp)>,
     /// Those of them that still carry marks or Evacuations of ours, though nobody wants them any longer.
     pub nodes_unreleased: u32,
-    /// Whether these have to wait, because there is a maintenance that cannot be followed.
-    pub held_back: bool,
+    /// Those of them that have to stay so, because a maintenance that cannot be followed may hold them.
+    pub nodes_held_back: u32,
     /// The maintenances that are ahead of it on some node, oldest first: it is fast-forwarded there.
     pub forwarded_by: Vec<Arc<str>>,
     /// The first blockers with their nodes, if they concern one.
@@ -170,6 +172,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             pod: pod.clone(),
             on_behalf_of: self.names(places.iter().filter_map(|place| record.draining.get(*place))),
         });
+        let held_back = record.is_held_back(&self.unreadable);
         let announced = record.facts.as_ref().map(|facts| &facts.reached)?;
         let slots = plans.flat_map(|m| m.facts.plan.slots());
         let targets = announce::entries(&record.targets, slots, announced);
@@ -178,11 +181,12 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             holders: self.names(record.members.iter().filter(holds)),
             draining: !record.draining.is_empty(),
             uncordon: record.cordon == Cordon::Unwanted,
-            held_back: self.holds_back,
+            held_back,
+            maintenances: self.maintenances_on(record),
             targets,
             message,
             evacuate: evacuate.collect(),
-            withdraw: if self.holds_back && record.draining.is_empty() {
+            withdraw: if held_back && record.draining.is_empty() {
                 Vec::new()
             } else {
                 record.unwanted(self.served).cloned().collect()
@@ -224,6 +228,8 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             () if moving => evacuating(&self.names(tally.limiters.keys().filter(older))),
             () => waiting(&self.names(&maintenance.waits_for)),
         };
+        let mut forwarded_by = self.names(tally.forwarded_by.keys());
+        forwarded_by.extend(tally.forwarded_by_past.keys().cloned());
         let on = |node| self.nodes.get(node).map(|record| (node, record));
         let blocked = tally.blocked_nodes.iter().filter_map(on).map(|(node, r)| (node, &r.view.blockers));
         let refused = tally.refused_nodes.iter().filter_map(on).map(|(node, r)| (node, &r.view.refused));
@@ -259,12 +265,32 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             nodes_cordoned: cordoned,
             cordon_due: tally.cordons_due.first_key_value().map(|(node, due)| (node.clone(), *due)),
             nodes_unreleased: tally.unreleased_nodes,
-            held_back: self.holds_back,
-            forwarded_by: self.names(tally.forwarded_by.keys()),
+            nodes_held_back: tally.held_back_nodes,
+            forwarded_by,
             blockers,
             blockers_by_reason,
             waiting_for: waiting_for.take(MAX_WAITING_FOR).collect(),
         })
+    }
+
+    /// The maintenances that a node's annotation names: those that hold it, those that cannot be followed and held it
+    /// before, and those that have let go of it and whose drain its targets are of.
+    fn maintenances_on(&self, record: &NodeRecord<L>) -> Vec<MaintenanceOnNode> {
+        let holds = |id: &Id| {
+            let facts = &self.maintenances.get(id)?.facts;
+            matches!(facts.stage, Stage::Cordon | Stage::Drain).then(|| MaintenanceOnNode {
+                uid: facts.uid.to_string(),
+                name: facts.name.to_string(),
+                stage: facts.stage,
+            })
+        };
+        let mut all: Vec<MaintenanceOnNode> = record.members.iter().filter_map(holds).collect();
+        for other in record.held_by(&self.unreadable).chain(&record.past) {
+            if !all.iter().any(|known| known.uid == other.uid) {
+                all.push(other.clone());
+            }
+        }
+        all
     }
 
     /// The numbers over all nodes.

@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use fixedbitset::FixedBitSet;
+use haulout_api_types::drain_plan::EntryMatcher;
 use haulout_api_types::drain_targets::DrainTargets;
-use haulout_api_types::node_maintenance::Stage;
+use haulout_api_types::node_maintenance::{MaintenanceOnNode, Stage};
 use haulout_api_types::selector::Labels;
 
 use super::node::{Cordon, Marks, NodeRecord, View};
@@ -63,15 +64,25 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         });
         let drains = |id: &&Id| self.maintenances.get(id).is_some_and(|m| m.facts.stage == Stage::Drain);
         let draining: Vec<Id> = members.iter().filter(drains).copied().collect();
+        let on_node = |id: &Id| {
+            let facts = &self.maintenances.get(id)?.facts;
+            let (uid, name) = (facts.uid.to_string(), facts.name.to_string());
+            Some(MaintenanceOnNode { uid, name, stage: Stage::Complete })
+        };
+        let drainers: Vec<MaintenanceOnNode> = draining.iter().filter_map(on_node).collect();
         if record.draining.is_empty() && !draining.is_empty() {
-            record.targets = record.facts.as_ref().map(|facts| facts.reached.clone()).unwrap_or_default();
+            begin_drain(record, &drainers);
+        } else {
+            record.past.extend(record.draining.iter().filter_map(on_node));
         }
+        record.past.retain(|past| !drainers.iter().any(|drainer| drainer.uid == past.uid));
         let at = |id: &Id| {
             let place = record.draining.iter().position(|known| known == id)?;
             record.at.get(place).copied().flatten()
         };
         record.at = draining.iter().map(at).collect();
         if draining.is_empty() {
+            record.past.clear();
             record.targets = DrainTargets::default();
             record.extra = None;
         }
@@ -163,7 +174,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         }
         let steps = volume_steps(&self.maintenances, &record.draining);
         let view = record.look(self.served, &steps);
-        let marks = record.marks(&view);
+        let marks = record.marks(&view, &self.unreadable);
         if moved || view != record.view || marks != record.counted_marks {
             self.waits_are_stale |= changes_waits(&record.view, &view);
             tally(Sign::Minus, record, name, &mut self.maintenances);
@@ -252,6 +263,22 @@ fn changes_waits(old: &View, new: &View) -> bool {
         || (old.counts.moving() == 0) != (new.counts.moving() == 0)
 }
 
+/// Takes over the targets that the node announces, if one of those that drain it now has helped to reach them. What others
+/// have reached before, and let go of the node, counts for nothing.
+fn begin_drain<L>(record: &mut NodeRecord<L>, drainers: &[MaintenanceOnNode]) {
+    record.targets = DrainTargets::default();
+    record.past.clear();
+    let Some(facts) = &record.facts else { return };
+    let known = facts.maintenances.as_deref();
+    let drained = known.unwrap_or_default().iter().filter(|known| known.stage != Stage::Cordon);
+    let is_drainer = |known: &MaintenanceOnNode| drainers.iter().any(|drainer| drainer.uid == known.uid);
+    if known.is_none() || drained.clone().any(is_drainer) {
+        record.targets = facts.reached.clone();
+        record.past =
+            drained.map(|known| MaintenanceOnNode { stage: Stage::Complete, ..known.clone() }).collect();
+    }
+}
+
 fn raise_targets<L>(record: &mut NodeRecord<L>, maintenances: &mut Maintenances) {
     let mut reached: Vec<Arc<DrainTargets>> = Vec::with_capacity(record.draining.len());
     for (id, at) in record.draining.iter().zip(&record.at) {
@@ -286,8 +313,14 @@ fn raise_targets<L>(record: &mut NodeRecord<L>, maintenances: &mut Maintenances)
         }
     }
     let forwarded = forwarded(&record.targets, &reached);
+    let nobody_here = |entry: &&EntryMatcher| !reached.iter().any(|own| own.includes_entry(entry));
+    let by_past = record.targets.iter().any(|entry| nobody_here(&entry));
     count_forwarded(Sign::Minus, record, maintenances);
+    if !by_past {
+        record.past.clear();
+    }
     record.forwarded = forwarded;
+    record.forwarded_by_past = vec![by_past; reached.len()];
     count_forwarded(Sign::Plus, record, maintenances);
 }
 
@@ -305,6 +338,13 @@ fn forwarded(targets: &DrainTargets, reached: &[Arc<DrainTargets>]) -> Vec<Fixed
 }
 
 fn count_forwarded<L>(sign: Sign, record: &NodeRecord<L>, maintenances: &mut Maintenances) {
+    for (id, by_past) in record.draining.iter().zip(&record.forwarded_by_past) {
+        if let Some(maintenance) = maintenances.get_mut(id).filter(|_| *by_past) {
+            for past in &record.past {
+                sign.apply_to(&mut maintenance.tally.forwarded_by_past, past.name.as_str().into(), 1);
+            }
+        }
+    }
     for (id, ahead) in record.draining.iter().zip(&record.forwarded) {
         if let Some(maintenance) = maintenances.get_mut(id) {
             for other in ahead.ones().filter_map(|place| record.draining.get(place)) {
@@ -362,6 +402,7 @@ fn retract<L>(
     record.view = View::default();
     record.counted_marks = Marks::default();
     record.forwarded.clear();
+    record.forwarded_by_past.clear();
     record.counted.clear();
 }
 

@@ -27,8 +27,12 @@ pub(super) struct Tally {
     pub cordons_due: BTreeMap<Arc<str>, Timestamp>,
     /// On how many nodes others hold it back.
     pub limiters: BTreeMap<Id, u32>,
+    /// Nodes of those that have to stay so.
+    pub held_back_nodes: u32,
     /// On how many nodes others are ahead of it.
     pub forwarded_by: BTreeMap<Id, u32>,
+    /// The same for those that have let go of the node since, by name.
+    pub forwarded_by_past: BTreeMap<Arc<str>, u32>,
     /// For each slot of the plan, how many nodes have come how far.
     reach: Vec<BTreeMap<Option<i32>, u32>>,
     pub blocked_nodes: BTreeSet<Arc<str>>,
@@ -177,6 +181,7 @@ impl Tally {
     pub fn count_marks(&mut self, sign: Sign, node: &Arc<str>, marks: Marks) {
         sign.apply(&mut self.cordoned_nodes, u32::from(marks.cordoned));
         sign.apply(&mut self.unreleased_nodes, u32::from(marks.unreleased));
+        sign.apply(&mut self.held_back_nodes, u32::from(marks.held_back));
         match (sign, marks.cordon_due) {
             (Sign::Plus, Some(due)) => drop(self.cordons_due.insert(node.clone(), due)),
             _ => drop(self.cordons_due.remove(node)),

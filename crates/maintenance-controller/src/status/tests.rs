@@ -32,7 +32,7 @@ fn plan() -> MaintenancePlan {
         nodes_cordoned: 2,
         cordon_due: None,
         nodes_unreleased: 0,
-        held_back: false,
+        nodes_held_back: 0,
         forwarded_by: Vec::new(),
         blockers: Vec::new(),
         blockers_by_reason: BTreeMap::new(),
@@ -443,7 +443,7 @@ fn events_tell_what_has_begun_and_what_has_changed() {
     assert_eq!(fast_forwarded(&plan(), &mut known), None);
     let told = fast_forwarded(&forwarded(&["a", "b"]), &mut known).unwrap();
     assert!(
-        told.message.starts_with("Fast-forwarded: on nodes that it shares with a, b, pods"),
+        told.message.starts_with("Fast-forwarded: on nodes that it shares or has shared with a, b, pods"),
         "{}",
         told.message
     );

@@ -63,7 +63,10 @@ impl Scene<'_> {
             "drainMessage": message,
         });
         let says = |node: &Node| -> Option<Value> {
-            serde_json::from_str(node.annotations().get(names::MAINTENANCE_STATUS_ANNOTATION)?).ok()
+            let text = node.annotations().get(names::MAINTENANCE_STATUS_ANNOTATION)?;
+            let mut status: Value = serde_json::from_str(text).ok()?;
+            status.as_object_mut()?.remove("maintenances");
+            Some(status)
         };
         let what = format!("says {message:?} at {priority}");
         let name = &self.of(name);

@@ -14,7 +14,7 @@ async fn a_drain_comes_through_whatever_happens_and_writes_little() {
     a_new_leader_asks_for_nothing_behind_a_completion_or_deletion(&world).await;
     a_new_leader_carries_on_where_the_old_one_died(&world).await;
     a_drain_goes_on_after_an_outage_of_the_api_server(&world).await;
-    nothing_is_released_while_a_maintenance_cannot_be_read(&world).await;
+    a_maintenance_that_cannot_be_read_holds_only_its_own_nodes(&world).await;
     nobody_leaves_whom_a_rule_that_cannot_be_read_may_mean(&world).await;
 }
 
@@ -131,7 +131,7 @@ async fn a_drain_goes_on_after_an_outage_of_the_api_server(world: &World) {
     scene.until_evacuating(&[]).await;
 }
 
-async fn nothing_is_released_while_a_maintenance_cannot_be_read(world: &World) {
+async fn a_maintenance_that_cannot_be_read_holds_only_its_own_nodes(world: &World) {
     let scene = world.scene("unreadable").await;
     let before = scene.node("n1", "blue").await;
     scene.node("n2", "green").await;
@@ -149,22 +149,30 @@ async fn nothing_is_released_while_a_maintenance_cannot_be_read(world: &World) {
     store("Hibernate").await;
     world.kill_controller().await;
     world.controller().leads().await.unwrap();
+    // Nodes that are not its own are released as always.
     scene.set_stage("known", Stage::Complete).await;
-    let held_back = |m: &NodeMaintenance| {
-        let conditions = m.status.iter().flat_map(|status| &status.conditions);
-        conditions.into_iter().any(|c| c.message.contains("a NodeMaintenance that cannot be followed"))
-    };
-    scene.until("known", "is held back", held_back).await;
-    let told = scene.until_event("newer", names::event::NOT_FOLLOWED).await;
-    assert!(told.contains("Hibernate"), "{told}");
-    for name in ["n1", "n2"] {
-        let node = scene.nodes().get(&scene.of(name)).await.unwrap();
-        assert!(is_cordoned(&node) && is_marked(&node), "{name} was released");
-    }
-    store("Cordon").await;
     scene.until_completed("known").await;
     scene.until_as_before(&before).await;
-    assert!(is_marked(&scene.nodes().get(&scene.of("n2")).await.unwrap()));
+    let told = scene.until_event("newer", names::event::NOT_FOLLOWED).await;
+    assert!(told.contains("Hibernate"), "{told}");
+    // Its own one is not, even if it no longer matches any selector that can be read.
+    scene.patch_node("n2", json!({"metadata": {"labels": {"pool": scene.of("other")}}})).await;
+    scene.maintain("beside", "other", Stage::Cordon).await;
+    let both = |node: &Node| node.annotations()[names::MAINTENANCE_STATUS_ANNOTATION].contains("beside");
+    scene.until_node("n2", "is held by both", both).await;
+    scene.set_stage("beside", Stage::Complete).await;
+    let held_back = |m: &NodeMaintenance| {
+        let conditions = m.status.iter().flat_map(|status| &status.conditions);
+        conditions
+            .into_iter()
+            .any(|c| c.message.contains("held by a NodeMaintenance that cannot be followed"))
+    };
+    scene.until("beside", "is held back", held_back).await;
+    let node = scene.nodes().get(&scene.of("n2")).await.unwrap();
+    assert!(is_cordoned(&node) && is_marked(&node), "n2 was released");
+    store("Cordon").await;
+    scene.until_completed("beside").await;
+    scene.until_node("n2", "is schedulable", |node| !is_cordoned(node) && !is_marked(node)).await;
     scene.delete("newer").await;
 }
 

@@ -132,3 +132,57 @@ fn everything_can_be_planned_at_once() {
     let leaving: Vec<_> = nodes["n"].evacuate.iter().map(|evacuate| evacuate.pod.name.as_ref()).collect();
     assert_eq!((leaving, maintenances["m"].counts.pending), (vec!["a"], 2));
 }
+
+/// Who is ahead is named even when it has let go of the node, and across a restart.
+#[test]
+fn a_maintenance_that_was_fast_forwarded_says_by_whom() {
+    let plan = [entry(Default, 10, None), entry(Default, 20, None)];
+    let a = maintenance("a", 1, &["n"], &[], Served::DEFAULT);
+    let b = maintenance("b", 2, &["n"], &plan, Served::DEFAULT);
+    let mut world = World::new(Served::DEFAULT, &["n"]);
+    world.pod(pod("n", "low", 10));
+    world.pod(pod("n", "high", 20));
+    world.apply(Change::Maintenance(a.clone()));
+    assert_eq!(world.leaving(), ["high", "low"]);
+    world.apply(Change::Maintenance(b.clone()));
+    world.apply(Change::Maintenance(MaintenanceFacts { stage: Stage::Complete, ..a }));
+    let forwarded = |world: &World| world.planner.maintenance("b").unwrap().forwarded_by;
+    assert_eq!(forwarded(&world), ["a".into()]);
+    let of_node = world.planner.node("n").unwrap();
+    let names: Vec<_> = of_node.maintenances.iter().map(|known| (known.name.as_str(), known.stage)).collect();
+    assert_eq!(names, [("b", Stage::Drain), ("a", Stage::Complete)]);
+
+    let mut again = World::new(Served::DEFAULT, &[]);
+    let reached = DrainTargets::read(&of_node.targets).unwrap();
+    let maintenances = Some(of_node.maintenances.into());
+    again.planner.apply(Change::Node(NodeFacts { reached, maintenances, ..node("n") }));
+    again.pod(pod("n", "low", 10));
+    again.pod(pod("n", "high", 20));
+    again.apply(Change::Maintenance(b));
+    assert_eq!((forwarded(&again), again.leaving()), (vec!["a".into()], vec!["high", "low"]));
+}
+
+/// The next maintenance of a node starts from its own plan, whatever the node still announces.
+#[test]
+fn a_maintenance_that_follows_another_starts_from_its_own_plan() {
+    let a = maintenance("a", 1, &["n"], &[], Served::DEFAULT);
+    let b = maintenance("b", 2, &["n"], &[entry(Default, 10, None)], Served::DEFAULT);
+    let mut world = World::new(Served::DEFAULT, &["n"]);
+    world.pod(pod("n", "low", 10));
+    world.pod(pod("n", "high", 20));
+    world.apply(Change::Maintenance(a.clone()));
+    let before = world.planner.node("n").unwrap();
+    // The annotation is observed, and not yet removed when the next one begins.
+    let reached = DrainTargets::read(&before.targets).unwrap();
+    world.apply(Change::Node(NodeFacts {
+        reached,
+        maintenances: Some(before.maintenances.into()),
+        ..node("n")
+    }));
+    world.planner.apply(Change::Maintenance(MaintenanceFacts { stage: Stage::Complete, ..a }));
+    world.planner.apply(Change::Maintenance(b));
+    world.planner.settle();
+    let evacuate = world.planner.node("n").unwrap().evacuate;
+    let leaving: Vec<_> = evacuate.iter().map(|wanted| wanted.pod.name.as_ref()).collect();
+    assert_eq!(leaving, ["low"]);
+}
