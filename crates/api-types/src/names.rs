@@ -19,6 +19,8 @@ pub const MIRROR_POD_ANNOTATION: &str = "kubernetes.io/config.mirror";
 pub const MAINTENANCE_STATUS_ANNOTATION: &str = "nodemaintenance.k8s.io/maintenance-status";
 /// On a Node under maintenance: how it was before, as JSON, so that it can be put back.
 pub const BEFORE_MAINTENANCE_ANNOTATION: &str = "nodemaintenance.k8s.io/before-maintenance";
+/// On a Node, set by its admin: a drain of it does not wait until volumes are detached.
+pub const EXCLUDE_VOLUME_DETACH_ANNOTATION: &str = "nodemaintenance.k8s.io/exclude-wait-for-volume-detach";
 /// Keeps cluster-autoscaler from removing the node while it is under maintenance.
 pub const SCALE_DOWN_DISABLED_ANNOTATION: &str = "cluster-autoscaler.kubernetes.io/scale-down-disabled";
 /// Keeps Karpenter from removing the node while it is under maintenance.
@@ -218,6 +220,8 @@ pub mod event {
     pub const UNBLOCKED: &str = "Unblocked";
     /// NodeMaintenance, DrainRule and Node: the controller cannot read it, as may be after a downgrade.
     pub const NOT_FOLLOWED: &str = "NotFollowed";
+    /// NodeMaintenance: volumes are still attached to a node, and are not waited for, as an admin wishes.
+    pub const VOLUMES_IGNORED: &str = "VolumesIgnored";
     /// NodeMaintenance: all selected nodes are drained.
     pub const DRAINED: &str = "Drained";
     /// Evacuation: the first evacuator has been given control.

@@ -113,6 +113,7 @@ impl Controller {
             Ok(None) => return Ok(Next::Rest(Outcome::Done)),
             Err(Unsettled) => return Ok(self.later()),
         };
+        self.tell_of_volumes(name, &plan);
         let changes = cordon::decide(&seen.marks, &plan, self.protect, now);
         let mut again = changes.again;
         if changes.is_empty() {
@@ -128,7 +129,8 @@ impl Controller {
                 _ => return self.try_mark(name, &seen, &plan, &changes).await,
             }
         }
-        self.work_on_pods(name, &seen, &plan).await?;
+        let ask = self.work_on_pods(name, &seen, &plan).await?;
+        let again = again.into_iter().chain(ask).min();
         Ok(Next::Rest(again.map_or(Outcome::Done, Outcome::Until)))
     }
 
@@ -198,6 +200,25 @@ impl Controller {
         Ok(next)
     }
 
+    /// Tells once that volumes of a node are not waited for.
+    fn tell_of_volumes(&self, name: &Arc<str>, plan: &NodePlan) {
+        let mut index = self.index();
+        if plan.counts.volumes_ignored == 0 {
+            index.volumes_ignored.remove(name);
+            return;
+        }
+        if !index.volumes_ignored.insert(name.clone()) {
+            return;
+        }
+        let told = status::volumes_ignored(name, plan.counts.volumes_ignored);
+        let seen = plan.holders.iter().filter_map(|name| index.maintenance_seen(name));
+        let maintenances: Vec<_> = seen.map(|seen| seen.object.clone()).collect();
+        drop(index);
+        for maintenance in &maintenances {
+            self.events.publish(news::of(maintenance, told.clone()));
+        }
+    }
+
     fn tell_of_cordon(&self, name: &Arc<str>, plan: &NodePlan, notice: Option<CordonNotice>) {
         let mut index = self.index();
         let holders = if plan.holders.is_empty() {
@@ -223,8 +244,13 @@ impl Controller {
     }
 
     /// Has the Evacuations of a node's pods looked after. If volumes are in the way, finds out which of them
-    /// belong to pods that stay.
-    async fn work_on_pods(&self, name: &str, seen: &NodeSeen, plan: &NodePlan) -> kube::Result<()> {
+    /// belong to pods that stay, and tells when to ask again for those that have none yet.
+    async fn work_on_pods(
+        &self,
+        name: &str,
+        seen: &NodeSeen,
+        plan: &NodePlan,
+    ) -> kube::Result<Option<Timestamp>> {
         if seen.marks.unschedulable || plan.holders.is_empty() {
             let pods = self.index().to_do(plan, self.clock.now());
             for pod in pods {
@@ -234,7 +260,7 @@ impl Controller {
         if plan.counts.volumes > 0 {
             let claims = {
                 let pods = self.pods.read();
-                self.index().unknown_claims(pods.on_node(name))
+                self.index().unknown_claims(pods.on_node(name), self.clock.now())
             };
             for claim in claims {
                 let volume = act::volume_of(&self.clients.retrying, &claim.0, &claim.1).await?;
@@ -251,8 +277,10 @@ impl Controller {
                 let (now, pods) = (self.clock.now(), self.pods.read());
                 self.tell(|index| index.learn_handle(volume, handle, name, pods.on_node(name), now));
             }
+            let pods = self.pods.read();
+            return Ok(self.index().next_claim(pods.on_node(name)));
         }
-        Ok(())
+        Ok(None)
     }
 
     /// The planner is behind; who asked is called again when it is not.

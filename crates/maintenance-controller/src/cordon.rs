@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::names::{
-    BEFORE_MAINTENANCE_ANNOTATION, DO_NOT_DISRUPT_ANNOTATION, MAINTENANCE_STATUS_ANNOTATION,
-    SCALE_DOWN_DISABLED_ANNOTATION, condition, reason,
+    BEFORE_MAINTENANCE_ANNOTATION, DO_NOT_DISRUPT_ANNOTATION, EXCLUDE_VOLUME_DETACH_ANNOTATION,
+    MAINTENANCE_STATUS_ANNOTATION, SCALE_DOWN_DISABLED_ANNOTATION, condition, reason,
 };
 use haulout_api_types::node_maintenance::{
     BeforeMaintenance, CordonReverts, MaintenanceOnNode, MaintenanceStatus,
@@ -45,7 +45,12 @@ impl NodeMarks {
     ) -> Self {
         let known = |key: &str| {
             PROTECTIVE.contains(&key)
-                || [BEFORE_MAINTENANCE_ANNOTATION, MAINTENANCE_STATUS_ANNOTATION].contains(&key)
+                || [
+                    BEFORE_MAINTENANCE_ANNOTATION,
+                    MAINTENANCE_STATUS_ANNOTATION,
+                    EXCLUDE_VOLUME_DETACH_ANNOTATION,
+                ]
+                .contains(&key)
         };
         Self {
             unschedulable,
@@ -78,6 +83,11 @@ impl NodeMarks {
     /// The maintenances that its annotation names, if it does.
     pub fn maintenances(&self) -> Option<Vec<MaintenanceOnNode>> {
         self.status()?.maintenances
+    }
+
+    /// Whether its admin does not want volumes to be waited for.
+    pub fn ignores_volumes(&self) -> bool {
+        self.annotations.contains_key(EXCLUDE_VOLUME_DETACH_ANNOTATION)
     }
 
     /// Since when the node is under maintenance.

@@ -158,6 +158,8 @@ pub struct NodeFacts<L> {
     pub volumes: Arc<BTreeSet<Arc<str>>>,
     /// What keeps it from being written, if anything does.
     pub refused: Option<Blocked>,
+    /// Whether a drain does not wait for them.
+    pub ignores_volumes: bool,
     /// The targets that its annotation says it has reached. They count when the node is first seen under a
     /// drain of one of the maintenances that reached them; from then on the planner knows better.
     pub reached: DrainTargets,

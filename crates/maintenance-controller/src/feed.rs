@@ -151,7 +151,7 @@ pub(crate) async fn evacuations(feed: Feed) {
 pub(crate) async fn attachments(feed: Feed) {
     let controller = &*feed.controller;
     let put = |name: Arc<str>, attachment: Option<SlimAttachment>| {
-        controller.tell(|index| index.put_attachment(name, attachment.map(AttachmentSeen::new)));
+        controller.tell(|index| index.put_attachment(name, attachment.and_then(AttachmentSeen::new)));
     };
     follow(&feed, "volumeattachments", feed.watch(), readable, named, put).await;
 }

@@ -96,6 +96,8 @@ pub struct Index {
     /// Who last held a node, for what is told when it is released.
     pub(crate) holders: HashMap<Arc<str>, Vec<Arc<str>>>,
     returns: Returns,
+    /// Nodes whose volumes are known not to be waited for.
+    pub(crate) volumes_ignored: BTreeSet<Arc<str>>,
     pub(crate) throttle: Throttle<Work>,
 }
 
@@ -120,6 +122,7 @@ impl Index {
             forwarded: HashMap::new(),
             holders: HashMap::new(),
             returns: Returns::new(now),
+            volumes_ignored: BTreeSet::new(),
             throttle: Throttle::new(APART),
         }
     }
@@ -220,9 +223,15 @@ impl Index {
         Ok(())
     }
 
-    /// The claims of these pods whose volumes are not known.
-    pub fn unknown_claims(&self, pods: &[Arc<Pod>]) -> BTreeSet<Claim> {
-        self.volumes.unknown_claims(pods)
+    /// The claims of these pods that have to be asked for: their volumes are not known, or they had none when they were
+    /// last asked for.
+    pub fn unknown_claims(&self, pods: &[Arc<Pod>], now: Timestamp) -> BTreeSet<Claim> {
+        self.volumes.unknown_claims(pods, now)
+    }
+
+    /// When the next claim of these pods has to be asked for again.
+    pub fn next_claim(&self, pods: &[Arc<Pod>]) -> Option<Timestamp> {
+        self.volumes.next_claim(pods)
     }
 
     /// The persistent volumes of a node or of these pods on it whose names in `volumesAttached` have to be known to

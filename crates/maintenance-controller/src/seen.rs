@@ -100,6 +100,17 @@ pub struct SlimAttachment {
     /// Its metadata.
     pub metadata: ObjectMeta,
     spec: SlimAttachmentSpec,
+    #[serde(default)]
+    status: SlimAttachmentStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SlimAttachmentStatus {
+    #[serde(default)]
+    attached: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    detach_error: Option<serde_json::Value>,
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -316,11 +327,16 @@ pub struct AttachmentSeen {
 }
 
 impl AttachmentSeen {
-    /// Takes what is kept.
-    pub fn new(attachment: SlimAttachment) -> Self {
-        let SlimAttachment { metadata, spec } = attachment;
+    /// Takes what is kept; `None` if nothing is attached.
+    ///
+    /// The attacher sets `status.attached` when the volume is attached, and takes it back together with its finalizer when
+    /// it is detached: before that, the kubelet has not used the volume. After a detach that failed nobody knows.
+    /// <https://github.com/kubernetes-csi/external-attacher/blob/v4.10.0/pkg/controller/csi_handler.go>
+    pub fn new(attachment: SlimAttachment) -> Option<Self> {
+        let SlimAttachment { metadata, spec, status } = attachment;
         let volume = spec.source.persistent_volume_name.or(metadata.name).unwrap_or_default();
-        Self { node: spec.node_name.into(), volume: volume.into() }
+        let attached = status.attached || status.detach_error.is_some();
+        attached.then(|| Self { node: spec.node_name.into(), volume: volume.into() })
     }
 }
 

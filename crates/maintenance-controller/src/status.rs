@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use haulout_api_types::names::{condition, event, reason};
+use haulout_api_types::names::{EXCLUDE_VOLUME_DETACH_ANNOTATION, condition, event, reason};
 use haulout_api_types::node_maintenance::{
     Blocker, DrainStatus, MAX_BLOCKERS, MAX_WAITING_FOR, NodeMaintenanceStatus, Stage, StageStatus,
     WaitingFor,
@@ -488,6 +488,18 @@ pub fn fast_forwarded(plan: &MaintenancePlan, known: &mut BTreeSet<Arc<str>>) ->
     );
     known.extend(plan.forwarded_by.iter().cloned());
     Some(Notice { reason: event::FAST_FORWARDED, warning: true, message })
+}
+
+/// What is to be told of a node whose volumes are not waited for.
+pub fn volumes_ignored(node: &str, volumes: u32) -> Notice {
+    let what = if volumes == 1 { "1 volume is".into() } else { format!("{volumes} volumes are") };
+    Notice {
+        reason: event::VOLUMES_IGNORED,
+        warning: true,
+        message: format!(
+            "{what} still attached to node {node}, and the drain goes on without waiting, because the node has the annotation {EXCLUDE_VOLUME_DETACH_ANNOTATION}"
+        ),
+    }
 }
 
 /// What is to be told of a node's cordon. It is the same text each time, so that it becomes one event with a count.

@@ -52,6 +52,7 @@ pub(crate) fn node(name: &str) -> NodeFacts<Map> {
         cordon_due: None,
         marked: false,
         volumes: Arc::default(),
+        ignores_volumes: false,
         refused: None,
         reached: DrainTargets::default(),
         maintenances: None,

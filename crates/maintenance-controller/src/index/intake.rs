@@ -120,7 +120,7 @@ impl Index {
         let concerned: Vec<_> = pods.iter().filter(names).collect();
         // Those who named it may have gone meanwhile, and nobody would forget it.
         if !concerned.is_empty() {
-            self.volumes.learn_claim(claim.clone(), volume);
+            self.volumes.learn_claim(claim.clone(), volume, now);
             for pod in concerned {
                 self.put_pod(pod, now);
             }
@@ -203,6 +203,7 @@ impl Index {
             marked: seen.marks.is_marked(),
             volumes: Arc::new(self.volumes.attached_to(name, &seen.volumes)),
             refused: self.refused_nodes.blocked(name),
+            ignores_volumes: seen.marks.ignores_volumes(),
             reached: seen.marks.reached(),
             maintenances: seen.marks.maintenances().map(Into::into),
         }));
@@ -214,6 +215,7 @@ impl Index {
         self.refused_nodes.forget(name);
         self.holders.remove(name);
         self.returns.forget(name);
+        self.volumes_ignored.remove(name);
         self.throttle.forget(&Work::Node(name.clone()));
         self.planner.apply(Change::NodeGone(name.clone()));
     }

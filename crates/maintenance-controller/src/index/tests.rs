@@ -131,9 +131,13 @@ impl World {
     }
 
     fn attach(&mut self, name: &str, volume: Option<&str>) {
+        self.attach_with(name, volume, json!({"attached": true}));
+    }
+
+    fn attach_with(&mut self, name: &str, volume: Option<&str>, status: Value) {
         let metadata = self.meta(name, json!({}));
-        let seen = volume.map(|volume| {
-            let object = json!({"metadata": metadata,
+        let seen = volume.and_then(|volume| {
+            let object = json!({"metadata": metadata, "status": status,
                 "spec": {"nodeName": "n1", "source": {"persistentVolumeName": volume}}});
             AttachmentSeen::new(serde_json::from_value::<SlimAttachment>(object).unwrap())
         });
@@ -280,13 +284,13 @@ fn an_attached_volume_is_waited_for_unless_it_belongs_to_a_pod_that_stays() {
     world.pod(json!({"labels": {"cluster.x-k8s.io/drain": "skip"}}));
     assert_eq!(world.plan().counts.volumes, 1);
     let on_node: Vec<_> = world.pods.on_node("n1").to_vec();
-    let claims = world.index.unknown_claims(&on_node);
+    let claims = world.index.unknown_claims(&on_node, at(0));
     assert_eq!(claims, BTreeSet::from([("shop".into(), "data".into())]));
     for claim in claims {
         world.index.learn_claim(claim, Some("pv-1".into()), &on_node, at(0));
     }
     assert_eq!(world.plan().counts.volumes, 0, "it is the skipped pod's");
-    assert_eq!(world.index.unknown_claims(&on_node), BTreeSet::new());
+    assert_eq!(world.index.unknown_claims(&on_node, at(0)), BTreeSet::new());
     world.index.remove_pod(&on_node[0], at(0));
     assert_eq!(world.plan().counts.volumes, 1, "nobody's");
     world.attach("a1", None);
@@ -306,6 +310,46 @@ fn a_pod_that_does_not_end_is_looked_at_again_when_that_is_worth_telling() {
     assert_eq!(world.plan().blockers, []);
     assert_eq!(world.index.put_pod(&pod, minute), None);
     assert_eq!(world.plan().blockers.len(), 1);
+}
+
+#[test]
+fn an_attachment_counts_once_the_volume_is_attached() {
+    let mut world = World::new(&["node", "maintenance"]);
+    let error = json!({"message": "no answer from the driver"});
+    for (status, attached) in [
+        (json!({"attached": false}), false),
+        (json!({"attached": false, "attachError": error}), false),
+        (json!({"attached": true}), true),
+        (json!({"attached": true, "detachError": error}), true),
+        (json!({"attached": false, "detachError": error}), true),
+        (json!({"attached": false}), false),
+    ] {
+        world.attach_with("a1", Some("pv-1"), status.clone());
+        assert_eq!(world.plan().counts.volumes, u32::from(attached), "{status}");
+    }
+}
+
+#[test]
+fn a_claim_without_a_volume_is_asked_for_again() {
+    let mut world = World::new(&["node", "pod", "maintenance"]);
+    let on_node: Vec<_> = world.pods.on_node("n1").to_vec();
+    let claim: Claim = ("shop".into(), "data".into());
+    let mut asked = Vec::new();
+    let mut now = 0;
+    while asked.len() < 11 {
+        assert_eq!(world.index.unknown_claims(&on_node, at(now)).len(), 1);
+        world.index.learn_claim(claim.clone(), None, &on_node, at(now));
+        assert_eq!(world.index.unknown_claims(&on_node, at(now)), BTreeSet::new());
+        let next = world.index.next_claim(&on_node).unwrap().as_second() - at(0).as_second();
+        asked.push(next - now);
+        now = next;
+    }
+    assert_eq!(asked, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
+    world.index.learn_claim(claim, Some("pv-1".into()), &on_node, at(now));
+    assert_eq!(
+        (world.index.next_claim(&on_node), world.index.unknown_claims(&on_node, at(i32::MAX.into())).len()),
+        (None, 0)
+    );
 }
 
 #[test]

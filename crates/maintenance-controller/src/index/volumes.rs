@@ -7,6 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use haulout_service_runtime::pods::Pod;
+use jiff::{SignedDuration, Timestamp};
 
 use super::Claim;
 use crate::seen::AttachmentSeen;
@@ -16,12 +17,35 @@ pub(super) struct Volumes {
     attachments: HashMap<Arc<str>, AttachmentSeen>,
     /// The volumes of each node; twice where two attachments name the same.
     attached: HashMap<Arc<str>, Vec<Arc<str>>>,
-    /// The volumes of claims, `None` for those that have none, as long as a pod names them.
-    claims: HashMap<Claim, Option<Arc<str>>>,
+    /// The volumes of claims, as long as a pod names them.
+    claims: HashMap<Claim, Bound>,
     /// What persistent volumes are called in `volumesAttached`, as far as that had to be looked up.
     handles: HashMap<Arc<str>, Option<Arc<str>>>,
     none: Arc<[Arc<str>]>,
 }
+
+/// Whether a claim has a volume.
+enum Bound {
+    To(Arc<str>),
+    /// It had none, so often in a row; when to ask again.
+    Not {
+        times: u32,
+        again: Timestamp,
+    },
+}
+
+impl Bound {
+    fn volume(&self) -> Option<&Arc<str>> {
+        match self {
+            Self::To(volume) => Some(volume),
+            Self::Not { .. } => None,
+        }
+    }
+}
+
+/// How long to wait before a claim without a volume is asked for again: doubling from the first to the last.
+const ASK_FIRST: SignedDuration = SignedDuration::from_secs(1);
+const ASK_LAST: SignedDuration = SignedDuration::from_mins(5);
 
 impl Volumes {
     /// What is attached to a node, which reports these itself.
@@ -39,8 +63,10 @@ impl Volumes {
     /// The persistent volumes that are attached to a node, or belong to these pods, and whose handle is not known.
     pub fn unknown_handles(&self, node: &str, pods: &[Arc<Pod>]) -> BTreeSet<Arc<str>> {
         let attached = self.attached.get(node).into_iter().flatten().cloned();
-        let claimed =
-            pods.iter().flat_map(|pod| claims_of(pod)).filter_map(|claim| self.claims.get(&claim)?.clone());
+        let claimed = pods
+            .iter()
+            .flat_map(|pod| claims_of(pod))
+            .filter_map(|claim| self.claims.get(&claim)?.volume().cloned());
         attached.chain(claimed).filter(|volume| !self.handles.contains_key(volume)).collect()
     }
 
@@ -82,23 +108,49 @@ impl Volumes {
         if pod.claims.is_empty() || self.claims.is_empty() {
             return self.none.clone();
         }
-        let volumes = claims_of(pod).filter_map(|claim| self.claims.get(&claim)?.clone());
+        let volumes = claims_of(pod).filter_map(|claim| self.claims.get(&claim)?.volume().cloned());
         volumes.flat_map(|volume| [self.handle(&volume).cloned(), Some(volume)]).flatten().collect()
     }
 
-    /// The claims of these pods whose volumes are not known.
-    pub fn unknown_claims(&self, pods: &[Arc<Pod>]) -> BTreeSet<Claim> {
+    /// The claims of these pods that have to be asked for.
+    pub fn unknown_claims(&self, pods: &[Arc<Pod>], now: Timestamp) -> BTreeSet<Claim> {
         let all = pods.iter().flat_map(|pod| claims_of(pod));
-        all.filter(|claim| !self.claims.contains_key(claim)).collect()
+        let unknown = |claim: &Claim| match self.claims.get(claim) {
+            None => true,
+            Some(Bound::To(_)) => false,
+            Some(Bound::Not { again, .. }) => *again <= now,
+        };
+        all.filter(unknown).collect()
     }
 
-    pub fn learn_claim(&mut self, claim: Claim, volume: Option<Arc<str>>) {
-        self.claims.insert(claim, volume);
+    /// When the next claim of these pods has to be asked for again.
+    pub fn next_claim(&self, pods: &[Arc<Pod>]) -> Option<Timestamp> {
+        let all = pods.iter().flat_map(|pod| claims_of(pod));
+        let again = all.filter_map(|claim| match self.claims.get(&claim)? {
+            Bound::To(_) => None,
+            Bound::Not { again, .. } => Some(*again),
+        });
+        again.min()
+    }
+
+    pub fn learn_claim(&mut self, claim: Claim, volume: Option<Arc<str>>, now: Timestamp) {
+        let bound = if let Some(volume) = volume {
+            Bound::To(volume)
+        } else {
+            let times = match self.claims.get(&claim) {
+                Some(Bound::Not { times, .. }) => times.saturating_add(1),
+                _ => 1,
+            };
+            let doubled = ASK_FIRST.checked_mul(2_i32.saturating_pow(times - 1));
+            let pause = doubled.unwrap_or(ASK_LAST).min(ASK_LAST);
+            Bound::Not { times, again: now.saturating_add(pause).unwrap_or(Timestamp::MAX) }
+        };
+        self.claims.insert(claim, bound);
     }
 
     pub fn forget_claims(&mut self, pod: &Pod) {
         for claim in claims_of(pod) {
-            if let Some(Some(volume)) = self.claims.remove(&claim) {
+            if let Some(Bound::To(volume)) = self.claims.remove(&claim) {
                 self.handles.remove(&volume);
             }
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fixedbitset::FixedBitSet;
 use haulout_api_types::drain_rule::DrainBehavior;
 use haulout_api_types::drain_targets::DrainTargets;
-use haulout_api_types::names::{event, reason};
+use haulout_api_types::names::{EXCLUDE_VOLUME_DETACH_ANNOTATION, event, reason};
 use haulout_api_types::node_maintenance::{MaintenanceOnNode, PodType, Stage};
 use haulout_api_types::selector::Labels;
 use jiff::Timestamp;
@@ -264,6 +264,8 @@ pub struct Counts {
     pub completing: u32,
     /// Volumes that are waited for, now that no Default pod is left.
     pub volumes: u32,
+    /// Volumes that would be waited for, if the node did not say otherwise.
+    pub volumes_ignored: u32,
     /// Pods and volumes that are left in all.
     pub left: u32,
     /// Evacuations of ours that are no longer wanted.
@@ -332,6 +334,13 @@ impl<L: Labels> NodeRecord<L> {
     /// Attached volumes that somebody should be rid of: not those of pods that stay, or that leave later
     /// than the volumes are waited for.
     pub fn volumes(&self, served: Served) -> BTreeSet<&Arc<str>> {
+        if self.facts.as_ref().is_some_and(|facts| facts.ignores_volumes) {
+            return BTreeSet::new();
+        }
+        self.attached(served)
+    }
+
+    fn attached(&self, served: Served) -> BTreeSet<&Arc<str>> {
         let mut volumes: BTreeSet<_> = self.facts.iter().flat_map(|facts| facts.volumes.iter()).collect();
         if !volumes.is_empty() {
             let stays = |pod: &&PodRecord<L>| {
@@ -533,6 +542,9 @@ impl<L: Labels> NodeRecord<L> {
     fn look_at_volumes(&self, served: Served, steps: &[StepNumber], default_pods: bool, view: &mut View) {
         let volumes = self.volumes(served);
         let number = u32::try_from(volumes.len()).unwrap_or(u32::MAX);
+        if number == 0 && !default_pods {
+            view.counts.volumes_ignored = u32::try_from(self.attached(served).len()).unwrap_or(u32::MAX);
+        }
         view.counts.left += number;
         if number == 0 || default_pods {
             return;
@@ -553,7 +565,7 @@ impl<L: Labels> NodeRecord<L> {
             pod: None,
             reason: reason::VOLUMES_ATTACHED.into(),
             message: format!(
-                "{number} {what} still attached though the pods have left: {}; look at the VolumeAttachments and the CSI driver",
+                "{number} {what} still attached though the pods have left: {}; look at the VolumeAttachments and the CSI driver, or annotate the node with {EXCLUDE_VOLUME_DETACH_ANNOTATION} to go on without",
                 names.join(", ")
             )
             .into(),

@@ -129,6 +129,7 @@ impl Tally {
         sign.apply(&mut totals.targeted, counts.targeted);
         sign.apply(&mut totals.completing, counts.completing);
         sign.apply(&mut totals.volumes, counts.volumes);
+        sign.apply(&mut totals.volumes_ignored, counts.volumes_ignored);
         sign.apply(&mut totals.left, counts.left);
         sign.apply(&mut totals.unwanted, counts.unwanted);
         sign.apply(&mut totals.to_evacuate, counts.to_evacuate);

@@ -57,6 +57,9 @@ pub async fn volumes_are_detached_before_daemons_leave_but_for_those_of_pods_tha
             .create(&PostParams::default(), &serde_json::from_value(attachment).unwrap())
             .await
             .unwrap();
+        let attached = Patch::Merge(json!({"status": {"attached": true}}));
+        let name = format!("attachment-of-{volume}");
+        attachments.patch_status(&name, &PatchParams::default(), &attached).await.unwrap();
     }
 
     // The node reports the same two, and one that nothing else tells of.
@@ -84,7 +87,10 @@ pub async fn volumes_are_detached_before_daemons_leave_but_for_those_of_pods_tha
     assert_eq!(drain(&waiting).blockers[0].reason, names::reason::VOLUMES_ATTACHED);
     assert!(drain(&waiting).blockers[0].message.contains("pv-left"), "{:?}", drain(&waiting).blockers);
     assert_eq!(scene.evacuated().await, BTreeSet::new(), "the CSI plugin has to detach it first");
-    attachments.delete("attachment-of-pv-left", &DeleteParams::default()).await.unwrap();
-    report(&[&kept]).await;
+    // It never detaches: an admin lets the drain go on without it.
+    let exclude = json!({"metadata": {"annotations": {names::EXCLUDE_VOLUME_DETACH_ANNOTATION: ""}}});
+    scene.patch_node("n1", exclude).await;
     scene.until_evacuating(&[&daemon]).await;
+    let told = scene.until_event("m", names::event::VOLUMES_IGNORED).await;
+    assert!(told.starts_with("1 volume is still attached to node volumes-n1"), "{told}");
 }

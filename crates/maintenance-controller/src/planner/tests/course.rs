@@ -186,3 +186,20 @@ fn a_maintenance_that_follows_another_starts_from_its_own_plan() {
     let leaving: Vec<_> = evacuate.iter().map(|wanted| wanted.pod.name.as_ref()).collect();
     assert_eq!(leaving, ["low"]);
 }
+
+#[test]
+fn volumes_are_not_waited_for_where_the_node_says_so() {
+    let attached = NodeFacts { volumes: Arc::new(BTreeSet::from(["pv-1".into()])), ..node("n") };
+    let mut world = one_node(DrainRules::default(), Served::DEFAULT, vec![pod("n", "web", 0)]);
+    let says = |world: &World| {
+        let plan = world.planner.node("n").unwrap();
+        (plan.state, plan.counts.volumes, plan.counts.volumes_ignored)
+    };
+    world.apply(Change::Node(NodeFacts { ignores_volumes: true, ..attached.clone() }));
+    assert_eq!(says(&world), (NodeState::Evacuating, 0, 0), "its pods are still there");
+    world.gone("web");
+    assert_eq!(says(&world), (NodeState::Drained, 0, 1));
+    world.apply(Change::Node(attached));
+    assert_eq!(says(&world), (NodeState::Evacuating, 1, 0));
+    assert!(!world.planner.maintenance("m").unwrap().drained);
+}
