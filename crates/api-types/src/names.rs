@@ -176,6 +176,7 @@ pub mod reason {
         NAMESPACE_UNKNOWN,
         WAITING_FOR_MAINTENANCE,
         EVACUATING,
+        DRAIN_TARGETS_TOO_LARGE,
         NOT_BLOCKED,
         COMPLETE,
         CORDONING,

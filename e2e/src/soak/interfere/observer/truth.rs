@@ -120,6 +120,7 @@ pub fn check(claim: &Claim, maintenance: &Value, world: &World, facts: &Facts) -
         | "NotFollowed"
         | "NamespaceUnknown"
         | "NoNodeForController"
+        | "DrainTargetsTooLarge"
         | "WaitingForOrder"
         | "MaintenanceUpdateRefused" => Err("there is nothing like that in the cluster".into()),
         other => Err(format!("nobody knows how to check the reason {other:?}: write a check for it")),
