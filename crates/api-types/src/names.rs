@@ -115,6 +115,8 @@ pub mod reason {
     pub const EVACUATING: &str = "Evacuating";
     /// The drain targets of the node do not fit into its annotation, and pods that are not announced stay.
     pub const DRAIN_TARGETS_TOO_LARGE: &str = "DrainTargetsTooLarge";
+    /// A pod of Haulout itself stays, because no other node would take it.
+    pub const NO_NODE_FOR_CONTROLLER: &str = "NoNodeForController";
     /// Nothing keeps pods from leaving.
     pub const NOT_BLOCKED: &str = "NotBlocked";
     /// Nothing is left to evacuate.
@@ -177,6 +179,7 @@ pub mod reason {
         WAITING_FOR_MAINTENANCE,
         EVACUATING,
         DRAIN_TARGETS_TOO_LARGE,
+        NO_NODE_FOR_CONTROLLER,
         NOT_BLOCKED,
         COMPLETE,
         CORDONING,

@@ -10,6 +10,7 @@ use haulout_api_types::selector::NodeMatcher;
 use haulout_service_runtime::access::lease_name;
 use jiff::{SignedDuration, Timestamp};
 
+use crate::placement::{Placement, Taint};
 use crate::plan::Plan;
 
 /// Identifies a pod: one that is made anew under the same name is another pod.
@@ -46,6 +47,8 @@ pub struct PodFacts<L> {
     pub volumes: Arc<[Arc<str>]>,
     /// Set if it was put onto the node after the drain had begun, and is not merely late.
     pub returned: Option<Box<Returned>>,
+    /// Set for a pod of Haulout itself, which needs another node to run on before it may leave.
+    pub placement: Option<Arc<Placement>>,
     /// What keeps it from leaving, as its Evacuation says, or as its overdue end shows.
     pub blocked: Option<Blocked>,
     /// What is waited for while it leaves, where more is known than that it does.
@@ -154,6 +157,8 @@ pub struct NodeFacts<L> {
     pub cordon_due: Option<Timestamp>,
     /// Whether it carries any of our marks; see [`cordon::NodeMarks`](crate::cordon::NodeMarks).
     pub marked: bool,
+    /// The taints that keep new pods away, but for that of a cordon.
+    pub taints: Arc<[Taint]>,
     /// The persistent volumes that are attached to it, by name.
     pub volumes: Arc<BTreeSet<Arc<str>>>,
     /// What keeps it from being written, if anything does.

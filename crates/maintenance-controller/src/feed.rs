@@ -29,7 +29,12 @@ use crate::controller::Controller;
 use crate::index::Work;
 use crate::leader::Leader;
 use crate::news;
-use crate::seen::{self, AttachmentSeen, EvacuationSeen, NodeSeen, SlimAttachment, SlimEvacuation, SlimNode};
+use crate::seen::{
+    self, AttachmentSeen, EvacuationSeen, NodeSeen, SlimAttachment, SlimEvacuation, SlimNode, SlimOwnPod,
+};
+
+/// The labels that the chart gives to the pods of all services.
+const OWN_PODS: &str = "app.kubernetes.io/name=haulout,app.kubernetes.io/component";
 
 /// What all feeds need.
 #[derive(Clone)]
@@ -169,6 +174,18 @@ pub(crate) async fn namespaces(feed: Feed) {
     // Metadata alone are asked for, and can always be read.
     let api: Api<PartialObjectMeta<Namespace>> = Api::all(feed.client());
     follow(&feed, "namespaces", watcher(api, Config::default()), Some, named, put).await;
+}
+
+/// Follows the pods of Haulout itself, to know where else they can run.
+pub(crate) async fn own_pods(feed: Feed, namespace: String) {
+    let controller = &*feed.controller;
+    let put = |name: Arc<str>, pod: Option<SlimOwnPod>| {
+        let (now, pods) = (controller.clock.now(), controller.pods.read());
+        controller.tell(|index| index.put_own_pod(name, pod.and_then(SlimOwnPod::keep), &pods, now));
+    };
+    let api: Api<DeserializeGuard<SlimOwnPod>> = Api::namespaced(feed.client(), &namespace);
+    let ours = Config::default().labels(OWN_PODS);
+    follow(&feed, "pods", watcher(api, ours), readable, named, put).await;
 }
 
 /// Follows the Lease of the evacuation controller, and notices when nobody renews it any longer.

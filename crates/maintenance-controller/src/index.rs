@@ -16,6 +16,7 @@ use jiff::{SignedDuration, Timestamp};
 use self::returns::Returns;
 use self::volumes::Volumes;
 use crate::facts::{Blocked, EvacuationOf, PodKey};
+use crate::placement::NodeChoice;
 use crate::plan::Served;
 use crate::planner::{MaintenancePlan, NodePlan, Planner, Summary};
 use crate::refusals::Refusals;
@@ -81,6 +82,8 @@ pub struct Index {
     /// `None` for one that cannot be read, as may be after a downgrade.
     rules: BTreeMap<String, Option<DrainRule>>,
     volumes: Volumes,
+    /// The pods of Haulout itself by name, with the nodes that they ask for.
+    own_pods: HashMap<Arc<str>, (Uid, Arc<NodeChoice>)>,
     /// Pods whose Evacuations cannot be written.
     pub(crate) refused_pods: Refusals<Uid>,
     /// Nodes that cannot be written.
@@ -114,6 +117,7 @@ impl Index {
             made: HashMap::new(),
             rules: BTreeMap::new(),
             volumes: Volumes::default(),
+            own_pods: HashMap::new(),
             refused_pods: Refusals::new(reason::EVACUATION_REFUSED, "its Evacuation"),
             refused_nodes: Refusals::new(reason::NODE_UPDATE_REFUSED, "the node"),
             refused_maintenances: Refusals::new(reason::MAINTENANCE_UPDATE_REFUSED, "the NodeMaintenance"),

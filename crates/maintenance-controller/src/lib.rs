@@ -9,6 +9,7 @@
 //! | which pods leave now, who waits for whom, how far is it? | [`planner`] |
 //! | what does a node announce of its drain targets? | [`announce`] |
 //! | what is changed on a node, and put back afterwards? | [`cordon`] |
+//! | can a pod of Haulout itself run elsewhere? | [`placement`] |
 //! | how long to wait before something is done again that is undone each time? | [`pause`] |
 //! | when does a stage begin, and when is a maintenance done? | [`stage`] |
 //! | what does the status say, and when is it written? | [`status`], [`throttle`], [`bounded`] |
@@ -38,6 +39,7 @@ pub mod leader;
 pub mod metrics;
 pub mod news;
 pub mod pause;
+pub mod placement;
 pub mod plan;
 pub mod planner;
 pub mod refusals;
@@ -230,9 +232,9 @@ async fn lead(args: &Args, context: &Context, metrics: Metrics, queue: WorkQueue
         metrics: context.metrics.clone(),
         listed: CancellationToken::new(),
     };
-    let feeds = [(); 6].map(|()| feed());
+    let feeds = [(); 7].map(|()| feed());
     let listed: Vec<_> = feeds.iter().map(|feed| feed.listed.clone()).collect();
-    let [nodes, maintenances, rules, evacuations, attachments, namespaces] = feeds;
+    let [nodes, maintenances, rules, evacuations, attachments, namespaces, own_pods] = feeds;
     let _feeds = [
         tokio::spawn(feed::nodes(nodes)),
         tokio::spawn(feed::maintenances(maintenances)),
@@ -240,6 +242,7 @@ async fn lead(args: &Args, context: &Context, metrics: Metrics, queue: WorkQueue
         tokio::spawn(feed::evacuations(evacuations)),
         tokio::spawn(feed::attachments(attachments)),
         tokio::spawn(feed::namespaces(namespaces)),
+        tokio::spawn(feed::own_pods(own_pods, context.namespace.clone())),
     ]
     .map(AbortOnDropHandle::new);
     let leader = args

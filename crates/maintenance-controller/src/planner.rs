@@ -13,6 +13,7 @@
 
 mod leaving;
 mod node;
+mod places;
 #[cfg(test)]
 mod properties;
 #[cfg(test)]
@@ -36,6 +37,7 @@ use haulout_api_types::selector::Labels;
 pub use self::leaving::{Awaited, Waiting, Waits};
 pub use self::node::{Blocker, Counts};
 use self::node::{Fate, NodeRecord, PodRecord, Unclear};
+use self::places::Places;
 pub use self::report::{Evacuate, MaintenancePlan, NodePlan, NodeState, Summary, list};
 use self::tally::Tally;
 use crate::facts::{MaintenanceFacts, NodeFacts, PodFacts, PodKey};
@@ -113,10 +115,10 @@ impl Maintenance {
         self.missing.difference(&self.deleted).skip(unnamed)
     }
 
-    /// The step that it has reached on a node, on which a pod may be waited for: later pod types wait too, then.
-    fn step_on(&self, completing: bool) -> StepNumber {
+    /// The step that it has reached on a node, on which a Default pod may stay for now: later pod types wait too, then.
+    fn step_on(&self, lingers: bool) -> StepNumber {
         let current = self.tally.current();
-        if completing { current.min(self.facts.plan.last_default_step()) } else { current }
+        if lingers { current.min(self.facts.plan.last_default_step()) } else { current }
     }
 
     fn targets(&mut self, up_to: StepNumber) -> Arc<DrainTargets> {
@@ -135,6 +137,7 @@ pub struct Planner<L> {
     namespaces: HashMap<Arc<str>, L>,
     nodes: HashMap<Arc<str>, NodeRecord<L>>,
     node_of_pod: HashMap<PodKey, Arc<str>>,
+    places: Places,
     maintenances: BTreeMap<Id, Maintenance>,
     ids: HashMap<Arc<str>, Id>,
     next_id: Id,
@@ -159,6 +162,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             namespaces: HashMap::new(),
             nodes: HashMap::new(),
             node_of_pod: HashMap::new(),
+            places: Places::default(),
             maintenances: BTreeMap::new(),
             ids: HashMap::new(),
             next_id: 0,
@@ -267,6 +271,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         }
         let left = facts.finished && known.is_some_and(|pod| pod.fate(self.served) == Fate::Leaving);
         self.node_of_pod.insert(key.clone(), name.clone());
+        self.find_place(&facts);
         let pod = self.treat(&name, facts);
         if let Some(record) = self.nodes.get_mut(&name) {
             record.pods.insert(key, pod);
@@ -279,6 +284,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
 
     fn remove_pod(&mut self, key: &PodKey) {
         let Some(name) = self.node_of_pod.remove(key) else { return };
+        self.places.forget(key);
         let Some(record) = self.nodes.get_mut(&name) else { return };
         let left = record.pods.remove(key).is_some_and(|pod| pod.fate(self.served) == Fate::Leaving);
         if left {
@@ -301,10 +307,14 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         let name = facts.name.clone();
         let record = self.nodes.entry(name.clone()).or_default();
         let relabelled = record.facts.as_ref().is_none_or(|known| known.labels != facts.labels);
+        let retainted = record.facts.as_ref().is_none_or(|known| known.taints != facts.taints);
         if !relabelled && record.facts.as_ref() == Some(&facts) {
             return;
         }
         record.facts = Some(facts);
+        if relabelled || retainted {
+            self.place_changed(&name);
+        }
         if relabelled {
             self.treat_node(&name, |_| true);
             self.assign(&name);
@@ -424,7 +434,8 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             .filter_map(|id| self.maintenances.get(id))
             .map(|m| m.facts.plan.first_step(facts.pod_type, facts.priority, order, &facts.labels))
             .collect();
-        PodRecord { facts, behavior, order, unclear, first }
+        let placeless = self.places.is_placeless(&facts.key);
+        PodRecord { facts, behavior, order, unclear, first, placeless }
     }
 
     /// Applies the rules anew to pods of a node.

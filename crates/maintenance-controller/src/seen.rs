@@ -1,6 +1,7 @@
 //! What is read of the objects that are watched, and what is kept of them: only what decides, and what a write
 //! needs to say which state it means.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use haulout_api_types::evacuation::DEFAULT_PROGRESS_DEADLINE_SECONDS;
@@ -10,7 +11,7 @@ use haulout_api_types::selector::{NodeMatcher, SelectorError};
 use haulout_api_types::{Evacuation, NodeMaintenance, instigators};
 use haulout_service_runtime::pods::{LabelSet, Toleration, Uid};
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{Node, NodeCondition};
+use k8s_openapi::api::core::v1::{self as core, Node, NodeCondition};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 use kube::Resource;
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::bounded;
 use crate::cordon::NodeMarks;
 use crate::facts::{Blocked, EvacuationOf, MaintenanceFacts, Turn, Wait};
+use crate::placement::{NodeChoice, Taint};
 use crate::plan::{Plan, Served};
 use crate::stage::{self, Life};
 
@@ -38,6 +40,8 @@ pub struct SlimNode {
 struct SlimNodeSpec {
     #[serde(default)]
     unschedulable: bool,
+    #[serde(default)]
+    taints: Vec<core::Taint>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -169,6 +173,8 @@ pub struct NodeSeen {
     /// The volumes that it reports as attached, by what they are called there: for CSI,
     /// `kubernetes.io/csi/DRIVER^HANDLE`.
     pub volumes: Box<[Arc<str>]>,
+    /// The taints that keep new pods away, but for that of a cordon.
+    pub taints: Arc<[Taint]>,
     /// What it shows of a maintenance.
     pub marks: NodeMarks,
 }
@@ -182,12 +188,54 @@ impl NodeSeen {
             version: Version::of(&metadata),
             labels: labels.collect(),
             volumes: status.volumes_attached.into_iter().map(|volume| volume.name.into()).collect(),
+            taints: spec.taints.into_iter().filter_map(keeps_away).collect(),
             marks: NodeMarks::new(
                 spec.unschedulable,
                 metadata.annotations.into_iter().flatten(),
                 status.conditions,
             ),
         }
+    }
+}
+
+fn keeps_away(taint: core::Taint) -> Option<Taint> {
+    let keeps = matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute") && taint.key != CORDON_TAINT;
+    let value = taint.value.unwrap_or_default();
+    keeps.then(|| Taint { key: taint.key.into(), value: value.into(), effect: taint.effect.into() })
+}
+
+/// A pod of Haulout itself, as far as it is read beyond what is known of every pod.
+#[derive(Resource, Clone, Debug, Deserialize, Serialize)]
+#[resource(inherit = core::Pod)]
+pub struct SlimOwnPod {
+    /// Its metadata.
+    pub metadata: ObjectMeta,
+    #[serde(default)]
+    spec: SlimOwnPodSpec,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SlimOwnPodSpec {
+    #[serde(default)]
+    restart_policy: String,
+    #[serde(default)]
+    node_selector: BTreeMap<String, String>,
+    #[serde(default)]
+    affinity: Option<core::Affinity>,
+}
+
+impl SlimOwnPod {
+    /// Its UID, and the nodes that it may run on; `None` of one that ends by itself, such as that of a Job.
+    pub fn keep(self) -> Option<(Uid, NodeChoice)> {
+        let SlimOwnPodSpec { restart_policy, node_selector, affinity } = self.spec;
+        let required = affinity
+            .and_then(|affinity| affinity.node_affinity)
+            .and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution);
+        // The API server takes no selector that cannot be read; one of a later version is left to the scheduler.
+        let required = required.and_then(|required| NodeMatcher::new(&required).ok());
+        let uid = self.metadata.uid?.parse().ok()?;
+        (restart_policy == "Always").then_some((uid, NodeChoice { labels: node_selector, required }))
     }
 }
 
@@ -414,17 +462,12 @@ impl MaintenanceSeen {
     }
 }
 
+/// The taint that the control plane puts onto a node that is unschedulable.
+const CORDON_TAINT: &str = "node.kubernetes.io/unschedulable";
+
 /// Whether one of these tolerates `node.kubernetes.io/unschedulable:NoSchedule`.
 pub fn tolerates_cordon(tolerations: &[Toleration]) -> bool {
-    tolerations.iter().any(|toleration| {
-        let exists = toleration.operator.as_deref() == Some("Exists");
-        let effect = toleration.effect.as_deref().is_none_or(|effect| effect == "NoSchedule");
-        let key = match toleration.key.as_deref() {
-            None => exists,
-            Some(key) => key == "node.kubernetes.io/unschedulable",
-        };
-        effect && key && (exists || toleration.value.is_none())
-    })
+    tolerations.iter().any(|toleration| toleration.matches(CORDON_TAINT, "", "NoSchedule"))
 }
 
 #[cfg(test)]
@@ -447,7 +490,6 @@ mod tests {
             (toleration(cordon, None, Some("NoSchedule")), true),
             (toleration(cordon, Some("Exists"), Some("NoExecute")), false),
             (toleration(Some("dedicated"), Some("Exists"), None), false),
-            (toleration(None, None, None), false),
             (Toleration { value: Some("x".into()), ..toleration(cordon, Some("Equal"), None) }, false),
         ];
         for (toleration, expected) in cases {

@@ -38,6 +38,7 @@ pub(crate) fn pod(node: &str, name: &str, priority: i32) -> PodFacts<Map> {
         evacuation: EvacuationOf::Nobody,
         volumes: Arc::from([]),
         returned: None,
+        placement: None,
         blocked: None,
         wait: None,
     }
@@ -51,6 +52,7 @@ pub(crate) fn node(name: &str) -> NodeFacts<Map> {
         cordoned: true,
         cordon_due: None,
         marked: false,
+        taints: Arc::from([]),
         volumes: Arc::default(),
         ignores_volumes: false,
         refused: None,

@@ -11,6 +11,7 @@ use kube::ResourceExt as _;
 
 use super::{Claim, Index, Unfollowed, Work};
 use crate::facts::{Blocked, NodeFacts, PodFacts, PodKey, Wait};
+use crate::placement::{NodeChoice, Placement};
 use crate::planner::Change;
 use crate::refusals::Failure;
 use crate::seen::{AttachmentSeen, EvacuationSeen, MaintenanceSeen, NodeSeen};
@@ -48,11 +49,35 @@ impl Index {
             evacuation: evacuation.map(EvacuationSeen::planned).unwrap_or_default(),
             volumes: self.volumes.of_pod(pod),
             returned: returned.map(Box::new),
+            placement: self.placement(pod),
             blocked,
             wait,
         };
         self.planner.apply(Change::Pod(facts));
         wake
+    }
+
+    /// Where else a pod of Haulout itself can run.
+    fn placement(&self, pod: &Pod) -> Option<Arc<Placement>> {
+        let (uid, choice) = self.own_pods.get(&*pod.name)?;
+        let tolerations = pod.tolerations.clone();
+        (*uid == pod.uid).then(|| Arc::new(Placement { choice: choice.clone(), tolerations }))
+    }
+
+    /// Takes in a pod of Haulout itself, with the nodes that it asks for; `None` if it is gone.
+    pub fn put_own_pod(
+        &mut self,
+        name: Arc<str>,
+        seen: Option<(Uid, NodeChoice)>,
+        pods: &PodIndex,
+        now: Timestamp,
+    ) {
+        let Some((uid, choice)) = seen else {
+            self.own_pods.remove(&name);
+            return;
+        };
+        self.own_pods.insert(name, (uid, Arc::new(choice)));
+        self.put_again(uid, pods, now);
     }
 
     /// When the drain of a node began, or the node came under maintenance, whichever was later.
@@ -201,6 +226,7 @@ impl Index {
             cordoned: seen.marks.unschedulable,
             cordon_due: seen.marks.cordon_due(),
             marked: seen.marks.is_marked(),
+            taints: seen.taints.clone(),
             volumes: Arc::new(self.volumes.attached_to(name, &seen.volumes)),
             refused: self.refused_nodes.blocked(name),
             ignores_volumes: seen.marks.ignores_volumes(),

@@ -26,6 +26,8 @@ pub(super) struct PodRecord<L> {
     pub unclear: Option<Unclear>,
     /// For each draining maintenance, the first step that selects it.
     pub first: Vec<StepNumber>,
+    /// Whether it is of Haulout itself and no other node would take it.
+    pub placeless: bool,
 }
 
 /// Why it is not known what becomes of a pod.
@@ -122,6 +124,18 @@ impl<L> PodRecord<L> {
         self.facts.returned.as_deref().is_some_and(|returned| returned.until.is_some())
     }
 
+    /// Whether it stays because it is of Haulout itself and has nowhere to go: nobody would be left to go on with the
+    /// drain, or to say why it does not.
+    fn is_stranded(&self, served: Served) -> bool {
+        self.placeless
+            && self.facts.pod_type == PodType::Default
+            && self.behavior == DrainBehavior::Drain
+            && self.unclear.is_none()
+            && !self.facts.terminating
+            && self.facts.evacuation != EvacuationOf::UsPastRecall
+            && self.fate(served) == Fate::Leaving
+    }
+
     /// Whether it is waited for until it has finished.
     fn waits(&self, served: Served) -> bool {
         self.behavior == DrainBehavior::WaitCompleted
@@ -195,6 +209,8 @@ pub(super) struct NodeRecord<L> {
     pub counted_marks: Marks,
     /// Whether a pod on it is waited for until it has finished.
     pub completing: bool,
+    /// Whether a pod of Haulout itself on it has nowhere to go.
+    pub stranded: bool,
     /// Whether it waits in the queue.
     pub queued: bool,
 }
@@ -219,6 +235,7 @@ impl<L> Default for NodeRecord<L> {
             view: View::default(),
             counted_marks: Marks::default(),
             completing: false,
+            stranded: false,
             queued: false,
         }
     }
@@ -262,6 +279,8 @@ pub struct Counts {
     pub targeted: u32,
     /// Pods that are waited for until they have finished.
     pub completing: u32,
+    /// Pods of Haulout itself that have nowhere to go.
+    pub stranded: u32,
     /// Volumes that are waited for, now that no Default pod is left.
     pub volumes: u32,
     /// Volumes that would be waited for, if the node did not say otherwise.
@@ -277,10 +296,11 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// What is going on without any other maintenance having to get further: pods leave or finish, volumes are
-    /// detached.
+    /// What does not wait for any other maintenance to get further: pods that leave or finish or have nowhere to go, and
+    /// volumes that are being detached.
     pub fn moving(&self) -> u32 {
-        self.targeted.saturating_add(self.volumes).saturating_add(self.completing)
+        let waited_for = self.completing.saturating_add(self.stranded);
+        self.targeted.saturating_add(self.volumes).saturating_add(waited_for)
     }
 }
 
@@ -306,6 +326,15 @@ fn too_large<L>(pod: &PodRecord<L>) -> Blocker {
             announce::MAX_BYTES
         )
         .into(),
+        since: None,
+    }
+}
+
+fn no_node(pod: &PodKey) -> Blocker {
+    Blocker {
+        pod: Some(pod.clone()),
+        reason: reason::NO_NODE_FOR_CONTROLLER.into(),
+        message: "this pod of Haulout stays, because no node would take it that is schedulable and under no maintenance, and the drain needs it: add or uncordon a node with the labels and taints that suit it, or complete a maintenance; to drain the node around it, let a DrainRule skip it".into(),
         since: None,
     }
 }
@@ -366,19 +395,38 @@ impl<L: Labels> NodeRecord<L> {
         self.pods.values().any(|pod| pod.waits(served))
     }
 
-    /// Whether a pod leaves only after those that are waited for: it is of a later type or of a higher order.
+    /// Whether a pod of Haulout itself has nowhere to go.
+    pub fn has_stranded(&self, served: Served) -> bool {
+        self.pods.values().any(|pod| pod.is_stranded(served))
+    }
+
+    /// Whether later pod types have to wait here for a Default pod that stays for now.
+    pub fn lingers(&self) -> bool {
+        self.completing || self.stranded
+    }
+
+    /// Whether a pod leaves only after those that stay for now: it is of a later type, or of a higher order than those
+    /// that are waited for.
     fn is_behind(&self, pod: &PodRecord<L>) -> bool {
-        self.completing && (pod.facts.pod_type != PodType::Default || pod.order > 0)
+        (self.lingers() && pod.facts.pod_type != PodType::Default) || (self.completing && pod.order > 0)
+    }
+
+    /// Whether new pods can come here: it is schedulable, and no maintenance wants it not to be.
+    pub fn is_open(&self) -> bool {
+        self.cordon != Cordon::Wanted && self.facts.as_ref().is_some_and(|facts| !facts.cordoned)
     }
 
     /// Counts for each draining maintenance what its steps first select here. What is waited for holds up its own node
     /// and no other one, and so does what comes after it.
     pub fn count(&self, served: Served, volume_steps: &[StepNumber]) -> Vec<Histogram> {
-        let volumes = if self.completing { 0 } else { self.volumes(served).len() };
+        let volumes = if self.lingers() { 0 } else { self.volumes(served).len() };
         let volumes = u32::try_from(volumes).unwrap_or(u32::MAX);
         let mut all: Vec<BTreeMap<StepNumber, u32>> = vec![BTreeMap::new(); self.draining.len()];
         let counts = |pod: &&PodRecord<L>| {
-            pod.fate(served) == Fate::Leaving && !pod.waits(served) && !self.is_behind(pod)
+            pod.fate(served) == Fate::Leaving
+                && !pod.waits(served)
+                && !pod.is_stranded(served)
+                && !self.is_behind(pod)
         };
         for pod in self.pods.values().filter(counts) {
             for (histogram, step) in all.iter_mut().zip(&pod.first) {
@@ -478,6 +526,11 @@ impl<L: Labels> NodeRecord<L> {
                 view.blockers.extend(pod.blocker());
                 continue;
             }
+            if pod.is_stranded(served) {
+                view.counts.stranded += 1;
+                view.blockers.push(no_node(&pod.facts.key));
+                continue;
+            }
             if self.is_behind(pod) {
                 // What it waits for is named; but somebody else may have asked it to leave.
                 view.blockers.extend(pod.blocker().filter(|_| pod.on_its_way()));
@@ -518,6 +571,7 @@ impl<L: Labels> NodeRecord<L> {
         let leaves = move |pod: &&PodRecord<L>| {
             pod.fate(served) == Fate::Leaving
                 && !pod.waits(served)
+                && !pod.is_stranded(served)
                 && !self.is_behind(pod)
                 && self.targets_pod(pod, &self.reached_by(&pod.first))
                 && pod.blocker().is_none()
@@ -529,10 +583,11 @@ impl<L: Labels> NodeRecord<L> {
         })
     }
 
-    /// The lowest order among the pods of each type that have to leave.
+    /// The lowest order among the pods of each type that have to leave and can.
     fn lowest_orders(&self, served: Served) -> BTreeMap<PodType, i32> {
         let mut lowest = BTreeMap::new();
-        for pod in self.pods.values().filter(|pod| pod.fate(served) == Fate::Leaving) {
+        let leaves = |pod: &&PodRecord<L>| pod.fate(served) == Fate::Leaving && !pod.is_stranded(served);
+        for pod in self.pods.values().filter(leaves) {
             let order = lowest.entry(pod.facts.pod_type).or_insert(pod.order);
             *order = pod.order.min(*order);
         }
@@ -590,6 +645,7 @@ impl<L: Labels> NodeRecord<L> {
             && !pod.facts.finished
             && !(pod.fate(served) == Fate::Leaving
                 && (pod.behavior == DrainBehavior::Drain || pod.unclear.is_some())
+                && !pod.is_stranded(served)
                 && !self.draining.is_empty())
     }
 
@@ -608,6 +664,7 @@ impl<L: Labels> NodeRecord<L> {
             let now = pod.behavior == DrainBehavior::Drain
                 && !pod.facts.terminating
                 && !pod.is_held()
+                && !pod.is_stranded(served)
                 && !self.is_behind(pod)
                 && lowest.get(&pod.facts.pod_type) == Some(&pod.order)
                 && self.targets_pod(pod, &reached);

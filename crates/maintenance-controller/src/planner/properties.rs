@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::node_maintenance::{DrainPlanEntry, MAX_WAITING_FOR, PodType, Stage};
+use haulout_service_runtime::pods::Toleration;
 use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::json;
@@ -13,6 +14,7 @@ use serde_json::json;
 use super::reference::{Item, Reference};
 use super::*;
 use crate::facts::{EvacuationOf, Returned};
+use crate::placement::{NodeChoice, Placement, Taint};
 use crate::plan::is_targeted;
 use crate::testing::*;
 
@@ -74,7 +76,7 @@ struct Both {
     planner: Planner<Map>,
     reference: Reference,
     targets: BTreeMap<Arc<str>, DrainTargets>,
-    /// Nodes on which something was waited for until it had finished.
+    /// Nodes on which a Default pod has stayed for a while, being waited for or without another node.
     waited: BTreeSet<Arc<str>>,
     made: usize,
 }
@@ -159,7 +161,7 @@ impl Both {
     fn check(&mut self) -> Result<(), TestCaseError> {
         self.targets.retain(|node, _| self.reference.nodes.contains_key(node));
         for name in self.reference.nodes.keys().cloned().collect::<Vec<_>>() {
-            if self.reference.has_waiting(&name) {
+            if self.reference.lingers(&name) {
                 self.waited.insert(name.clone());
             }
             let plan = self.planner.node(&name).unwrap();
@@ -177,7 +179,8 @@ impl Both {
             }
             let pods = plan.blockers.iter().filter(|blocker| blocker.pod.is_some()).count();
             let cases = pods + plan.counts.waiting.total() as usize;
-            let concerned = (plan.counts.targeted + plan.counts.completing) as usize;
+            let waited_for = plan.counts.completing + plan.counts.stranded;
+            let concerned = (plan.counts.targeted + waited_for) as usize;
             prop_assert!(cases >= concerned, "{} of {concerned} pods of {} have a case", cases, name);
             self.check_targets(&name, &plan)?;
         }
@@ -320,8 +323,8 @@ impl Both {
             3 => self.tell(Change::NodeGone(NODES[node].into())),
             4 => self.tell(Change::Node(self.node(NODES[node]))),
             5 => {
-                let cordoned = detail.is_multiple_of(3);
-                self.tell(Change::Node(NodeFacts { cordoned, ..self.node(NODES[node]) }));
+                let (cordoned, taints) = (detail.is_multiple_of(3), some_taints(detail));
+                self.tell(Change::Node(NodeFacts { cordoned, taints, ..self.node(NODES[node]) }));
             }
             6 => self.tell(Change::Maintenance(MaintenanceFacts { stage: Stage::Complete, ..facts })),
             7 => self.tell(Change::Maintenance(MaintenanceFacts { stage: Stage::Cordon, ..facts })),
@@ -336,9 +339,10 @@ impl Both {
                 let nth =
                     self.reference.pods.values().nth(detail % self.reference.pods.len().max(1)).cloned();
                 if let Some(pod) = nth {
-                    let pod = match detail % 3 {
+                    let pod = match detail % 5 {
                         0 => PodFacts { returned: held(), ..pod },
                         1 => PodFacts { returned: None, ..pod },
+                        2 | 3 => PodFacts { placement: some_placement(detail), ..pod },
                         _ => PodFacts { terminating: true, ..pod },
                     };
                     self.tell(Change::Pod(pod));
@@ -360,7 +364,7 @@ impl Both {
             self.tell(Change::Node(NodeFacts { cordoned: true, ..node }));
         }
         for pod in self.reference.pods.values().cloned().collect::<Vec<_>>() {
-            self.tell(Change::Pod(PodFacts { returned: None, ..pod }));
+            self.tell(Change::Pod(PodFacts { returned: None, placement: None, ..pod }));
         }
         let mut choices = choices.iter().copied().cycle();
         loop {
@@ -391,6 +395,22 @@ fn cases() -> u32 {
 #[allow(clippy::unnecessary_wraps, reason = "it is a field")]
 fn held() -> Option<Box<Returned>> {
     Some(Box::new(Returned { tolerates_cordon: true, since: at(1), until: Some(at(2)) }))
+}
+
+/// That of a pod of Haulout itself, which can run everywhere, only on some nodes, or also on tainted ones.
+#[allow(clippy::unnecessary_wraps, reason = "it is a field")]
+fn some_placement(choice: usize) -> Option<Arc<Placement>> {
+    let required = choice.is_multiple_of(2).then(|| named(&NODES[..2]));
+    let everything = Toleration { operator: Some("Exists".into()), ..Toleration::default() };
+    Some(Arc::new(Placement {
+        choice: Arc::new(NodeChoice { required, ..NodeChoice::default() }),
+        tolerations: choice.is_multiple_of(3).then_some(everything).into_iter().collect(),
+    }))
+}
+
+fn some_taints(choice: usize) -> Arc<[Taint]> {
+    let taint = Taint { key: "gpu".into(), value: "".into(), effect: "NoSchedule".into() };
+    choice.is_multiple_of(4).then_some(taint).into_iter().collect()
 }
 
 fn volume_name(i: usize) -> Arc<str> {

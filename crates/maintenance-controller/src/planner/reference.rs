@@ -145,12 +145,37 @@ impl Reference {
             && named.iter().all(|node| self.is_drained(node) || was(node))
     }
 
+    /// Whether new pods can come to a node.
+    fn is_open(&self, node: &NodeFacts<Map>) -> bool {
+        let wants = |m: &MaintenanceFacts| {
+            matches!(m.stage, Stage::Cordon | Stage::Drain) && m.nodes.matches(&node.name, &node.labels)
+        };
+        !node.cordoned && !self.maintenances.values().any(wants)
+    }
+
+    /// Whether a pod is of Haulout itself and has nowhere to go.
+    fn is_stranded(&self, pod: &PodFacts<Map>) -> bool {
+        let Some(placement) = &pod.placement else { return false };
+        let takes = |node: &NodeFacts<Map>| {
+            self.is_open(node) && placement.fits(&node.name, &node.labels, &node.taints)
+        };
+        self.must_leave(pod)
+            && pod.pod_type == PodType::Default
+            && self.treatment(pod).0 == DrainBehavior::Drain
+            && !pod.terminating
+            && !self.nodes.values().any(takes)
+    }
+
+    fn has_stranded(&self, node: &str) -> bool {
+        self.pods_on(node).any(|pod| self.is_stranded(pod))
+    }
+
     fn waits(&self, pod: &PodFacts<Map>) -> bool {
         self.must_leave(pod) && self.treatment(pod).0 == DrainBehavior::WaitCompleted
     }
 
     /// Whether something on a node is waited for until it has finished.
-    pub fn has_waiting(&self, node: &str) -> bool {
+    fn has_waiting(&self, node: &str) -> bool {
         self.pods_on(node).any(|pod| self.waits(pod))
     }
 
@@ -158,13 +183,18 @@ impl Reference {
     /// that there.
     fn counts(&self, node: &str, item: &Item) -> bool {
         match item {
-            Item::Volume => !self.has_waiting(node),
-            Item::Pod(pod) if self.waits(pod) => false,
+            Item::Volume => !self.lingers(node),
+            Item::Pod(pod) if self.waits(pod) || self.is_stranded(pod) => false,
             Item::Pod(pod) => {
-                let later = pod.pod_type != PodType::Default || self.treatment(pod).1 > 0;
-                !(later && self.has_waiting(node))
+                let later = pod.pod_type != PodType::Default && self.lingers(node);
+                !later && (self.treatment(pod).1 <= 0 || !self.has_waiting(node))
             }
         }
+    }
+
+    /// Whether a Default pod stays on a node for now, for which later pod types wait.
+    pub fn lingers(&self, node: &str) -> bool {
+        self.has_waiting(node) || self.has_stranded(node)
     }
 
     /// What is left on a node that the plan waits for.
@@ -176,7 +206,7 @@ impl Reference {
     fn step_on(&self, maintenance: &MaintenanceFacts, node: &str) -> StepNumber {
         let current = self.current(maintenance);
         let before_volumes = maintenance.plan.volume_step().saturating_sub(1);
-        if self.has_waiting(node) { current.min(before_volumes) } else { current }
+        if self.lingers(node) { current.min(before_volumes) } else { current }
     }
 
     pub fn first(&self, plan: &Plan, item: &Item) -> StepNumber {
@@ -292,8 +322,10 @@ impl Reference {
         };
         let may_go = |item: &Item, pod: &PodFacts<Map>| {
             let (behavior, order) = self.treatment(pod);
-            let first =
-                pods().all(|(_, other)| other.pod_type != pod.pod_type || self.treatment(other).1 >= order);
+            let before = |other: &PodFacts<Map>| {
+                other.pod_type == pod.pod_type && self.treatment(other).1 < order && !self.is_stranded(other)
+            };
+            let first = !pods().any(|(_, other)| before(other));
             let held = pod.returned.as_ref().is_some_and(|returned| returned.until.is_some());
             let ready = behavior == DrainBehavior::Drain && !pod.terminating && !held;
             ready && first && self.counts(node, item) && self.is_targeted(node, item)
@@ -319,6 +351,7 @@ impl Reference {
         let wanted = |pod: &&PodFacts<Map>| {
             self.must_leave(pod)
                 && self.treatment(pod).0 == DrainBehavior::Drain
+                && !self.is_stranded(pod)
                 && !self.draining(node).is_empty()
         };
         let ours = self.pods_on(node).filter(|pod| pod.evacuation == EvacuationOf::Us && !pod.finished);
@@ -384,7 +417,11 @@ impl Reference {
         let s = |number: usize| if number == 1 { "" } else { "s" };
         let moving: Vec<_> = items.iter().filter(|(node, item)| self.is_targeted(node, item)).collect();
         let volumes = moving.iter().filter(|(_, item)| matches!(item, Item::Volume)).count();
-        if moving.is_empty() && finishing == 0 {
+        let stranded =
+            nodes.iter().flat_map(|node| self.pods_on(node)).filter(|pod| self.is_stranded(pod)).count();
+        if moving.is_empty() && finishing == 0 && stranded > 0 {
+            format!("Waiting for a node for {stranded} pod{} of Haulout.", s(stranded))
+        } else if moving.is_empty() && finishing == 0 {
             format!("Waiting for {}.", self.list(roots()))
         } else if moving.is_empty() {
             format!("Waiting for {finishing} pod{} to complete.", s(finishing))

@@ -360,6 +360,7 @@ fn drained() -> String {
 fn waiting_for_things(counts: &Counts) -> String {
     let number = |number: u32, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
     match (counts.volumes, counts.completing) {
+        (0, 0) => format!("Waiting for a node for {} of Haulout.", number(counts.stranded, "pod")),
         (0, pods) => format!("Waiting for {} to complete.", number(pods, "pod")),
         (volumes, 0) => format!("Waiting for {} to be detached.", number(volumes, "volume")),
         (volumes, pods) => {

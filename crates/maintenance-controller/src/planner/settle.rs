@@ -123,8 +123,10 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
 
     /// Counts what is left on a node, so that its maintenances know which step they are at.
     pub(super) fn count(&mut self, name: &Arc<str>) {
+        self.note_openness(name);
         let Some(record) = self.nodes.get_mut(name) else { return };
         record.completing = record.has_completing(self.served);
+        record.stranded = record.has_stranded(self.served);
         let counted = record.count(self.served, &volume_steps(&self.maintenances, &record.draining));
         let mut risen: Vec<Id> = Vec::new();
         for ((id, old), new) in record.draining.iter().zip(&record.counted).zip(&counted) {
@@ -160,8 +162,9 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         let Some(record) = self.nodes.get_mut(name) else { return };
         record.queued = false;
         let mut moved = std::mem::take(&mut record.reassigned) || record.extra.is_some();
+        let lingers = record.lingers();
         for (at, id) in record.at.iter_mut().zip(&record.draining) {
-            let Some(current) = self.maintenances.get(id).map(|m| m.step_on(record.completing)) else {
+            let Some(current) = self.maintenances.get(id).map(|m| m.step_on(lingers)) else {
                 continue;
             };
             if at.is_none_or(|at| at < current) {
@@ -208,7 +211,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             for name in maintenance.nodes.clone() {
                 let Some(maintenance) = self.maintenances.get_mut(&id) else { continue };
                 let Some(record) = self.nodes.get_mut(&name) else { continue };
-                let targets = maintenance.targets(maintenance.step_on(record.completing));
+                let targets = maintenance.targets(maintenance.step_on(record.lingers()));
                 if !record.targets.includes(&targets) {
                     record.extra = Some(targets);
                     self.enqueue(&name);

@@ -128,6 +128,7 @@ impl Tally {
         sign.apply(&mut totals.unsupported, counts.unsupported);
         sign.apply(&mut totals.targeted, counts.targeted);
         sign.apply(&mut totals.completing, counts.completing);
+        sign.apply(&mut totals.stranded, counts.stranded);
         sign.apply(&mut totals.volumes, counts.volumes);
         sign.apply(&mut totals.volumes_ignored, counts.volumes_ignored);
         sign.apply(&mut totals.left, counts.left);

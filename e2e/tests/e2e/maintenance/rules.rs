@@ -1,6 +1,8 @@
 //! Drain rules: the stories and samples of Cluster API's MachineDrainRules, for nodes.
 
 use haulout_api_types::DrainRule;
+use haulout_e2e::service::NAMESPACE;
+use k8s_openapi::api::apps::v1::Deployment;
 
 use super::*;
 
@@ -43,9 +45,59 @@ async fn plans_and_rules_say_who_leaves_when() {
         rules_say_who_leaves_last_who_stays_and_who_is_waited_for(&world),
         the_samples_of_the_proposal_work(&world),
         a_pod_that_tolerates_the_cordon_and_comes_back_is_found_out(&world),
+        our_own_controllers_stay_on_their_last_node(&world),
         super::volumes::volumes_are_detached_before_daemons_leave_but_for_those_of_pods_that_stay(&world),
         super::overlaps::the_worked_example_of_the_kep_comes_out_step_by_step(&world),
     );
+}
+
+async fn our_own_controllers_stay_on_their_last_node(world: &World) {
+    let scene = world.scene("controllers").await;
+    scene.node("n1", "blue").await;
+    scene.pod("web", "n1").await;
+    // As the chart has them, on nodes of two pools.
+    let (name, component) = ("controller", "evacuation-controller");
+    let pools: Vec<_> = ["blue", "red"].iter().map(|pool| scene.of(pool)).collect();
+    let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+        {"matchExpressions": [{"key": "pool", "operator": "In", "values": pools}]},
+    ]}}});
+    let controller = objects::deployment(name).namespace(NAMESPACE).pods(|pod| {
+        let labelled =
+            pod.label("app.kubernetes.io/name", "haulout").label("app.kubernetes.io/component", component);
+        labelled.with(|spec| spec.affinity = serde_json::from_value(affinity).unwrap())
+    });
+    let deployments: Api<Deployment> = Api::namespaced(world.client.clone(), NAMESPACE);
+    deployments.create(&PostParams::default(), &controller.build()).await.unwrap();
+    let until_runs_on = async |node: &str| {
+        let (node, pods) = (scene.of(node), Api::<Pod>::namespaced(world.client.clone(), NAMESPACE));
+        let config = watcher::Config::default().labels("app.kubernetes.io/component=evacuation-controller");
+        let there = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) == Some(&node);
+        let runs = |pods: &[Pod]| pods.len() == 1 && pods.iter().all(there);
+        let found = wait::all(pods, config, &format!("run on {node}"), SOON, runs).await;
+        format!("{NAMESPACE}/{}", scene.explained(found)[0].name_any())
+    };
+    let no_node = names::reason::NO_NODE_FOR_CONTROLLER;
+
+    // All nodes that would take it are drained: it stays, and all else leaves.
+    let pod = until_runs_on("n1").await;
+    scene.maintain("all", "blue,green", Stage::Drain).await;
+    scene.until_pod_gone("web").await;
+    let held = scene.until_blocked("all", &[(Some(&pod), no_node)]).await;
+    let message = &drain(&held).blockers[0].message;
+    assert!(message.contains("add or uncordon a node"), "{message}");
+    assert_eq!(drain(&held).drain_message, "Waiting for a node for 1 pod of Haulout.");
+
+    // A new node takes it.
+    scene.node("n2", "red").await;
+    scene.until_drained("all").await;
+    let pod = until_runs_on("n2").await;
+
+    // And now that one is the last.
+    scene.maintain("red", "red", Stage::Drain).await;
+    scene.until_blocked("red", &[(Some(&pod), no_node)]).await;
+    scene.set_stage("all", Stage::Complete).await;
+    scene.until_drained("red").await;
+    until_runs_on("n1").await;
 }
 
 async fn rules_say_who_leaves_last_who_stays_and_who_is_waited_for(world: &World) {

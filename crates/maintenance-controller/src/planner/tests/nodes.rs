@@ -2,8 +2,11 @@
 
 use super::*;
 use haulout_api_types::names::reason;
+use haulout_api_types::node_maintenance::PodType;
 use haulout_api_types::selector::NodeMatcher;
 use serde_json::json;
+
+use crate::placement::{Placement, Taint};
 
 fn plan(world: &World) -> MaintenancePlan {
     world.planner.maintenance("m").unwrap()
@@ -139,4 +142,57 @@ fn more_deleted_nodes_than_a_status_can_name_are_still_counted() {
     let after = plan(&again);
     assert_eq!((after.drained, after.nodes_drained_and_deleted), (true, 250));
     assert_eq!(after.drained_nodes, before.drained_nodes);
+}
+
+/// A pod of Haulout itself that can run on any node without taints.
+fn own(node: &str, name: &str) -> PodFacts<Map> {
+    let tolerations = Arc::from([]);
+    let placement = Placement { choice: Arc::default(), tolerations };
+    PodFacts { placement: Some(Arc::new(placement)), ..pod(node, name, 2_000_000_000) }
+}
+
+/// Who leaves, what is in the way, message.
+fn stands(world: &World) -> (Vec<&str>, Vec<(String, String)>, String) {
+    let plan = plan(world);
+    let blocker = |(_, b): &(_, Blocker)| (b.pod.as_ref().unwrap().name.to_string(), b.reason.to_string());
+    (world.leaving(), plan.blockers.iter().map(blocker).collect(), plan.message)
+}
+
+#[test]
+fn the_last_controllers_stay_and_everything_else_leaves() {
+    let mut world = World::new(Served::ALL, &["n1", "n2"]);
+    let stays = |name: &str| (name.to_owned(), reason::NO_NODE_FOR_CONTROLLER.to_owned());
+    let daemon =
+        |node: &str| PodFacts { pod_type: PodType::DaemonSet, ..pod(node, &format!("cni-{node}"), 0) };
+    for pod in [own("n1", "own-1"), own("n2", "own-2"), pod("n1", "web", 0), pod("n2", "top", i32::MAX)] {
+        world.pod(pod);
+    }
+    world.pod(daemon("n1"));
+    world.pod(daemon("n2"));
+    world.apply(Change::Maintenance(maintenance("m", 1, &["n1", "n2"], &[], Served::ALL)));
+    world.gone("web");
+    // Priorities above it do not wait for it; what it needs itself does.
+    let held = vec![stays("own-1"), stays("own-2")];
+    assert_eq!(stands(&world), (vec!["top"], held.clone(), "Evacuating".into()));
+    world.gone("top");
+    assert_eq!(stands(&world), (vec![], held.clone(), "Waiting for a node for 2 pods of Haulout.".into()));
+
+    // Neither a cordoned node nor one with a taint will do.
+    let open = NodeFacts { cordoned: false, ..node("n3") };
+    let taint = Taint { key: "gpu".into(), value: "".into(), effect: "NoSchedule".into() };
+    world.apply(Change::Node(node("n3")));
+    world.apply(Change::Node(NodeFacts { taints: Arc::from([taint]), ..open.clone() }));
+    assert_eq!(stands(&world).1, held);
+    world.apply(Change::Node(open));
+    assert_eq!(stands(&world), (vec!["own-1", "own-2"], vec![], "Evacuating".into()));
+
+    // One that another maintenance takes away again will not do either, and they are not asked to leave any longer.
+    world.apply(Change::Maintenance(maintenance("other", 2, &["n3"], &[], Served::ALL)));
+    assert_eq!(stands(&world).1, held);
+    let withdrawn = world.planner.node("n1").unwrap().withdraw;
+    assert_eq!(withdrawn.iter().map(|key| key.name.as_ref()).collect::<Vec<_>>(), ["own-1"]);
+    world.apply(Change::MaintenanceGone("other".into()));
+    world.gone("own-1");
+    world.gone("own-2");
+    assert_eq!(world.leaving(), ["cni-n1", "cni-n2"]);
 }
