@@ -74,7 +74,7 @@ async fn our_own_controllers_stay_on_their_last_node(world: &World) {
         let there = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) == Some(&node);
         let runs = |pods: &[Pod]| pods.len() == 1 && pods.iter().all(there);
         let found = wait::all(pods, config, &format!("run on {node}"), SOON, runs).await;
-        format!("{NAMESPACE}/{}", scene.explained(found)[0].name_any())
+        scene.explained(found)[0].name_any()
     };
     let no_node = names::reason::NO_NODE_FOR_CONTROLLER;
 
