@@ -117,6 +117,12 @@ pub struct NodeMaintenanceSpec {
     )]
     pub drain_plan: Vec<DrainPlanEntry>,
 
+    /// How many seconds a drain waits on each node for volumes to be detached once the pods that used them have left, before
+    /// it goes on without. Where several NodeMaintenances drain a node, the longest counts. Absent: as long as it takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub volume_detach_timeout_seconds: Option<i32>,
+
     /// How many seconds after its completion the NodeMaintenance is deleted. Absent: it stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
@@ -411,6 +417,20 @@ pub struct MaintenanceStatus {
     /// What the drain of this node is doing, or which maintenance it waits for.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub drain_message: String,
+    /// Set while volumes are attached whose pods have left, if they are waited for no longer than for a while.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume_wait: Option<VolumeWait>,
+}
+
+/// The wait for the volumes of a node.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeWait {
+    /// Since when they are waited for.
+    pub since: Time,
+    /// Whether that was long enough, and the drain goes on without.
+    #[serde(default)]
+    pub over: bool,
 }
 
 /// A maintenance of a node, as the node's annotation has it.

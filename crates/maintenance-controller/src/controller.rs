@@ -113,7 +113,7 @@ impl Controller {
             Ok(None) => return Ok(Next::Rest(Outcome::Done)),
             Err(Unsettled) => return Ok(self.later()),
         };
-        self.tell_of_volumes(name, &plan);
+        self.tell_of_volumes(name, &seen, &plan);
         let changes = cordon::decide(&seen.marks, &plan, self.protect, now);
         let mut again = changes.again;
         if changes.is_empty() {
@@ -201,7 +201,7 @@ impl Controller {
     }
 
     /// Tells once that volumes of a node are not waited for.
-    fn tell_of_volumes(&self, name: &Arc<str>, plan: &NodePlan) {
+    fn tell_of_volumes(&self, name: &Arc<str>, seen: &NodeSeen, plan: &NodePlan) {
         let mut index = self.index();
         if plan.counts.volumes_ignored == 0 {
             index.volumes_ignored.remove(name);
@@ -210,7 +210,8 @@ impl Controller {
         if !index.volumes_ignored.insert(name.clone()) {
             return;
         }
-        let told = status::volumes_ignored(name, plan.counts.volumes_ignored);
+        let by_annotation = seen.marks.ignores_volumes();
+        let told = status::volumes_ignored(name, plan.counts.volumes_ignored, by_annotation);
         let seen = plan.holders.iter().filter_map(|name| index.maintenance_seen(name));
         let maintenances: Vec<_> = seen.map(|seen| seen.object.clone()).collect();
         drop(index);

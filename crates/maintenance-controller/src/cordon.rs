@@ -9,7 +9,7 @@ use haulout_api_types::names::{
     MAINTENANCE_STATUS_ANNOTATION, SCALE_DOWN_DISABLED_ANNOTATION, condition, reason,
 };
 use haulout_api_types::node_maintenance::{
-    BeforeMaintenance, CordonReverts, MaintenanceOnNode, MaintenanceStatus,
+    BeforeMaintenance, CordonReverts, MaintenanceOnNode, MaintenanceStatus, VolumeWait,
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::NodeCondition;
@@ -216,7 +216,8 @@ fn hold(marks: &NodeMarks, plan: &NodePlan, protect: bool, now: Timestamp) -> No
     if known.as_ref() != Some(&before) {
         changes.annotate(marks, BEFORE_MAINTENANCE_ANNOTATION, json!(before).to_string());
     }
-    changes.annotate(marks, MAINTENANCE_STATUS_ANNOTATION, status_annotation(marks, plan));
+    let wait = volume_wait(marks, plan, now, &mut changes);
+    changes.annotate(marks, MAINTENANCE_STATUS_ANNOTATION, status_annotation(marks, plan, wait));
     // Whoever comes after a crash has to know whose the node is, and whose its targets are.
     changes.urgent |= marks.maintenances().as_ref() != Some(&plan.maintenances);
     if plan.draining {
@@ -251,9 +252,31 @@ fn revert_uncordon(
     before.reverts = Some(CordonReverts { times: times.saturating_add(1), last: Time(now) });
 }
 
-fn status_annotation(marks: &NodeMarks, plan: &NodePlan) -> String {
-    let mut status =
-        MaintenanceStatus { maintenances: Some(plan.maintenances.clone()), ..Default::default() };
+/// How long volumes have been waited for whose pods have left, if that is limited. The node keeps it, so that a restart
+/// does not begin anew.
+fn volume_wait(
+    marks: &NodeMarks,
+    plan: &NodePlan,
+    now: Timestamp,
+    changes: &mut NodeChanges,
+) -> Option<VolumeWait> {
+    let most = plan.volume_timeout.filter(|_| !marks.ignores_volumes())?;
+    if plan.counts.volumes == 0 && plan.counts.volumes_ignored == 0 {
+        return None;
+    }
+    let known = marks.status().and_then(|status| status.volume_wait).filter(|known| known.since.0 <= now);
+    let mut wait = known.unwrap_or(VolumeWait { since: Time(now), over: false });
+    let end = wait.since.0.saturating_add(most).unwrap_or(Timestamp::MAX);
+    wait.over |= end <= now;
+    if !wait.over {
+        changes.again = changes.again.into_iter().chain([end]).min();
+    }
+    Some(wait)
+}
+
+fn status_annotation(marks: &NodeMarks, plan: &NodePlan, volume_wait: Option<VolumeWait>) -> String {
+    let maintenances = Some(plan.maintenances.clone());
+    let mut status = MaintenanceStatus { maintenances, volume_wait, ..Default::default() };
     if plan.draining {
         status.drain_targets.clone_from(&plan.targets);
         status.drain_message.clone_from(&plan.message);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::names::reason;
-use haulout_api_types::node_maintenance::{MaintenanceOnNode, PodType, Stage};
+use haulout_api_types::node_maintenance::{MaintenanceOnNode, PodType, Stage, VolumeWait};
 use haulout_api_types::selector::NodeMatcher;
 use haulout_service_runtime::access::lease_name;
 use jiff::{SignedDuration, Timestamp};
@@ -165,6 +165,8 @@ pub struct NodeFacts<L> {
     pub refused: Option<Blocked>,
     /// Whether a drain does not wait for them.
     pub ignores_volumes: bool,
+    /// How long they have been waited for, if that is limited.
+    pub volume_wait: Option<VolumeWait>,
     /// The targets that its annotation says it has reached. They count when the node is first seen under a
     /// drain of one of the maintenances that reached them; from then on the planner knows better.
     pub reached: DrainTargets,
@@ -188,6 +190,8 @@ pub struct MaintenanceFacts {
     pub uncordons: bool,
     /// The nodes that it selects.
     pub nodes: NodeMatcher,
+    /// How long it waits for volumes on each node; `None` if as long as it takes.
+    pub volume_timeout: Option<SignedDuration>,
     /// The steps in which it drains.
     pub plan: Arc<Plan>,
     /// How many pods have left so far according to its status. Counts when it is first seen.

@@ -351,6 +351,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         if let Some(maintenance) = known.and_then(|id| self.maintenances.get_mut(&id)) {
             let same = |a: &MaintenanceFacts, b: &MaintenanceFacts| {
                 (a.stage, a.uncordons, a.created, &a.uid) == (b.stage, b.uncordons, b.created, &b.uid)
+                    && a.volume_timeout == b.volume_timeout
                     && a.nodes == b.nodes
                     && a.plan == b.plan
             };
@@ -358,9 +359,9 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
                 maintenance.facts.drain_began = facts.drain_began;
                 return;
             }
-            // Only the stage can change without it being another maintenance of the same name.
-            let MaintenanceFacts { stage, uncordons, .. } = facts;
-            let restaged = MaintenanceFacts { stage, uncordons, ..maintenance.facts.clone() };
+            // Nothing else can change without it being another maintenance of the same name.
+            let MaintenanceFacts { stage, uncordons, volume_timeout, .. } = facts;
+            let restaged = MaintenanceFacts { stage, uncordons, volume_timeout, ..maintenance.facts.clone() };
             if same(&restaged, &facts) {
                 maintenance.facts = facts;
                 let nodes = maintenance.nodes.clone();

@@ -444,6 +444,11 @@ impl MaintenanceSeen {
             stage: stage::planned(life),
             uncordons: stage::uncordons(life),
             nodes: self.nodes.clone(),
+            volume_timeout: self
+                .object
+                .spec
+                .volume_detach_timeout_seconds
+                .map(|seconds| SignedDuration::from_secs(seconds.into())),
             plan: self.plan.clone(),
             evacuated: drain.map_or(0, |drain| drain.pods_evacuated.try_into().unwrap_or_default()),
             drained_nodes: drain

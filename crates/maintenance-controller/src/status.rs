@@ -490,14 +490,20 @@ pub fn fast_forwarded(plan: &MaintenancePlan, known: &mut BTreeSet<Arc<str>>) ->
     Some(Notice { reason: event::FAST_FORWARDED, warning: true, message })
 }
 
-/// What is to be told of a node whose volumes are not waited for.
-pub fn volumes_ignored(node: &str, volumes: u32) -> Notice {
+/// What is to be told of a node whose volumes are not waited for: its admin does not want it, or its maintenances have
+/// waited as long as they want.
+pub fn volumes_ignored(node: &str, volumes: u32, by_annotation: bool) -> Notice {
+    let why = if by_annotation {
+        format!("the node has the annotation {EXCLUDE_VOLUME_DETACH_ANNOTATION}")
+    } else {
+        "it has waited for spec.volumeDetachTimeoutSeconds".into()
+    };
     let what = if volumes == 1 { "1 volume is".into() } else { format!("{volumes} volumes are") };
     Notice {
         reason: event::VOLUMES_IGNORED,
         warning: true,
         message: format!(
-            "{what} still attached to node {node}, and the drain goes on without waiting, because the node has the annotation {EXCLUDE_VOLUME_DETACH_ANNOTATION}"
+            "{what} still attached to node {node}, and the drain goes on without waiting, because {why}"
         ),
     }
 }

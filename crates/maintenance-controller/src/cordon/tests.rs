@@ -19,6 +19,7 @@ fn plan(holders: &[&str], draining: bool, state: NodeState) -> NodePlan {
         held_back: false,
         maintenances: holders.iter().map(|name| on_node(name, draining)).collect(),
         targets: vec![entry(PodType::Default, 1000, None)],
+        volume_timeout: None,
         message: "Evacuating".into(),
         evacuate: Vec::new(),
         withdraw: Vec::new(),
@@ -316,4 +317,37 @@ fn what_is_held_back_stays_as_it_is() {
     let wanted = NodePlan { held_back: true, ..plan(&["a"], true, NodeState::Evacuating) };
     assert_ne!(decide(&marks, &wanted, true, at(1)), NodeChanges::default(), "holding goes on");
     assert_ne!(decide(&marks, &idle(), true, at(1)), NodeChanges::default());
+}
+
+#[test]
+fn volumes_are_waited_for_no_longer_than_their_maintenances_want() {
+    let counts = |volumes, volumes_ignored| Counts { volumes, volumes_ignored, ..Counts::default() };
+    let mut waiting = plan(&["a"], true, NodeState::Evacuating);
+    (waiting.counts, waiting.volume_timeout) = (counts(1, 0), Some(SignedDuration::from_secs(60)));
+    let mut marks = NodeMarks::default();
+    let step = |marks: &mut NodeMarks, plan: &NodePlan, second: i64| {
+        let changes = decide(marks, plan, true, at(second));
+        carry_out(marks, &changes);
+        (marks.status().unwrap().volume_wait.map(|wait| (wait.since.0, wait.over)), changes.again)
+    };
+    assert_eq!(step(&mut marks, &waiting, 0), (Some((at(0), false)), Some(at(60))));
+    assert_eq!(step(&mut marks, &waiting, 59), (Some((at(0), false)), Some(at(60))), "whoever asks");
+    assert_eq!(step(&mut marks, &waiting, 60), (Some((at(0), true)), None));
+    let over = NodePlan { counts: counts(0, 1), ..waiting.clone() };
+    assert_eq!(step(&mut marks, &over, 61), (Some((at(0), true)), None), "and it stays so");
+
+    let detached = NodePlan { counts: counts(0, 0), ..waiting.clone() };
+    assert_eq!(step(&mut marks, &detached, 70), (None, None));
+    assert_eq!(
+        step(&mut marks, &waiting, 80),
+        (Some((at(80), false)), Some(at(140))),
+        "the next begins anew"
+    );
+    assert_eq!(
+        step(&mut marks, &waiting, 10),
+        (Some((at(10), false)), Some(at(70))),
+        "nothing was in the future"
+    );
+    let unlimited = NodePlan { volume_timeout: None, ..waiting.clone() };
+    assert_eq!(step(&mut marks, &unlimited, 20), (None, None));
 }

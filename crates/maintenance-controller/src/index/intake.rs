@@ -230,6 +230,7 @@ impl Index {
             volumes: Arc::new(self.volumes.attached_to(name, &seen.volumes)),
             refused: self.refused_nodes.blocked(name),
             ignores_volumes: seen.marks.ignores_volumes(),
+            volume_wait: seen.marks.status().and_then(|status| status.volume_wait),
             reached: seen.marks.reached(),
             maintenances: seen.marks.maintenances().map(Into::into),
         }));

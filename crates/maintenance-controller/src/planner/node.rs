@@ -9,7 +9,7 @@ use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::names::{EXCLUDE_VOLUME_DETACH_ANNOTATION, event, reason};
 use haulout_api_types::node_maintenance::{MaintenanceOnNode, PodType, Stage};
 use haulout_api_types::selector::Labels;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use super::Id;
 use super::leaving::{Awaited, Waiting, Waits};
@@ -200,6 +200,8 @@ pub(super) struct NodeRecord<L> {
     pub past: Vec<MaintenanceOnNode>,
     /// Whether its targets do not fit into its annotation.
     pub too_large: bool,
+    /// How long its volumes are waited for; `None` if as long as it takes.
+    pub volume_timeout: Option<SignedDuration>,
     /// Whether others drain it than when its targets were last raised.
     pub reassigned: bool,
     /// Targets that won a tie and are to be added.
@@ -230,6 +232,7 @@ impl<L> Default for NodeRecord<L> {
             targets: DrainTargets::default(),
             past: Vec::new(),
             too_large: false,
+            volume_timeout: None,
             reassigned: false,
             extra: None,
             view: View::default(),
@@ -363,10 +366,16 @@ impl<L: Labels> NodeRecord<L> {
     /// Attached volumes that somebody should be rid of: not those of pods that stay, or that leave later
     /// than the volumes are waited for.
     pub fn volumes(&self, served: Served) -> BTreeSet<&Arc<str>> {
-        if self.facts.as_ref().is_some_and(|facts| facts.ignores_volumes) {
+        if self.facts.as_ref().is_some_and(|facts| facts.ignores_volumes) || self.has_waited_for_volumes() {
             return BTreeSet::new();
         }
         self.attached(served)
+    }
+
+    /// Whether its volumes have been waited for as long as its maintenances want.
+    fn has_waited_for_volumes(&self) -> bool {
+        let wait = self.facts.as_ref().and_then(|facts| facts.volume_wait.as_ref());
+        self.volume_timeout.is_some() && wait.is_some_and(|wait| wait.over)
     }
 
     fn attached(&self, served: Served) -> BTreeSet<&Arc<str>> {
@@ -616,15 +625,19 @@ impl<L: Labels> NodeRecord<L> {
             names.push(&more);
         }
         let what = if number == 1 { "volume is" } else { "volumes are" };
+        let since = self.facts.as_ref().and_then(|facts| Some(facts.volume_wait.as_ref()?.since.0));
+        let until = since.zip(self.volume_timeout).and_then(|(since, most)| since.saturating_add(most).ok());
+        let until = until.map(|until| format!("; the drain goes on without at {until:.0}"));
         view.blockers.push(Blocker {
             pod: None,
             reason: reason::VOLUMES_ATTACHED.into(),
             message: format!(
-                "{number} {what} still attached though the pods have left: {}; look at the VolumeAttachments and the CSI driver, or annotate the node with {EXCLUDE_VOLUME_DETACH_ANNOTATION} to go on without",
-                names.join(", ")
+                "{number} {what} still attached though the pods have left: {}; look at the VolumeAttachments and the CSI driver, or annotate the node with {EXCLUDE_VOLUME_DETACH_ANNOTATION} to go on without{}",
+                names.join(", "),
+                until.unwrap_or_default()
             )
             .into(),
-            since: None,
+            since,
         });
     }
 

@@ -8,7 +8,7 @@ use haulout_api_types::node_maintenance::{
     DrainPlanEntry, MAX_BLOCKERS, MAX_DRAINED_NODES, MAX_WAITING_FOR, MaintenanceOnNode, Stage,
 };
 use haulout_api_types::selector::Labels;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use super::leaving::Awaited;
 use super::node::{Blocker, Cordon, Counts, NodeRecord};
@@ -63,6 +63,8 @@ pub struct NodePlan {
     pub maintenances: Vec<MaintenanceOnNode>,
     /// Its drain targets, as its annotation is to say.
     pub targets: Vec<DrainPlanEntry>,
+    /// How long its volumes are waited for; `None` if as long as it takes.
+    pub volume_timeout: Option<SignedDuration>,
     /// What the drain is doing; empty if nobody drains it.
     pub message: String,
     /// Pods to evacuate: those that have no Evacuation of ours yet need one, the others keep theirs.
@@ -184,6 +186,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             held_back,
             maintenances: self.maintenances_on(record),
             targets,
+            volume_timeout: record.volume_timeout,
             message,
             evacuate: evacuate.collect(),
             withdraw: if held_back && record.draining.is_empty() {

@@ -106,6 +106,9 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             () if stages.any(|facts| facts.uncordons) => Cordon::Unwanted,
             () => Cordon::Nobodys,
         };
+        let timeouts =
+            draining.iter().filter_map(|id| self.maintenances.get(id)).map(|m| m.facts.volume_timeout);
+        record.volume_timeout = timeouts.collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().max());
         record.reassigned = true;
         record.members = members;
         record.draining = draining;

@@ -372,7 +372,8 @@ impl Scene<'_> {
         self.event(maintenance, reason, is_repeated).await;
     }
 
-    async fn event(&self, maintenance: &str, reason: &str, has: impl Fn(&Event) -> bool) -> Event {
+    /// Waits until there is such an event on this maintenance.
+    pub(crate) async fn event(&self, maintenance: &str, reason: &str, has: impl Fn(&Event) -> bool) -> Event {
         let maintenance = self.of(maintenance);
         let events: Api<Event> = Api::namespaced(self.world.client.clone(), "default");
         let what = format!("tell {reason} of {maintenance}");

@@ -1,6 +1,7 @@
 //! Volumes that have to be detached before the daemons that detach them may leave.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 
 use super::*;
@@ -93,4 +94,15 @@ pub async fn volumes_are_detached_before_daemons_leave_but_for_those_of_pods_tha
     scene.until_evacuating(&[&daemon]).await;
     let told = scene.until_event("m", names::event::VOLUMES_IGNORED).await;
     assert!(told.starts_with("1 volume is still attached to node volumes-n1"), "{told}");
+    // It is waited for again, and then for a second at most.
+    let exclude = json!({"metadata": {"annotations": {names::EXCLUDE_VOLUME_DETACH_ANNOTATION: null}}});
+    scene.patch_node("n1", exclude).await;
+    let waits =
+        |m: &NodeMaintenance| drain(m).blockers.iter().any(|b| b.reason == names::reason::VOLUMES_ATTACHED);
+    scene.until("m", "waits for the volume", waits).await;
+    let limit = Patch::Merge(json!({"spec": {"volumeDetachTimeoutSeconds": 1}}));
+    scene.maintenances().patch(&scene.of("m"), &PatchParams::default(), &limit).await.unwrap();
+    scene.until("m", "goes on", |m| !waits(m)).await;
+    let limited = |event: &Event| event.note.iter().any(|note| note.contains("volumeDetachTimeoutSeconds"));
+    scene.event("m", names::event::VOLUMES_IGNORED, limited).await;
 }

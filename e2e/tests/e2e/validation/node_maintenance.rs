@@ -168,6 +168,9 @@ async fn illegal_stages_are_refused() {
             "spec.stage: Invalid value: stage cannot go from Drain to Idle: after Drain comes only Complete",
         ),
         Case::update("from the default", with(json!({})), to("Cordon")),
+        Case::create("a limit for volumes", with(json!({"volumeDetachTimeoutSeconds": 1}))),
+        Case::create("no time for volumes", with(json!({"volumeDetachTimeoutSeconds": 0})))
+            .refused("spec.volumeDetachTimeoutSeconds"),
         Case::create("a time to live", with(json!({"ttlSecondsAfterComplete": 0}))),
         Case::create("a negative time to live", with(json!({"ttlSecondsAfterComplete": -1})))
             .refused("spec.ttlSecondsAfterComplete"),

@@ -2,6 +2,9 @@
 
 use super::*;
 use haulout_api_types::node_maintenance::PodType::{DaemonSet, Default, Static};
+use haulout_api_types::node_maintenance::VolumeWait;
+use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 
 #[test]
@@ -202,4 +205,33 @@ fn volumes_are_not_waited_for_where_the_node_says_so() {
     world.apply(Change::Node(attached));
     assert_eq!(says(&world), (NodeState::Evacuating, 1, 0));
     assert!(!world.planner.maintenance("m").unwrap().drained);
+}
+
+/// The longest wait counts, and one that has no limit goes on however long others have waited.
+#[test]
+fn volumes_are_waited_for_as_long_as_one_of_the_maintenances_wants() {
+    let seconds = |seconds: Option<i64>| seconds.map(SignedDuration::from_secs);
+    let of = |name: &str, timeout| MaintenanceFacts {
+        volume_timeout: seconds(timeout),
+        ..maintenance(name, 1, &["n"], &[], Served::DEFAULT)
+    };
+    let attached = NodeFacts { volumes: Arc::new(BTreeSet::from(["pv-1".into()])), ..node("n") };
+    let mut world = World::new(Served::DEFAULT, &[]);
+    world.apply(Change::Node(attached.clone()));
+    let says = |world: &World| {
+        let plan = world.planner.node("n").unwrap();
+        (plan.volume_timeout, plan.counts.volumes, plan.counts.volumes_ignored)
+    };
+    world.apply(Change::Maintenance(of("a", Some(60))));
+    world.apply(Change::Maintenance(of("b", Some(90))));
+    assert_eq!(says(&world), (seconds(Some(90)), 1, 0));
+    let since = |over| Some(VolumeWait { since: Time(at(0)), over });
+    world.apply(Change::Node(NodeFacts { volume_wait: since(false), ..attached.clone() }));
+    let blocker = &world.planner.node("n").unwrap().blockers[0];
+    let until = format!("goes on without at {:.0}", at(90));
+    assert!(blocker.message.contains(&until) && blocker.since == Some(at(0)), "{blocker:?}");
+    world.apply(Change::Node(NodeFacts { volume_wait: since(true), ..attached }));
+    assert_eq!(says(&world), (seconds(Some(90)), 0, 1));
+    world.apply(Change::Maintenance(of("a", None)));
+    assert_eq!(says(&world), (None, 1, 0), "an admin may change it");
 }
