@@ -1,6 +1,7 @@
 //! `cargo xtask test` and `e2e`: every check in its order, the tests with a time each, and a summary.
 
 mod runner;
+mod times;
 
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use haulout_e2e::{Cluster, Handle, real_node, tools};
 use tokio::runtime::Runtime;
 
 use self::runner::{Binary, Outcome, Verdict};
+use self::times::Times;
 use crate::ui::{self, Step};
 use crate::{dist, generate, needs, repo, soak};
 
@@ -85,7 +87,8 @@ pub fn run_e2e(args: &E2eArgs) -> Result<()> {
     tools::ensure(ui::note)?;
     tools::ensure_more(ui::note)?;
     repo::build_services()?;
-    let binaries = runner::build(&["--package", E2E_PACKAGE])?;
+    // With all packages selected, so that dependencies have the features with which `test` builds them.
+    let binaries = runner::build(&["--workspace", "--test", "e2e"])?;
     let e2e: Vec<_> = binaries.into_iter().filter(|b| b.is_end_to_end(E2E_PACKAGE)).collect();
     report.tests("end-to-end tests", &e2e, args.filter.as_deref(), args.full, shared_cluster);
     report.finish()
@@ -181,14 +184,22 @@ fn run_tests(
     if let ([], Some(filter)) = (tests.as_slice(), filter) {
         bail!("no test has {filter:?} in its name");
     }
+    let mut times = Times::read();
+    let processors = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
     if tests.iter().all(|test| test.slow && !full) {
-        return Ok(runner::run(&tests, full, &[]));
+        return Ok(runner::run(&tests, processors, &times, full, &[]));
     }
     let runtime = Runtime::new().context("starting the async runtime")?;
     let cluster = cluster(&runtime)?;
     let mut env = vec![(XTASK_ENV, std::env::current_exe()?.into_os_string())];
     env.extend(cluster.as_ref().map(|cluster| (Handle::ENV, cluster.description().into_os_string())));
-    let outcomes = runner::run(&tests, full, &env);
+    // With a cluster, a test waits for a quarter of its time.
+    let at_once = if cluster.is_some() { processors + 1 } else { processors };
+    let outcomes = runner::run(&tests, at_once, &times, full, &env);
+    times.learn(&outcomes);
+    if let Err(error) = times.write() {
+        ui::warning(&format!("{error:#}"));
+    }
     if let Some(cluster) = cluster {
         if outcomes.iter().any(Outcome::failed) {
             cluster.keep_logs();

@@ -14,6 +14,7 @@ use haulout_e2e::process;
 use haulout_e2e::service::SKIPPED;
 use serde_json::Value;
 
+use super::times::Times;
 use crate::{repo, ui};
 
 /// After this long a test hangs; it is ended so that the others are still reported.
@@ -45,6 +46,12 @@ pub struct Test<'a> {
     name: String,
     /// Marked `#[ignore]`: only run on demand.
     pub slow: bool,
+}
+
+impl Test<'_> {
+    fn full_name(&self) -> String {
+        format!("{}::{}", self.binary.target, self.name)
+    }
 }
 
 /// How a test ended.
@@ -134,13 +141,20 @@ pub fn list<'a>(binaries: &'a [Binary], filter: Option<&str>) -> Result<Vec<Test
     Ok(tests)
 }
 
-/// Runs tests, as many at once as there are processors.
-pub fn run(tests: &[Test], full: bool, env: &[(&str, OsString)]) -> Vec<Outcome> {
+/// Runs tests, so many at once. Those that took longest the last time begin first: one that begins last would run alone.
+pub fn run(
+    tests: &[Test],
+    at_once: usize,
+    times: &Times,
+    full: bool,
+    env: &[(&str, OsString)],
+) -> Vec<Outcome> {
+    let mut tests: Vec<_> = tests.iter().collect();
+    tests.sort_by_key(|test| std::cmp::Reverse(times.of(&test.full_name())));
     let next = AtomicUsize::new(0);
     let outcomes = Mutex::new(Vec::new());
-    let workers = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
     std::thread::scope(|scope| {
-        for _ in 0..workers {
+        for _ in 0..at_once {
             scope.spawn(|| {
                 while let Some(test) = tests.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let outcome = run_one(test, full, env);
@@ -153,7 +167,7 @@ pub fn run(tests: &[Test], full: bool, env: &[(&str, OsString)]) -> Vec<Outcome>
 }
 
 fn run_one(test: &Test, full: bool, env: &[(&str, OsString)]) -> Outcome {
-    let name = format!("{}::{}", test.binary.target, test.name);
+    let name = test.full_name();
     let begun = Instant::now();
     if test.slow && !full {
         return Outcome { name, verdict: Verdict::Skipped, took: Duration::ZERO };
