@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_that_pass_are_tried_again_soon_and_then_every_minute() {
+    fn transient_failures_retry_soon_and_then_every_minute() {
         let seconds: Vec<_> = (1..=8).map(|failures| soon(failures, uid(1)).as_secs_f64()).collect();
         for (delay, full) in seconds.iter().zip([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]) {
             assert!((full * 0.75..=full).contains(delay), "{delay} is not close to {full}");
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_failure_that_is_still_in_force_delays_the_next_attempt() {
+    fn only_a_failure_in_force_delays_the_next_attempt() {
         assert_eq!(due(&record(1), at(0), at(10)), None, "never refused");
         let many = refused(1, 20, 100);
         assert!(due(&many, at(0), at(110)).unwrap() > at(700));

@@ -357,7 +357,7 @@ fn a_refused_eviction_waits_for_its_backoff_or_for_its_budget() {
 }
 
 #[test]
-fn a_failure_that_passes_is_tried_again_soon_whatever_was_refused_before() {
+fn transient_failures_retry_soon_after_earlier_refusals() {
     let refused = Record {
         failed: 9,
         last_failed: Some(at(100)),

@@ -180,7 +180,7 @@ fn who_does_not_use_its_turn_gives_it_to_the_next() {
 }
 
 #[test]
-fn room_goes_to_the_next_whatever_keeps_an_admitted_pod_from_leaving() {
+fn room_goes_to_the_next_if_an_admitted_pod_does_not_leave() {
     let cases = [
         ("the API server is busy", reason::SERVER_BUSY, true),
         ("a policy forbids it", reason::EVICTION_FORBIDDEN, false),
@@ -237,7 +237,7 @@ fn failures_that_pass_pause_longer_each_time() {
 }
 
 #[test]
-fn a_deleted_evacuation_waits_for_its_budget_and_a_cancelled_one_does_not() {
+fn deleted_evacuations_wait_for_budgets_cancelled_ones_do_not() {
     let mut index = index();
     index.apply(Record { deleted: Some(Second::of(at(0))), ..waiting(1) });
     index.apply(Record { finalizers: Box::new([]), ..waiting(2) });

@@ -219,7 +219,7 @@ fn put_back(marks: &mut NodeMarks, from: i64, until: i64) -> (Vec<i64>, Option<i
 }
 
 #[test]
-fn a_cordon_that_is_taken_off_again_and_again_is_put_back_more_slowly() {
+fn cordons_that_others_take_off_are_put_back_more_slowly() {
     let mut marks = NodeMarks::default();
     reach(&mut marks, &plan(&["a"], false, NodeState::Idle));
     let cases: [(&str, i64, i64, &[i64], i64); 4] = [

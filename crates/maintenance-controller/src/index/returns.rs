@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn within_the_second_in_which_the_drain_began_what_is_new_has_come_back() {
+    fn pods_created_in_the_second_the_drain_began_have_returned() {
         let began = at(5).saturating_add(jiff::SignedDuration::from_millis(300)).unwrap();
         let put = |returns: &mut Returns, n, is_new| {
             let returned = returns.put(&pod(n, 5, Some("u1"), true, false), is_new, Some(began), began);

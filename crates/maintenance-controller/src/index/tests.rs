@@ -219,7 +219,7 @@ fn nobody_is_asked_to_leave_before_the_node_announces_it() {
 }
 
 #[test]
-fn a_pod_that_comes_back_is_asked_to_leave_when_its_time_has_come() {
+fn returned_pod_is_asked_to_leave_when_its_pause_is_over() {
     let time = |text: &str| -> Timestamp { text.parse().unwrap() };
     let mut world = World::new(&["node", "maintenance"]);
     // An hour into the drain. As far as this replica knows, it comes back all the time.
@@ -405,7 +405,7 @@ fn only_nodes_that_name_an_unreadable_maintenance_are_held_back() {
 }
 
 #[test]
-fn targets_of_a_maintenance_that_is_over_do_not_count_for_the_next() {
+fn targets_of_an_ended_maintenance_do_not_count_for_the_next() {
     for (uid, stage, counts) in [
         ("uid of earlier", "Drain", false),
         ("uid of earlier", "Complete", false),
@@ -473,7 +473,7 @@ fn a_refused_node_is_a_blocker_of_its_maintenances_in_any_stage() {
 }
 
 #[test]
-fn an_evacuation_of_others_that_is_deleted_and_held_is_a_blocker() {
+fn a_deleted_evacuation_that_others_hold_is_a_blocker() {
     let mut world = World::new(&["node", "pod", "maintenance"]);
     world.evacuation_with(
         json!({"finalizers": ["x/y"], "deletionTimestamp": "2026-01-01T00:00:00Z"}),
@@ -501,7 +501,7 @@ fn the_words_of_an_evacuator_are_news_for_the_status_alone() {
 }
 
 #[test]
-fn without_an_evacuation_controller_a_maintenance_with_pods_is_blocked() {
+fn maintenance_is_blocked_without_an_evacuation_controller() {
     let mut world = World::new(&["node", "pod", "maintenance"]);
     world.evacuation(&[&ours()]);
     world.settle();

@@ -144,7 +144,7 @@ fn only_what_concerns_pods_counts_as_news_of_a_node() {
 }
 
 #[test]
-fn a_time_counts_for_the_next_leader_unless_the_taints_were_changed_while_nobody_led() {
+fn times_count_for_the_next_leader_unless_taints_changed() {
     let tolerating = pod(1).tolerating("k", 300);
     let pods = pods(std::slice::from_ref(&tolerating));
     let both = taints(json!([{"key": "k", "effect": "NoExecute"}, {"key": "soft", "effect": "NoSchedule"}]));

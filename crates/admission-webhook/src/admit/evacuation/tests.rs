@@ -252,7 +252,7 @@ fn only_the_last_instigator_is_kept_and_only_under_forbid() {
 }
 
 #[test]
-fn who_deletes_an_evacuation_is_told_who_wants_it_and_how_to_cancel() {
+fn deletion_warns_who_wants_the_evacuation_and_how_to_cancel() {
     let wanted_by = |instigators: &[&str]| {
         let finalizers: Vec<_> = instigators.iter().map(|name| instigators::finalizer(name)).collect();
         evacuation(json!({"metadata": {"finalizers": finalizers}}))

@@ -222,7 +222,7 @@ fn a_pod_that_is_waited_for_does_not_keep_a_tie_unbroken() {
 }
 
 #[test]
-fn a_pod_in_a_namespace_that_is_not_known_waits_while_rules_ask_for_it() {
+fn pods_in_unknown_namespaces_wait_if_rules_need_namespaces() {
     let skip = json!({"drain": {"behavior": "Skip"}, "pods": [
         {"selector": {"matchLabels": {"app": "db"}}, "namespaceSelector": {"matchLabels": {"keep": "db"}}},
     ]});
