@@ -20,7 +20,7 @@ use kube::runtime::watcher;
 use serde_json::json;
 
 use crate::chart::helm;
-use crate::maintenance::scene::{SOON, Scene, World, slow};
+use crate::maintenance::scene::{SHORT_LEASE, SOON, Scene, World, slow};
 
 /// A node with a pod whose evacuator takes its time and one that may only leave after it.
 async fn halfway(scene: &Scene<'_>) -> (Node, String) {
@@ -78,7 +78,7 @@ async fn an_upgrade_and_a_rollback_halfway_through_a_drain_change_nothing_about_
     let cluster = Cluster::builder().name("upgrade").scheduler(false).boot().await.unwrap();
     cluster.install_chart_from(&earlier, &[]).await.unwrap();
     grant_later_rights(&cluster).await;
-    let world = World::on(cluster, None, &[]).await;
+    let world = World::on(cluster, None, SHORT_LEASE, &[]).await;
     let scene = world.scene("shop").await;
     let (before, evacuation) = halfway(&scene).await;
 
@@ -267,7 +267,7 @@ async fn install_again(scene: &Scene<'_>, keep: &str) {
 async fn an_uninstall_halfway_through_a_drain_leaves_nothing_and_hangs_nothing() {
     let cluster = Cluster::builder().name("removal").audit(true).taint_eviction(false).boot().await.unwrap();
     cluster.install_chart(&[]).await.unwrap();
-    let world = World::on(cluster, None, &[]).await;
+    let world = World::on(cluster, None, SHORT_LEASE, &[]).await;
     let scene = world.scene("shop").await;
     let values = [("cleanup.enabled", "true"), NOWHERE, ("taintManager.enabled", "true")];
     let webhook = Webhook::install(&world.cluster, &values).await.unwrap();

@@ -23,4 +23,6 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use serde_json::{Value, json};
 
+use crate::support::{all_at_once, one_by_one, scenarios};
+
 use self::scene::{SOON, Scene, World, condition, condition_of, drain, is, is_cordoned, is_marked, slow};

@@ -19,7 +19,7 @@ use kube::runtime::watcher;
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-use crate::support::xtask;
+use crate::support::{one_by_one, scenarios, xtask};
 
 use self::world::{HOLD, NAMESPACE, SOON, World, at_least, pod, taint};
 
@@ -30,12 +30,15 @@ async fn pods_leave_as_upstream_by_policy_and_at_their_pace() {
     let operators = ["--feature-gates=TaintTolerationComparisonOperators=true"];
     let cluster = Cluster::builder().name("taints").taint_eviction(false).audit(true);
     let world = World::boot(cluster.extra_args(Component::ApiServer, operators)).await;
-    pods_leave_a_tainted_node_now_later_or_never(&world).await;
-    the_policy_says_how_pods_leave(&world).await;
-    evacuators_have_their_say_before_a_pod_leaves(&world).await;
-    pace::no_more_pods_leave_in_a_second_than_the_limit_allows(&world).await;
-    pace::tolerations_may_compare_numbers(&world).await;
-    pace::a_node_with_thousands_of_pods_does_not_delay_another(&world).await;
+    let scenarios = scenarios![&world;
+        pods_leave_a_tainted_node_now_later_or_never,
+        the_policy_says_how_pods_leave,
+        evacuators_have_their_say_before_a_pod_leaves,
+        pace::no_more_pods_leave_in_a_second_than_the_limit_allows,
+        pace::tolerations_may_compare_numbers,
+        pace::a_node_with_thousands_of_pods_does_not_delay_another,
+    ];
+    one_by_one(scenarios).await;
     world.cluster.shutdown().await;
 }
 
@@ -233,7 +236,6 @@ async fn evacuators_have_their_say_before_a_pod_leaves(world: &World) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("policy.yaml");
     std::fs::write(&file, "rules:\n- {key: evacuate, action: Evacuate}\n").unwrap();
-    let service = world.serve(&["--policy", &file.display().to_string()]).await;
     let args = ["--lease-seconds", "30"];
     let evacuations = Service::start(&world.cluster, "evacuation-controller", &args).await.unwrap();
     evacuations.leads().await.unwrap();
@@ -242,23 +244,28 @@ async fn evacuators_have_their_say_before_a_pod_leaves(world: &World) {
         ["--namespace", NAMESPACE, "--selector", "app=data", "--steps", "2", "--step-seconds", "2"];
     let command = world.cluster.command(&xtask().with_file_name("example-evacuator")).args(evacuator);
     let _evacuator = command.log(&log).spawn("example-evacuator").unwrap();
-    let begin = async |name: &str, node: &str| {
+    let registered = async |name: &str, node: &str| {
         world.node(node).await;
         world.run(pod(name, node).label("app", "data")).await;
         let registered = |pod: &Pod| {
             pod.annotations().contains_key("evacuation.coordination.k8s.io/priority_copier.example.com")
         };
         let pod = wait::present(world.pods(), name, "has its evacuator", SOON, registered).await.unwrap();
-        world.taint(node, taint("evacuate")).await;
         evacuation_name(&pod.uid().unwrap(), name)
     };
+    // Before the taint manager starts: its watch of pods may be behind that of nodes, and then it would not know yet
+    // who the evacuators are.
+    let leaving = registered("data-0", "disks").await;
+    let recovering = registered("data-1", "more-disks").await;
+    let service = world.serve(&["--policy", &file.display().to_string()]).await;
     let all: Api<Evacuation> = Api::namespaced(world.client.clone(), NAMESPACE);
     let says = async |evacuation: &str, text: &str| {
         let says = |e: &Evacuation| e.status.as_ref().is_some_and(|status| status.message == text);
         wait::present(all.clone(), evacuation, text, SOON, says).await.unwrap()
     };
 
-    let evacuation = begin("data-0", "disks").await;
+    world.taint("disks", taint("evacuate")).await;
+    let evacuation = leaving;
     let working = says(&evacuation, "copied 1 of 2 parts").await;
     assert!(working.is_wanted_by("taint-manager.nodemaintenance.k8s.io"));
     world.stays("data-0").await;
@@ -268,7 +275,8 @@ async fn evacuators_have_their_say_before_a_pod_leaves(world: &World) {
     assert!(std::fs::read_to_string(&log).unwrap().lines().any(|line| line == told), "it was not waited for");
 
     // The node recovers while the evacuator is at work: the pod stays.
-    let evacuation = begin("data-1", "more-disks").await;
+    world.taint("more-disks", taint("evacuate")).await;
+    let evacuation = recovering;
     says(&evacuation, "copied 0 of 2 parts").await;
     world.taint("more-disks", json!([])).await;
     wait::gone(all.clone(), &evacuation, SOON).await.unwrap();

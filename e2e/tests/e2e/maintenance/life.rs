@@ -7,21 +7,22 @@ use super::*;
 #[tokio::test]
 async fn maintenances_do_what_their_stages_say_and_leave_nothing_behind() {
     let world = World::new("maintenance-life", &[]).await;
-    tokio::join!(
-        a_node_is_cordoned_drained_and_put_back_as_it_was(&world),
-        a_maintenance_that_is_completed_halfway_lets_pods_stay_unless_their_evacuation_is_past_recall(&world),
-        a_maintenance_that_is_deleted_halfway_completes_first(&world),
-        a_node_that_somebody_had_cordoned_stays_cordoned_and_an_uncordon_halfway_is_reverted(&world),
-        nodes_that_come_and_go_halfway_are_picked_up_and_released(&world),
-        a_selector_without_nodes_is_never_drained(&world),
-        what_others_take_away_is_put_back_and_an_evacuation_of_others_is_shared(&world),
-        super::overlaps::maintenances_that_share_a_node_finish_in_either_order(&world),
-        super::status::what_autoscalers_were_told_before_is_put_back(&world),
-        super::status::a_budget_in_the_way_is_told_and_so_is_that_it_is_gone(&world),
-        super::waiting::refused_writes_are_blockers_with_the_api_servers_words(&world),
-        super::waiting::an_evacuator_at_work_and_a_pod_that_ends_are_waited_for(&world),
-        super::waiting::an_evacuation_that_others_hold_is_a_blocker(&world),
-    );
+    let scenarios = scenarios![&world;
+        a_node_is_cordoned_drained_and_put_back_as_it_was,
+        a_maintenance_that_is_completed_halfway_lets_pods_stay_unless_their_evacuation_is_past_recall,
+        a_maintenance_that_is_deleted_halfway_completes_first,
+        a_node_that_somebody_had_cordoned_stays_cordoned_and_an_uncordon_halfway_is_reverted,
+        nodes_that_come_and_go_halfway_are_picked_up_and_released,
+        a_selector_without_nodes_is_never_drained,
+        what_others_take_away_is_put_back_and_an_evacuation_of_others_is_shared,
+        super::overlaps::maintenances_that_share_a_node_finish_in_either_order,
+        super::status::what_autoscalers_were_told_before_is_put_back,
+        super::status::a_budget_in_the_way_is_told_and_so_is_that_it_is_gone,
+        super::waiting::refused_writes_are_blockers_with_the_api_servers_words,
+        super::waiting::an_evacuator_at_work_and_a_pod_that_ends_are_waited_for,
+        super::waiting::an_evacuation_that_others_hold_is_a_blocker,
+    ];
+    all_at_once(scenarios).await;
 }
 
 async fn a_node_is_cordoned_drained_and_put_back_as_it_was(world: &World) {

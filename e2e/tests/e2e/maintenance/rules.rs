@@ -41,14 +41,15 @@ impl Scene<'_> {
 #[tokio::test]
 async fn plans_and_rules_say_who_leaves_when() {
     let world = World::new("maintenance-rules", &["--pod-types", "Default,DaemonSet"]).await;
-    tokio::join!(
-        rules_say_who_leaves_last_who_stays_and_who_is_waited_for(&world),
-        the_samples_of_the_proposal_work(&world),
-        a_pod_that_tolerates_the_cordon_and_comes_back_is_found_out(&world),
-        our_own_controllers_stay_on_their_last_node(&world),
-        super::volumes::volumes_are_detached_before_daemons_leave_but_for_those_of_pods_that_stay(&world),
-        super::overlaps::the_worked_example_of_the_kep_comes_out_step_by_step(&world),
-    );
+    let scenarios = scenarios![&world;
+        rules_say_who_leaves_last_who_stays_and_who_is_waited_for,
+        the_samples_of_the_proposal_work,
+        a_pod_that_tolerates_the_cordon_and_comes_back_is_found_out,
+        our_own_controllers_stay_on_their_last_node,
+        super::volumes::volumes_are_detached_before_daemons_leave_but_for_those_of_pods_that_stay,
+        super::overlaps::the_worked_example_of_the_kep_comes_out_step_by_step,
+    ];
+    all_at_once(scenarios).await;
 }
 
 async fn our_own_controllers_stay_on_their_last_node(world: &World) {

@@ -21,6 +21,11 @@ use serde_json::{Value, json};
 /// Long enough for a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(60);
 
+/// A lease that no busy moment costs its holder.
+const LEASE: &str = "30";
+/// Where a leader is killed: short, because its lease has to run out, and long enough for a busy machine to renew it.
+pub(crate) const SHORT_LEASE: &str = "6";
+
 /// The services that take part in a drain.
 const SERVICES: [&str; 2] = ["maintenance-controller", "evacuation-controller"];
 
@@ -28,6 +33,7 @@ const SERVICES: [&str; 2] = ["maintenance-controller", "evacuation-controller"];
 pub(crate) struct World {
     /// As in [`SERVICES`].
     services: [Mutex<Arc<Service>>; 2],
+    lease: &'static str,
     _webhook: Option<(Webhook, Service)>,
     pub(crate) client: Client,
     pub(crate) cluster: Cluster,
@@ -37,25 +43,30 @@ impl World {
     pub(crate) async fn new(name: &str, args: &[&str]) -> Self {
         let cluster = Cluster::builder().name(name).audit(true).boot().await.unwrap();
         cluster.install_chart(&[]).await.unwrap();
-        Self::on(cluster, None, args).await
+        Self::on(cluster, None, LEASE, args).await
     }
 
     pub(crate) async fn with_webhook(name: &str) -> Self {
         let cluster = Cluster::builder().name(name).audit(true).boot().await.unwrap();
         let webhook = Webhook::with_replica(&cluster).await.unwrap();
-        Self::on(cluster, Some(webhook), &[]).await
+        Self::on(cluster, Some(webhook), SHORT_LEASE, &[]).await
     }
 
     /// On a cluster with the chart; with further arguments of the maintenance controller.
-    pub(crate) async fn on(cluster: Cluster, webhook: Option<(Webhook, Service)>, args: &[&str]) -> Self {
+    pub(crate) async fn on(
+        cluster: Cluster,
+        webhook: Option<(Webhook, Service)>,
+        lease: &'static str,
+        args: &[&str],
+    ) -> Self {
         let [maintenances, evacuations] = SERVICES;
-        let controller = start(&cluster, maintenances, args).await;
-        let evacuations = start(&cluster, evacuations, &[]).await;
+        let controller = start(&cluster, maintenances, lease, args).await;
+        let evacuations = start(&cluster, evacuations, lease, &[]).await;
         controller.leads().await.unwrap();
         evacuations.leads().await.unwrap();
         let client = cluster.client().await.unwrap();
         let services = [controller, evacuations].map(|service| Mutex::new(Arc::new(service)));
-        Self { services, _webhook: webhook, client, cluster }
+        Self { services, lease, _webhook: webhook, client, cluster }
     }
 
     /// The replica of the maintenance controller that leads.
@@ -65,7 +76,7 @@ impl World {
 
     /// Starts another replica of a service, and returns the one that was there.
     async fn replace(&self, which: usize) -> Arc<Service> {
-        let second = start(&self.cluster, SERVICES[which], &[]).await;
+        let second = start(&self.cluster, SERVICES[which], self.lease, &[]).await;
         second.ready().await.unwrap();
         std::mem::replace(&mut *self.services[which].lock().unwrap(), Arc::new(second))
     }
@@ -100,15 +111,25 @@ impl World {
         self.replace(0).await.signal(rustix::process::Signal::KILL).unwrap();
     }
 
-    /// Replaces all replicas by new ones, as a Deployment rolls: the old ones end in order.
+    /// Replaces all replicas by new ones, as a Deployment rolls.
     pub(crate) async fn roll(&self) {
         for which in 0..SERVICES.len() {
-            let old = self.replace(which).await;
-            old.signal(rustix::process::Signal::TERM).unwrap();
-            assert!(old.exited().await.success(), "{}", old.text());
-            let new = self.services[which].lock().unwrap().clone();
-            new.leads().await.unwrap();
+            self.hand_over(which).await;
         }
+    }
+
+    /// Replaces the maintenance controller by a new replica, which knows only what it reads.
+    pub(crate) async fn roll_controller(&self) {
+        self.hand_over(0).await;
+    }
+
+    /// The old replica ends in order, and the new one leads.
+    async fn hand_over(&self, which: usize) {
+        let old = self.replace(which).await;
+        old.signal(rustix::process::Signal::TERM).unwrap();
+        assert!(old.exited().await.success(), "{}", old.text());
+        let new = self.services[which].lock().unwrap().clone();
+        new.leads().await.unwrap();
     }
 
     /// Starts all services anew, whatever has become of them.
@@ -128,9 +149,8 @@ impl World {
     }
 }
 
-async fn start(cluster: &Handle, name: &str, args: &[&str]) -> Service {
-    // Short, because tests wait for a dead leader's to run out, and long enough for a busy machine to renew it.
-    Service::start(cluster, name, &[&["--lease-seconds", "6"], args].concat()).await.unwrap()
+async fn start(cluster: &Handle, name: &str, lease: &str, args: &[&str]) -> Service {
+    Service::start(cluster, name, &[&["--lease-seconds", lease], args].concat()).await.unwrap()
 }
 
 /// What a scenario works with. Names of nodes, pools and maintenances are told without that of the scene.

@@ -8,14 +8,17 @@ use super::*;
 #[tokio::test]
 async fn a_drain_comes_through_whatever_happens_and_writes_little() {
     let world = World::with_webhook("maintenance-trouble").await;
-    a_drain_writes_its_status_once_a_second_and_nothing_at_rest(&world).await;
-    super::waiting::an_absent_evacuation_controller_is_a_blocker(&world).await;
-    completion_and_deletion_need_no_write_of_the_status(&world).await;
-    a_new_leader_asks_for_nothing_behind_a_completion_or_deletion(&world).await;
-    a_new_leader_carries_on_where_the_old_one_died(&world).await;
-    a_drain_goes_on_after_an_outage_of_the_api_server(&world).await;
-    a_maintenance_that_cannot_be_read_holds_only_its_own_nodes(&world).await;
-    nobody_leaves_whom_a_rule_that_cannot_be_read_may_mean(&world).await;
+    let scenarios = scenarios![&world;
+        a_drain_writes_its_status_once_a_second_and_nothing_at_rest,
+        super::waiting::an_absent_evacuation_controller_is_a_blocker,
+        completion_and_deletion_need_no_write_of_the_status,
+        new_leader_requests_nothing_after_completion_or_deletion,
+        a_new_leader_carries_on_where_the_old_one_died,
+        a_drain_goes_on_after_an_outage_of_the_api_server,
+        a_maintenance_that_cannot_be_read_holds_only_its_own_nodes,
+        nobody_leaves_whom_a_rule_that_cannot_be_read_may_mean,
+    ];
+    one_by_one(scenarios).await;
 }
 
 /// What the maintenance controller has written since, but for its Lease.
@@ -87,7 +90,7 @@ async fn completion_and_deletion_need_no_write_of_the_status(world: &World) {
     scene.explained(wait::gone(scene.maintenances(), &scene.of("deleted"), SOON).await);
 }
 
-async fn a_new_leader_asks_for_nothing_behind_a_completion_or_deletion(world: &World) {
+async fn new_leader_requests_nothing_after_completion_or_deletion(world: &World) {
     let scene = world.scene("too-late").await;
     let pools = ["blue", "green"];
     for pool in pools {
@@ -97,11 +100,10 @@ async fn a_new_leader_asks_for_nothing_behind_a_completion_or_deletion(world: &W
         scene.in_charge(&pod).await;
     }
     world.stop_controller();
-    for pool in pools {
-        for number in 0..10 {
-            scene.pod(&format!("{pool}-{number}"), pool).await;
-        }
-    }
+    let scene = &scene;
+    let pods = pools.into_iter().flat_map(|pool| (0..10).map(move |number| (pool, number)));
+    let pods = pods.map(async |(pool, number)| scene.pod(&format!("{pool}-{number}"), pool).await);
+    futures::future::join_all(pods).await;
     scene.set_stage("blue", Stage::Complete).await;
     scene.maintenances().delete(&scene.of("green"), &DeleteParams::default()).await.unwrap();
     let begun = world.cluster.requests_mark().unwrap();
@@ -147,8 +149,7 @@ async fn a_maintenance_that_cannot_be_read_holds_only_its_own_nodes(world: &Worl
         scene.store("nodemaintenances", object).await;
     };
     store("Hibernate").await;
-    world.kill_controller().await;
-    world.controller().leads().await.unwrap();
+    world.roll_controller().await;
     // Nodes that are not its own are released as always.
     scene.set_stage("known", Stage::Complete).await;
     scene.until_completed("known").await;
@@ -187,8 +188,7 @@ async fn nobody_leaves_whom_a_rule_that_cannot_be_read_may_mean(world: &World) {
     let mut rule = json!(scene.rules().get(&scene.of("keep")).await.unwrap());
     rule["spec"]["drain"]["behavior"] = json!("Freeze");
     scene.store("drainrules", rule).await;
-    world.kill_controller().await;
-    world.controller().leads().await.unwrap();
+    world.roll_controller().await;
     scene.maintain("m", "blue", Stage::Drain).await;
     let reason = names::reason::DRAIN_RULE_UNREADABLE;
     let blocked = scene.until_blocked("m", &[(Some("db"), reason), (Some("web"), reason)]).await;

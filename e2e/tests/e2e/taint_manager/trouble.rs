@@ -33,9 +33,10 @@ impl World {
 
 #[tokio::test]
 async fn pods_leave_nodes_that_fall_silent_and_those_that_hang_are_taken_by_force() {
-    // Three heartbeats.
-    let monitor = ["--node-monitor-grace-period=30s"];
+    // A heartbeat every four seconds, and three of them.
+    let monitor = ["--node-monitor-grace-period=12s", "--node-monitor-period=1s"];
     let cluster = Cluster::builder().name("taint-silence").taint_eviction(false);
+    let cluster = cluster.extra_args(Component::KwokNodes, ["--node-lease-duration-seconds=16"]);
     let world = World::boot(cluster.extra_args(Component::ControllerManager, monitor)).await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("policy.yaml");
@@ -144,8 +145,11 @@ async fn a_time_from_before_it_was_off_does_not_count(world: &World) {
 /// Clocks are ahead of the API server's, so that a deadline counts from when the first replica saw the taint. That
 /// another taint comes meanwhile changes nothing about it.
 async fn a_replica_that_takes_over_knows_the_deadlines(world: &World) -> Service {
-    let first = world.serve(&[]).await;
-    let second = world.replica(&["--settle-seconds", "0"]).await;
+    // A lease that is soon over, because a dead leader does not give it back.
+    let replica = async || world.replica_with_lease("5", &["--settle-seconds", "0"]).await;
+    let first = replica().await;
+    first.leads().await.unwrap();
+    let second = replica().await;
     second.ready().await.unwrap();
     for (name, seconds) in [("soon", 300), ("later", 900)] {
         world.run(pod(name, "one").tolerates("k", "NoExecute", Some(seconds)).finalizer(HOLD)).await;
@@ -206,9 +210,14 @@ async fn what_is_refused_happens_in_the_end(world: &World, service: &Service) {
     world.event_repeated("TaintEvictionFailed", "not this one").await;
     world.stays("precious").await;
     bindings.delete("precious", &DeleteParams::default()).await.unwrap();
-    // The next try may be a minute away.
-    let leaves = |pod: &k8s_openapi::api::core::v1::Pod| pod.metadata.deletion_timestamp.is_some();
-    wait::present(world.pods(), "precious", "is deleted", 2 * SOON, leaves).await.unwrap();
+    wait::eventually("deletions are allowed", SOON, async || {
+        Ok(world.pods().delete("precious", &DeleteParams::default().dry_run()).await.ok().map(drop))
+    })
+    .await
+    .unwrap();
+    // The next try is at most a minute away.
+    service.shift_clock(Duration::from_secs(10_380)).await.unwrap();
+    world.leaves("precious").await;
 }
 
 async fn what_the_api_server_could_not_do_happens_in_the_end(world: &World, service: &Service) {
@@ -217,8 +226,12 @@ async fn what_the_api_server_could_not_do_happens_in_the_end(world: &World, serv
     world.first_seen("three", "remembers its taint", |text| text.is_some()).await;
     world.cluster.kill(Component::ApiServer).await.unwrap();
     service.shift_clock(Duration::from_secs(11_000)).await.unwrap();
-    // How long it is away.
-    tokio::time::sleep(Duration::from_secs(10)).await;
+    // It is away for longer than the lease.
+    wait::eventually("its lease is over", SOON, async || {
+        Ok((service.metric("leader_election_master_status").await? < 0.5).then_some(()))
+    })
+    .await
+    .unwrap();
     world.cluster.start(Component::ApiServer).await.unwrap();
     world.leaves("patient").await;
     world.leaves("later").await;

@@ -43,9 +43,13 @@ impl World {
         service
     }
 
-    /// A replica.
+    /// A replica whose lease no busy moment costs it.
     pub async fn replica(&self, args: &[&str]) -> Service {
-        let args = [&["--lease-seconds", "5"], args].concat();
+        self.replica_with_lease("30", args).await
+    }
+
+    pub async fn replica_with_lease(&self, seconds: &str, args: &[&str]) -> Service {
+        let args = [&["--lease-seconds", seconds], args].concat();
         Service::start(&self.cluster, "taint-manager", &args).await.unwrap()
     }
 
