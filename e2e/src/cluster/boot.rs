@@ -24,8 +24,8 @@ use crate::real_node::{self, Door, RealNode};
 use crate::tools::{self, Tools};
 use crate::wait;
 
-/// Long enough for a busy machine; a healthy one needs a tenth of it.
-const READY_LIMIT: Duration = Duration::from_secs(120);
+/// Long enough for a machine that was paused and has its memory still to load; a healthy one needs a fraction of it.
+const READY_LIMIT: Duration = Duration::from_secs(300);
 /// How often a boot is tried when someone else takes a port between its choice and its use.
 const ATTEMPTS: usize = 3;
 

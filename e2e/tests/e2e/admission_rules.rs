@@ -14,6 +14,7 @@ use haulout_e2e::{Cluster, Handle, Output, Webhook, objects, wait};
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
 };
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::api::PostParams;
 use kube::{Api, Client, ResourceExt as _};
@@ -23,7 +24,7 @@ use serde_json::{Value, json};
 const NAMESPACE: &str = "shop";
 const GRACE: &str = "grace";
 const REMOVERS: &str = "pod-removers";
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// What kubectl must come back with.
 enum Expected<'a> {
@@ -164,6 +165,32 @@ fn users() -> Vec<Value> {
     ]
 }
 
+/// The API server follows roles and bindings by watches, and so knows of them some moments after they were made.
+async fn until_rights_are_in_force(client: &Client) {
+    let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
+    let pods = |verb: &str, subresource: &str| json!({"namespace": NAMESPACE, "verb": verb, "resource": "pods", "subresource": subresource, "name": "web-1"});
+    let node = json!({"verb": "delete", "resource": "nodes", "name": "n1"});
+    let ours = json!({"verb": "create", "group": "nodemaintenance.k8s.io", "resource": "nodemaintenances"});
+    for (user, attributes) in [
+        ("nils", ours),
+        ("dora", pods("delete", "")),
+        (GRACE, pods("create", "eviction")),
+        ("evi", pods("create", "eviction")),
+        ("nora", node.clone()),
+        ("amy", node),
+    ] {
+        let group = if user == GRACE { REMOVERS } else { "system:authenticated" };
+        let asked = json!({"spec": {"user": user, "groups": [group], "resourceAttributes": attributes}});
+        let asked: SubjectAccessReview = serde_json::from_value(asked).unwrap();
+        wait::eventually(&format!("{user} has got every right"), LIMIT, async || {
+            let answer = reviews.create(&PostParams::default(), &asked).await?;
+            Ok(answer.status.is_some_and(|status| status.allowed).then_some(()))
+        })
+        .await
+        .unwrap();
+    }
+}
+
 #[tokio::test]
 async fn admission_tells_every_rule_through_kubectl() {
     let cluster = Cluster::builder().name("admission").scheduler(false).kwok(false).boot().await.unwrap();
@@ -187,6 +214,7 @@ async fn admission_tells_every_rule_through_kubectl() {
     for object in users() {
         cluster.kubectl_with(&["create", "-f", "-"], &object.to_string()).await.unwrap().success().unwrap();
     }
+    until_rights_are_in_force(&client).await;
 
     let mut bench = Bench { cluster: &cluster, client, wrong: Vec::new(), count: 0 };
     pods::table(&mut bench).await;

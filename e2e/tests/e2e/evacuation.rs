@@ -89,7 +89,7 @@ async fn replicas_restarts_outages_and_slow_watches() {
         replicas::a_leader_hands_over_and_the_next_one_carries_on_without_forgetting_the_backoff,
         replicas::a_deadline_that_passed_while_nobody_looked_is_missed_only_after_evacuators_could_report,
         replicas::an_evacuation_that_arrives_before_its_pods_watch_event_is_not_a_failure,
-        replicas::a_pod_that_is_gone_is_looked_up_once_however_late_the_cache_is,
+        replicas::a_pod_that_is_gone_is_looked_up_once_if_the_cache_is_late,
         replicas::a_report_that_the_watch_has_not_delivered_stops_an_eviction,
         refusals::an_eviction_in_a_namespace_that_is_being_deleted_is_refused_until_the_pod_goes_with_it,
         replicas::evacuations_go_on_after_an_outage_of_the_api_server,

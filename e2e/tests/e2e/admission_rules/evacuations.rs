@@ -183,7 +183,7 @@ async fn status(bench: &mut Bench<'_>, name: &str) {
         ),
         (
             "progress in the future",
-            json!({"evacuationProgressTimestamp": ahead(600)}),
+            json!({"evacuationProgressTimestamp": ahead(86_400)}),
             Expected::Refused(&[
                 "status.evacuationProgressTimestamp: ",
                 "in the future, and at most 30 s are allowed",

@@ -41,7 +41,8 @@ pub async fn an_eviction_that_a_budget_blocks_takes_place_when_the_budget_frees_
     let evacuation = world.evacuate(&pod).await;
     let refused = world.until_blocked(&evacuation, "DisruptionBudgetExhausted").await;
     let status = refused.status.unwrap();
-    assert_eq!(status.failed_eviction_counter, 1);
+    // On a busy machine it may have been tried again already.
+    assert!(status.failed_eviction_counter >= 1);
     assert!(status.last_failed_eviction_time.is_some());
     assert!(status.message.starts_with("PodDisruptionBudget web allows 0 disruptions"), "{}", status.message);
     assert!(world.is_left_alone(&pod).await);
@@ -210,15 +211,20 @@ pub async fn room_goes_to_the_next_when_an_admitted_eviction_fails(ground: &Grou
         shift += std::time::Duration::from_secs(5 << (count - 2));
         world.controller.shift_clock(shift).await.unwrap();
         for evacuation in &evacuations {
-            world.until(evacuation, "was refused again", |e| failed(e) == count).await;
+            // Time passes by itself as well: on a busy machine there may be one more.
+            world.until(evacuation, "was refused again", |e| failed(e) >= count).await;
         }
     }
     let jam = world.jam("room").await;
+    let mut refused = Vec::new();
+    for evacuation in &evacuations {
+        refused.push(failed(&world.evacuations().get(evacuation).await.unwrap()));
+    }
     let patch = Patch::Merge(json!({"spec": {"minAvailable": 2}}));
     world.budgets().patch("web", &PatchParams::default(), &patch).await.unwrap();
-    for evacuation in &evacuations {
+    for (evacuation, refused) in evacuations.iter().zip(refused) {
         let busy = world.until_blocked(evacuation, "ServerBusy").await;
-        assert!(failed(&busy) > 7, "every unsuccessful attempt counts");
+        assert!(failed(&busy) > refused, "every unsuccessful attempt counts");
     }
     // One of them leaves soon, the others wait for the budget again.
     jam.end().await;

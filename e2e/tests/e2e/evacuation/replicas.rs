@@ -100,7 +100,7 @@ where
     with_most.unwrap().0
 }
 
-pub async fn a_pod_that_is_gone_is_looked_up_once_however_late_the_cache_is(ground: &Ground) {
+pub async fn a_pod_that_is_gone_is_looked_up_once_if_the_cache_is_late(ground: &Ground) {
     let (world, slow) = behind(ground).await;
     // A budget covers it, and its name may come back: its UID is compared before it is evicted.
     world.budget(objects::pdb("web").namespace(&world.namespace).max_unavailable("1").build()).await;

@@ -70,7 +70,12 @@ async fn the_webhook_answers_through_its_service(world: &World) {
         ]}},
     });
     let create = ["--kubeconfig", &nora, "create", "--filename", "-"];
-    let refused = world.cluster.kubectl_with(&create, &maintenance.to_string()).await.unwrap();
+    // Before her role is in force, it is not the webhook that refuses.
+    let asked = wait::eventually("nora may write NodeMaintenances", SOON, async || {
+        let refused = world.cluster.kubectl_with(&create, &maintenance.to_string()).await?;
+        Ok((!refused.stderr.contains("cannot create resource")).then_some(refused))
+    });
+    let refused = asked.await.unwrap();
     assert!(refused.stderr.contains("may not delete node pretended-1"), "{}", refused.stderr);
     for what in [["delete", "clusterrole", "maintain"], ["delete", "clusterrolebinding", "nora"]] {
         world.cluster.kubectl(&what).await.unwrap().success().unwrap();
