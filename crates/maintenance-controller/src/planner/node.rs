@@ -553,9 +553,7 @@ impl<L: Labels> NodeRecord<L> {
                 }
                 let leaves = !pod.facts.terminating && pod.behavior == DrainBehavior::Drain;
                 view.counts.to_evacuate += u32::from(leaves);
-                let unannounced = self.too_large && !self.announces_pod(pod);
-                let blocker = if unannounced { Some(too_large(pod)) } else { pod.blocker() };
-                match blocker {
+                match self.blocker(pod) {
                     Some(blocker) => view.blockers.push(blocker),
                     None => view.counts.waiting.add(pod.waiting(&lowest)),
                 }
@@ -574,6 +572,11 @@ impl<L: Labels> NodeRecord<L> {
         view
     }
 
+    /// What keeps a targeted pod from leaving.
+    fn blocker(&self, pod: &PodRecord<L>) -> Option<Blocker> {
+        if self.too_large && !self.announces_pod(pod) { Some(too_large(pod)) } else { pod.blocker() }
+    }
+
     /// The pods that are targeted and that nothing keeps from leaving, in order.
     pub fn awaited(&self, served: Served) -> impl Iterator<Item = Awaited> {
         let lowest = self.lowest_orders(served);
@@ -583,7 +586,7 @@ impl<L: Labels> NodeRecord<L> {
                 && !pod.is_stranded(served)
                 && !self.is_behind(pod)
                 && self.targets_pod(pod, &self.reached_by(&pod.first))
-                && pod.blocker().is_none()
+                && self.blocker(pod).is_none()
         };
         self.pods.values().filter(leaves).map(move |pod| Awaited {
             pod: pod.facts.key.clone(),

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::reference::{Item, Reference};
 use super::*;
-use crate::facts::{EvacuationOf, Returned};
+use crate::facts::{Blocked, EvacuationOf, Returned};
 use crate::placement::{NodeChoice, Placement, Taint};
 use crate::plan::is_targeted;
 use crate::testing::*;
@@ -76,8 +76,8 @@ struct Both {
     planner: Planner<Map>,
     reference: Reference,
     targets: BTreeMap<Arc<str>, DrainTargets>,
-    /// Nodes on which a Default pod has stayed for a while, being waited for or without another node.
-    waited: BTreeSet<Arc<str>>,
+    /// Pods that their plans did not wait for at some time, because a Default pod stayed on their node for a while.
+    uncounted: BTreeSet<PodKey>,
     made: usize,
 }
 
@@ -88,7 +88,7 @@ impl Both {
             reference: Reference::new(random.served),
             random: random.clone(),
             targets: BTreeMap::new(),
-            waited: BTreeSet::new(),
+            uncounted: BTreeSet::new(),
             made: 0,
         };
         for name in NODES {
@@ -130,7 +130,9 @@ impl Both {
         let volumes: Arc<[Arc<str>]> =
             if volume { Arc::from([volume_name(self.made % 4)]) } else { Arc::from([]) };
         let labels = labels(&[("app", app)]);
-        self.tell(Change::Pod(PodFacts { labels, pod_type, volumes, ..pod(NODES[node], &name, priority) }));
+        let blocked = self.made.is_multiple_of(3).then(blocked);
+        let pod = pod(NODES[node], &name, priority);
+        self.tell(Change::Pod(PodFacts { labels, pod_type, volumes, blocked, ..pod }));
     }
 
     fn tell(&mut self, change: Change<Map>) {
@@ -161,9 +163,7 @@ impl Both {
     fn check(&mut self) -> Result<(), TestCaseError> {
         self.targets.retain(|node, _| self.reference.nodes.contains_key(node));
         for name in self.reference.nodes.keys().cloned().collect::<Vec<_>>() {
-            if self.reference.lingers(&name) {
-                self.waited.insert(name.clone());
-            }
+            self.uncounted.extend(self.reference.uncounted(&name));
             let plan = self.planner.node(&name).unwrap();
             prop_assert_eq!(&plan.message, &self.reference.node_message(&name), "message of {}", name);
             prop_assert_eq!(&plan.evacuate, &self.reference.evacuate(&name), "evacuate on {}", name);
@@ -177,11 +177,7 @@ impl Both {
                     name
                 );
             }
-            let pods = plan.blockers.iter().filter(|blocker| blocker.pod.is_some()).count();
-            let cases = pods + plan.counts.waiting.total() as usize;
-            let waited_for = plan.counts.completing + plan.counts.stranded;
-            let concerned = (plan.counts.targeted + waited_for) as usize;
-            prop_assert!(cases >= concerned, "{} of {concerned} pods of {} have a case", cases, name);
+            self.check_cases(&name, &plan)?;
             self.check_targets(&name, &plan)?;
         }
         for facts in self.reference.maintenances.values() {
@@ -213,6 +209,25 @@ impl Both {
                 );
             }
         }
+        Ok(())
+    }
+
+    /// Each pod that should leave now, is waited for or has nowhere to go has exactly one case: it is blocked, or it is
+    /// listed with what is waited for. Of pods that come after those, only what blocks them is told, if they are on their way already.
+    fn check_cases(&self, name: &Arc<str>, plan: &NodePlan) -> Result<(), TestCaseError> {
+        let (mut expected, behind) = self.reference.cases(name);
+        let waited_for = plan.counts.completing + plan.counts.stranded;
+        let concerned = (plan.counts.targeted + waited_for) as usize;
+        prop_assert_eq!(concerned, expected.len(), "pods of {} that should leave or are waited for", name);
+        expected.extend(behind);
+        expected.sort();
+        let record = &self.planner.nodes[name];
+        let awaited: Vec<_> = record.awaited(self.random.served).map(|awaited| awaited.pod).collect();
+        prop_assert_eq!(awaited.len(), plan.counts.waiting.total() as usize, "waits of {}", name);
+        let blocked = plan.blockers.iter().filter_map(|blocker| blocker.pod.clone());
+        let mut cases: Vec<PodKey> = blocked.chain(awaited).collect();
+        cases.sort();
+        prop_assert_eq!(cases, expected, "cases of {}", name);
         Ok(())
     }
 
@@ -248,16 +263,18 @@ impl Both {
     }
 
     /// Where nothing is added, a pod only leaves when some maintenance on its node has no pod left before it, and
-    /// without ties none of them has. Nodes with pods that finish by themselves hold up no other one.
+    /// without ties none of them has. Pods that finish by themselves hold up no other node, nor do those that come after
+    /// them: when they count again, other nodes may be further, and do not go back.
     fn check_order(&self) -> Result<(), TestCaseError> {
         for name in self.reference.nodes.keys() {
             for evacuate in self.planner.node(name).unwrap().evacuate {
                 let item = Item::Pod(self.reference.pods[&evacuate.pod].clone());
                 let in_turn = |m: &&MaintenanceFacts| {
                     let nodes = self.reference.nodes_of(m);
-                    let nodes = nodes.iter().filter(|node| !self.waited.contains(*node));
-                    let pods = nodes.flat_map(|node| self.reference.left(node));
-                    let mut steps = pods.filter(|item| matches!(item, Item::Pod(_)));
+                    let left = nodes.iter().flat_map(|node| self.reference.left(node));
+                    let holds_up =
+                        |item: &Item| matches!(item, Item::Pod(pod) if !self.uncounted.contains(&pod.key));
+                    let mut steps = left.filter(holds_up);
                     let own = self.reference.first(&m.plan, &item);
                     steps.all(|other| self.reference.first(&m.plan, &other) >= own)
                 };
@@ -411,6 +428,10 @@ fn some_placement(choice: usize) -> Option<Arc<Placement>> {
 fn some_taints(choice: usize) -> Arc<[Taint]> {
     let taint = Taint { key: "gpu".into(), value: "".into(), effect: "NoSchedule".into() };
     choice.is_multiple_of(4).then_some(taint).into_iter().collect()
+}
+
+fn blocked() -> Blocked {
+    Blocked { reason: "DisruptionBudgetExhausted".into(), message: "because".into(), since: None }
 }
 
 fn volume_name(i: usize) -> Arc<str> {

@@ -193,13 +193,42 @@ impl Reference {
     }
 
     /// Whether a Default pod stays on a node for now, for which later pod types wait.
-    pub fn lingers(&self, node: &str) -> bool {
+    fn lingers(&self, node: &str) -> bool {
         self.has_waiting(node) || self.has_stranded(node)
     }
 
     /// What is left on a node that the plan waits for.
     fn counted(&self, node: &str) -> Vec<Item> {
         self.left(node).into_iter().filter(|item| self.counts(node, item)).collect()
+    }
+
+    /// The pods that are left on a node and that the plan does not wait for.
+    pub fn uncounted(&self, node: &str) -> Vec<PodKey> {
+        let uncounted = |item: Item| match &item {
+            Item::Pod(pod) if !self.counts(node, &item) => Some(pod.key.clone()),
+            _ => None,
+        };
+        self.left(node).into_iter().filter_map(uncounted).collect()
+    }
+
+    /// The pods of a node that should leave now, are waited for or have nowhere to go; and those that wait for these, are
+    /// on their way all the same, and are blocked.
+    pub fn cases(&self, node: &str) -> (Vec<PodKey>, Vec<PodKey>) {
+        let (mut concerned, mut behind) = (Vec::new(), Vec::new());
+        for item in self.left(node).into_iter().filter(|_| !self.draining(node).is_empty()) {
+            let Item::Pod(pod) = &item else { continue };
+            let on_its_way = pod.terminating || pod.evacuation != EvacuationOf::Nobody;
+            let stays = self.waits(pod) || self.is_stranded(pod);
+            if stays || (self.counts(node, &item) && self.is_targeted(node, &item)) {
+                concerned.push(pod.key.clone());
+            } else if !self.counts(node, &item)
+                && on_its_way
+                && (pod.blocked.is_some() || pod.returned.is_some())
+            {
+                behind.push(pod.key.clone());
+            }
+        }
+        (concerned, behind)
     }
 
     /// How far a maintenance gets on a node: not beyond Default pods while one of those is waited for.

@@ -1,6 +1,7 @@
 //! What happens in the course of a drain: types that nobody serves, volumes, ties, nodes that join, an end halfway.
 
 use super::*;
+use haulout_api_types::names::reason;
 use haulout_api_types::node_maintenance::PodType::{DaemonSet, Default, Static};
 use haulout_api_types::node_maintenance::VolumeWait;
 use jiff::SignedDuration;
@@ -234,4 +235,26 @@ fn volumes_are_waited_for_as_long_as_one_of_the_maintenances_wants() {
     assert_eq!(says(&world), (seconds(Some(90)), 0, 1));
     world.apply(Change::Maintenance(of("a", None)));
     assert_eq!(says(&world), (None, 1, 0), "an admin may change it");
+}
+
+#[test]
+fn a_pod_that_cannot_be_announced_is_blocked_and_not_awaited() {
+    let values: Vec<String> = (0..1500).map(|i| format!("{i:063}")).collect();
+    let entries: Vec<_> = values.iter().map(|app| entry(Default, 5, Some(app))).collect();
+    let last = |name: &str, priority| PodFacts {
+        labels: labels(&[("app", &values[1499])]),
+        ..pod("n", name, priority)
+    };
+    let mut world = World::new(Served::DEFAULT, &[]);
+    // The annotation of the node has one of two pods that leave in the same step.
+    let reached = DrainTargets::read(&[entry(Default, 3, Some(&values[1499]))]).unwrap();
+    world.planner.apply(Change::Node(NodeFacts { reached, ..node("n") }));
+    world.pod(last("announced", 3));
+    world.pod(last("unannounced", 5));
+    world.apply(Change::Maintenance(maintenance("m", 1, &["n"], &entries, Served::DEFAULT)));
+    let plan = world.planner.maintenance("m").unwrap();
+    let blocked = plan.blockers.iter().filter_map(|(_, b)| Some((b.pod.as_ref()?.name.as_ref(), &*b.reason)));
+    assert_eq!(blocked.collect::<Vec<_>>(), [("unannounced", reason::DRAIN_TARGETS_TOO_LARGE)]);
+    let awaited: Vec<_> = plan.waiting_for.iter().map(|(_, awaited)| awaited.pod.name.as_ref()).collect();
+    assert_eq!(awaited, ["announced"]);
 }
