@@ -319,6 +319,12 @@ pub struct DrainStatus {
     #[schemars(range(min = 0))]
     pub pods_unsupported: i32,
 
+    /// Number of pods that are left alone because a DrainRule or their label cluster.x-k8s.io/drain says so; the condition
+    /// Drained names the first of them.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub pods_skipped: i32,
+
     /// Number of nodes that the selector matches.
     #[serde(default)]
     #[schemars(range(min = 0))]

@@ -146,6 +146,7 @@ fn drain_status(plan: &MaintenancePlan, known: &DrainStatus, now: Timestamp) -> 
         pods_evacuating: number(counts.evacuating),
         pods_evacuated: number(plan.evacuated),
         pods_unsupported: number(counts.unsupported),
+        pods_skipped: number(counts.skipped),
         nodes_selected: number(plan.nodes_selected),
         nodes_drained: number(plan.nodes_drained),
         nodes_drained_and_deleted: number(plan.nodes_drained_and_deleted),
@@ -365,7 +366,20 @@ fn drained(plan: &MaintenancePlan, had_nodes: bool) -> Wanted {
             (false, reason::EVACUATING, format!("{pods} yet to leave"))
         }
     };
-    wanted(condition::DRAINED, status, reason, message + &left_alone)
+    wanted(condition::DRAINED, status, reason, message + &left_alone + &skipped(plan))
+}
+
+/// How many pods stay because a rule or label says so, and which.
+fn skipped(plan: &MaintenancePlan) -> String {
+    let number = plan.counts.skipped;
+    let what = match number {
+        0 => return String::new(),
+        1 => "1 pod stays, because a DrainRule or its label says skip".into(),
+        number => format!("{number} pods stay, because a DrainRule or their label says skip"),
+    };
+    let names = plan.skipped.iter().map(|pod| format!("{}/{}", pod.namespace, pod.name).into());
+    let names: Vec<Arc<str>> = names.collect();
+    format!("; {what}: {}", list(&names, number as usize))
 }
 
 /// Whether something keeps pods from leaving. Where nothing does, what is waited for.

@@ -42,8 +42,10 @@ pub(super) enum Unclear {
 /// What becomes of a pod.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It has finished or is to be skipped.
-    Disregarded,
+    /// It has finished.
+    Finished,
+    /// A drain rule or its label says that it stays.
+    Skipped,
     /// Nobody evacuates its type here.
     Unsupported,
     /// It has to leave.
@@ -52,8 +54,10 @@ pub(super) enum Fate {
 
 impl<L> PodRecord<L> {
     pub fn fate(&self, served: Served) -> Fate {
-        if self.facts.finished || self.behavior == DrainBehavior::Skip {
-            Fate::Disregarded
+        if self.facts.finished {
+            Fate::Finished
+        } else if self.behavior == DrainBehavior::Skip {
+            Fate::Skipped
         } else if served.serves(self.facts.pod_type) {
             Fate::Leaving
         } else {
@@ -256,10 +260,15 @@ pub(super) struct Marks {
     pub held_back: bool,
 }
 
+/// How many of its skipped pods a node names: a message does not list more.
+pub const MAX_SKIPPED: usize = 5;
+
 /// What one look at a node finds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct View {
     pub counts: Counts,
+    /// The first pods that a drain rule or their label has skipped.
+    pub skipped: Vec<PodKey>,
     /// Of what is targeted, how much each maintenance has reached itself.
     pub own: Vec<u32>,
     /// Who holds back pods that each maintenance has reached.
@@ -278,6 +287,8 @@ pub struct Counts {
     pub evacuating: u32,
     /// Pods that nobody evacuates here.
     pub unsupported: u32,
+    /// Pods that a drain rule or their label has skipped.
+    pub skipped: u32,
     /// Pods that have to leave and are among the targets, but for those that are waited for or that wait for them.
     pub targeted: u32,
     /// Pods that are waited for until they have finished.
@@ -516,12 +527,23 @@ impl<L: Labels> NodeRecord<L> {
                 let refused = pod.facts.blocked.as_ref().filter(|b| &*b.reason == reason::EVACUATION_REFUSED);
                 view.refused.extend(refused.map(|refused| Blocker::new(Some(&pod.facts.key), refused)));
             }
-            if places == 0 || fate == Fate::Disregarded {
+            if places == 0 {
                 continue;
             }
-            if fate == Fate::Unsupported {
-                view.counts.unsupported += 1;
-                continue;
+            match fate {
+                Fate::Leaving => {}
+                Fate::Finished => continue,
+                Fate::Unsupported => {
+                    view.counts.unsupported += 1;
+                    continue;
+                }
+                Fate::Skipped => {
+                    view.counts.skipped += 1;
+                    if view.skipped.len() < MAX_SKIPPED {
+                        view.skipped.push(pod.facts.key.clone());
+                    }
+                    continue;
+                }
             }
             default_pods |= pod.facts.pod_type == PodType::Default;
             view.counts.left += 1;

@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::json;
 
+use super::node::MAX_SKIPPED;
 use super::reference::{Item, Reference};
 use super::*;
 use crate::facts::{Blocked, EvacuationOf, Returned};
@@ -197,6 +198,9 @@ impl Both {
             let nodes = self.reference.nodes_of(facts);
             let numbers = (plan.counts.pending as usize, plan.counts.evacuating as usize);
             prop_assert_eq!(numbers, self.reference.numbers(&nodes), "numbers of {}", facts.name);
+            let skipped: Vec<_> = nodes.iter().flat_map(|node| self.reference.skipped(node)).collect();
+            prop_assert_eq!(plan.counts.skipped as usize, skipped.len(), "skipped by {}", facts.name);
+            prop_assert_eq!(&plan.skipped[..], &skipped[..skipped.len().min(MAX_SKIPPED)]);
             let drained = nodes.iter().filter(|node| self.reference.is_drained(node)).count();
             prop_assert_eq!(plan.nodes_drained, drained, "drained nodes of {}", facts.name);
             let reached = DrainTargets::read(&plan.reached).unwrap();

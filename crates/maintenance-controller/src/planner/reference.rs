@@ -231,6 +231,13 @@ impl Reference {
         (concerned, behind)
     }
 
+    /// The pods on a node that a rule has skipped.
+    pub fn skipped(&self, node: &str) -> Vec<PodKey> {
+        let skipped =
+            |pod: &&PodFacts<Map>| !pod.finished && self.treatment(pod).0 == DrainBehavior::Skip;
+        self.pods_on(node).filter(skipped).map(|pod| pod.key.clone()).collect()
+    }
+
     /// How far a maintenance gets on a node: not beyond Default pods while one of those is waited for.
     fn step_on(&self, maintenance: &MaintenanceFacts, node: &str) -> StepNumber {
         let current = self.current(maintenance);

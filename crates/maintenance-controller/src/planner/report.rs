@@ -11,7 +11,7 @@ use haulout_api_types::selector::Labels;
 use jiff::{SignedDuration, Timestamp};
 
 use super::leaving::Awaited;
-use super::node::{Blocker, Cordon, Counts, NodeRecord};
+use super::node::{Blocker, Cordon, Counts, MAX_SKIPPED, NodeRecord};
 use super::{Id, Planner};
 use crate::announce;
 use crate::facts::{Blocked, PodKey};
@@ -121,6 +121,8 @@ pub struct MaintenancePlan {
     pub blockers_by_reason: BTreeMap<Arc<str>, u32>,
     /// The first pods that leave, with their nodes, sorted.
     pub waiting_for: Vec<(Arc<str>, Awaited)>,
+    /// The first pods that a drain rule or their label has skipped, in the order of their nodes.
+    pub skipped: Vec<PodKey>,
 }
 
 impl MaintenancePlan {
@@ -244,6 +246,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             tally.leaving_nodes.iter().filter_map(on).flat_map(|(node, record)| {
                 record.awaited(self.served).map(|awaited| (node.clone(), awaited))
             });
+        let skipped = tally.skipped_nodes.iter().filter_map(on).flat_map(|(_, record)| &record.view.skipped);
         let mut blockers = [first(&mut { blocked }), first(&mut { refused })].concat();
         let absent = missing.iter().filter(|_| draining).map(|name| (Some(name.clone()), missing_node()));
         blockers.extend(absent.take(MAX_BLOCKERS));
@@ -273,6 +276,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             blockers,
             blockers_by_reason,
             waiting_for: waiting_for.take(MAX_WAITING_FOR).collect(),
+            skipped: skipped.take(MAX_SKIPPED).cloned().collect(),
         })
     }
 

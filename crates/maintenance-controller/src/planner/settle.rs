@@ -377,6 +377,7 @@ fn tally<L>(sign: Sign, record: &NodeRecord<L>, name: &Arc<str>, maintenances: &
         tally.count_drained(sign, name, record.counted_marks.cordoned && counts.left == 0);
         tally.count_blockers(sign, name, blockers);
         tally.count_leaving(sign, name, counts);
+        tally.count_skipped(sign, name, counts);
         for other in limiters.ones().filter_map(|place| record.draining.get(place)) {
             sign.apply_to(&mut tally.limiters, *other, 1);
         }

@@ -35,6 +35,8 @@ pub(super) struct Tally {
     pub forwarded_by_past: BTreeMap<Arc<str>, u32>,
     /// For each slot of the plan, how many nodes have come how far.
     reach: Vec<BTreeMap<Option<i32>, u32>>,
+    /// Nodes with pods that are skipped.
+    pub skipped_nodes: BTreeSet<Arc<str>>,
     pub blocked_nodes: BTreeSet<Arc<str>>,
     /// Nodes on which something cannot be written.
     pub refused_nodes: BTreeSet<Arc<str>>,
@@ -126,6 +128,7 @@ impl Tally {
         sign.apply(&mut totals.pending, counts.pending);
         sign.apply(&mut totals.evacuating, counts.evacuating);
         sign.apply(&mut totals.unsupported, counts.unsupported);
+        sign.apply(&mut totals.skipped, counts.skipped);
         sign.apply(&mut totals.targeted, counts.targeted);
         sign.apply(&mut totals.completing, counts.completing);
         sign.apply(&mut totals.stranded, counts.stranded);
@@ -171,6 +174,12 @@ impl Tally {
         }
         if !refused.is_empty() {
             sign.apply_to_set(&mut self.refused_nodes, node);
+        }
+    }
+
+    pub fn count_skipped(&mut self, sign: Sign, node: &Arc<str>, counts: &Counts) {
+        if counts.skipped > 0 {
+            sign.apply_to_set(&mut self.skipped_nodes, node);
         }
     }
 

@@ -37,6 +37,7 @@ fn plan() -> MaintenancePlan {
         blockers: Vec::new(),
         blockers_by_reason: BTreeMap::new(),
         waiting_for: Vec::new(),
+        skipped: Vec::new(),
     }
 }
 
@@ -65,6 +66,31 @@ fn context(old: &NodeMaintenanceStatus, stage: Stage, second: i64) -> Context<'_
 fn show(status: &NodeMaintenanceStatus) -> Vec<String> {
     let one = |c: &Condition| format!("{}={} {}: {}", c.type_, c.status, c.reason, c.message);
     status.conditions.iter().map(one).collect()
+}
+
+#[test]
+fn pods_that_stay_are_counted_and_named() {
+    let say = |skipped: u32, names: &[&str], drained: bool| {
+        let counts = Counts { skipped, left: u32::from(!drained), pending: 1, ..Counts::default() };
+        let skipped = names.iter().map(|name| pod_key(name)).collect();
+        let plan = MaintenancePlan { drained, counts, skipped, nodes_drained: 2, ..plan() };
+        let new = status(context(&NodeMaintenanceStatus::default(), Stage::Drain, 1), &plan);
+        assert_eq!(new.drain_status.as_ref().unwrap().pods_skipped, i32::try_from(plan.counts.skipped).unwrap());
+        show(&new).pop().unwrap()
+    };
+    let left = "Drained=True Complete: Every pod that has to leave has left";
+    assert_eq!(say(0, &[], true), left);
+    assert_eq!(
+        say(1, &["a"], true),
+        format!("{left}; 1 pod stays, because a DrainRule or its label says skip: ns/a")
+    );
+    assert_eq!(
+        say(7, &["a", "b", "c", "d", "e"], true),
+        format!(
+            "{left}; 7 pods stay, because a DrainRule or their label says skip: ns/a, ns/b, ns/c, ns/d, ns/e and 2 more"
+        )
+    );
+    assert!(say(1, &["a"], false).ends_with("yet to leave; 1 pod stays, because a DrainRule or its label says skip: ns/a"));
 }
 
 #[test]

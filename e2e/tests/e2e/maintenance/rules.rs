@@ -156,7 +156,13 @@ async fn rules_say_who_leaves_last_who_stays_and_who_is_waited_for(world: &World
         delete(pod).await;
     }
     let drained = scene.until_drained("m").await;
-    assert_eq!(drain(&drained).nodes_drained, 2);
+    assert_eq!((drain(&drained).nodes_drained, drain(&drained).pods_skipped), (2, 1));
+    let message = condition_of(&drained, names::condition::DRAINED).2;
+    assert_eq!(
+        message,
+        "Every pod that has to leave has left; 1 pod stays, because a DrainRule or its label says skip: rules/own-skip"
+    );
+    assert_eq!(scene.until_event("m", names::event::DRAINED).await, message);
     assert!(scene.pods().get("own-skip").await.unwrap().metadata.deletion_timestamp.is_none());
 }
 
@@ -198,12 +204,23 @@ async fn the_samples_of_the_proposal_work(world: &World) {
         scene.until_evacuating(&[next]).await;
         scene.pods().delete(next, &DeleteParams::default().grace_period(0)).await.unwrap();
     }
-    scene.until_drained("m").await;
+    let drained = scene.until_drained("m").await;
+    let message = condition_of(&drained, names::condition::DRAINED).2;
+    let stay = "2 pods stay, because a DrainRule or their label says skip: example-namespace/stays, monitoring/stays";
+    assert!(message.ends_with(stay), "{message}");
     for namespace in ["example-namespace", "monitoring"] {
         let elsewhere = Scene { name: namespace, ..scene };
         assert_eq!(elsewhere.evacuated().await, BTreeSet::new());
         assert!(elsewhere.pods().get("stays").await.unwrap().metadata.deletion_timestamp.is_none());
     }
+    // One that goes by itself is named no longer.
+    let monitoring = Scene { name: "monitoring", ..scene };
+    monitoring.pods().delete("stays", &DeleteParams::default().grace_period(0)).await.unwrap();
+    let one_stays = |m: &NodeMaintenance| {
+        let message = condition_of(m, names::condition::DRAINED).2;
+        drain(m).pods_skipped == 1 && message.ends_with("says skip: example-namespace/stays")
+    };
+    scene.until("m", "names who is still there", one_stays).await;
 }
 
 async fn a_pod_that_tolerates_the_cordon_and_comes_back_is_found_out(world: &World) {

@@ -69,6 +69,31 @@ fn a_pod_that_comes_back_is_named() {
     );
 }
 
+#[test]
+fn pods_that_are_skipped_are_named_as_long_as_they_are_there() {
+    let skip = json!({"drain": {"behavior": "Skip"}, "pods": [{"selector": {"matchLabels": {"app": "agent"}}}]});
+    let agents = (0..7).map(|i| app("agent", &format!("agent-{i}"), 0)).collect();
+    let mut world = one_node(rules(&[("skip", skip)]), Served::DEFAULT, agents);
+    let says = |world: &World| {
+        let plan = world.planner.maintenance("m").unwrap();
+        let names: Vec<_> = plan.skipped.iter().map(|pod| pod.name.to_string()).collect();
+        (plan.drained, plan.counts.skipped, names.join(" "))
+    };
+    assert_eq!(says(&world), (true, 7, "agent-0 agent-1 agent-2 agent-3 agent-4".into()));
+    world.gone("agent-0");
+    world.pod(PodFacts { finished: true, ..app("agent", "agent-1", 0) });
+    world.act();
+    assert_eq!(says(&world), (true, 5, "agent-2 agent-3 agent-4 agent-5 agent-6".into()));
+    // One takes the place of another before anybody looks: the number is the same, the names are not.
+    world.planner.take_changed_maintenances();
+    let old = world.pods.keys().find(|key| &*key.name == "agent-2").unwrap().clone();
+    world.planner.apply(Change::PodGone(old));
+    world.pod(app("agent", "agent-9", 0));
+    world.act();
+    assert_eq!(world.planner.take_changed_maintenances(), ["m".into()]);
+    assert_eq!(says(&world), (true, 5, "agent-3 agent-4 agent-5 agent-6 agent-9".into()));
+}
+
 /// Stories 3 and 4, and the sample rule `skip-pods`.
 #[test]
 fn pods_are_left_alone_by_rule_or_by_label() {
