@@ -128,6 +128,12 @@ pub struct NodeMaintenanceSpec {
     #[schemars(range(min = 0))]
     pub ttl_seconds_after_complete: Option<i32>,
 
+    /// Whether cluster-autoscaler and Karpenter are kept from removing the nodes while they are under maintenance, where
+    /// the installation does that. Absent: true. If several NodeMaintenances hold a node, one that does not say false is
+    /// enough.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold_autoscalers: Option<bool>,
+
     /// Why the maintenance takes place, for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]

@@ -180,7 +180,8 @@ impl NodeChanges {
     }
 }
 
-/// What is to be changed on a node. `protect` says whether autoscalers are kept away from it.
+/// What is to be changed on a node. `protect` says whether this installation keeps autoscalers away from nodes whose
+/// maintenances want that.
 pub fn decide(marks: &NodeMarks, plan: &NodePlan, protect: bool, now: Timestamp) -> NodeChanges {
     match () {
         () if !plan.holders.is_empty() => hold(marks, plan, protect, now),
@@ -202,10 +203,15 @@ fn hold(marks: &NodeMarks, plan: &NodePlan, protect: bool, now: Timestamp) -> No
         unschedulable: marks.unschedulable && !marks.is_labelled(),
         ..BeforeMaintenance::default()
     });
-    for key in PROTECTIVE.into_iter().filter(|_| protect) {
-        let value = marks.annotations.get(key);
-        before.annotations.entry(key.into()).or_insert_with(|| value.cloned());
-        changes.annotate(marks, key, "true".into());
+    if protect && plan.hold_autoscalers {
+        for key in PROTECTIVE {
+            let value = marks.annotations.get(key);
+            before.annotations.entry(key.into()).or_insert_with(|| value.cloned());
+            changes.annotate(marks, key, "true".into());
+        }
+    } else if !plan.held_back {
+        // A maintenance that cannot be followed might want them to stay.
+        put_annotations_back(marks, std::mem::take(&mut before.annotations), &mut changes);
     }
     if !marks.unschedulable && known.is_some() {
         revert_uncordon(marks, &mut before, &mut changes, now);
@@ -338,6 +344,22 @@ fn set_conditions(marks: &NodeMarks, plan: &NodePlan, now: Timestamp, changes: &
     changes.remove_conditions = CONDITIONS.into_iter().filter(unwanted).collect();
 }
 
+/// Lets autoscalers have the node again as far as they had it before.
+fn put_annotations_back(
+    marks: &NodeMarks,
+    before: BTreeMap<String, Option<String>>,
+    changes: &mut NodeChanges,
+) {
+    for (key, earlier) in before {
+        let now = marks.annotations.get(&key);
+        // What somebody has changed since is no longer ours to put back, and no scribbling makes others so.
+        let ours = PROTECTIVE.contains(&key.as_str()) && now.is_none_or(|now| now == "true");
+        if ours && earlier.as_ref() != now {
+            changes.annotations.insert(key, earlier);
+        }
+    }
+}
+
 fn release(marks: &NodeMarks, uncordon: bool) -> NodeChanges {
     let mut changes = NodeChanges::default();
     let before = marks.before();
@@ -355,14 +377,7 @@ fn release(marks: &NodeMarks, uncordon: bool) -> NodeChanges {
         if marks.unschedulable && changes.unschedulable.is_none() {
             changes.notice = Some(CordonNotice::LeftCordoned);
         }
-        for (key, earlier) in before.annotations {
-            let now = marks.annotations.get(&key);
-            // What somebody has changed since is no longer ours to put back, and no scribbling makes others so.
-            let ours = PROTECTIVE.contains(&key.as_str()) && now.is_none_or(|now| now == "true");
-            if ours && earlier.as_ref() != now {
-                changes.annotations.insert(key, earlier);
-            }
-        }
+        put_annotations_back(marks, before.annotations, &mut changes);
     }
     for key in [BEFORE_MAINTENANCE_ANNOTATION, MAINTENANCE_STATUS_ANNOTATION] {
         if marks.annotations.contains_key(key) {

@@ -188,6 +188,8 @@ pub struct MaintenanceFacts {
     /// Whether its nodes are made schedulable whoever cordoned them: see
     /// [`stage::uncordons`](crate::stage::uncordons).
     pub uncordons: bool,
+    /// Whether autoscalers are to be kept away from its nodes.
+    pub holds_autoscalers: bool,
     /// The nodes that it selects.
     pub nodes: NodeMatcher,
     /// How long it waits for volumes on each node; `None` if as long as it takes.

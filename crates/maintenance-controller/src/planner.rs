@@ -355,7 +355,13 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
                     && a.nodes == b.nodes
                     && a.plan == b.plan
             };
+            let marks = |facts: &MaintenanceFacts| facts.holds_autoscalers;
+            if marks(&maintenance.facts) != marks(&facts) {
+                // It changes no number, but what its nodes show.
+                self.changed_nodes.extend(maintenance.nodes.iter().cloned());
+            }
             if same(&maintenance.facts, &facts) {
+                maintenance.facts.holds_autoscalers = facts.holds_autoscalers;
                 maintenance.facts.drain_began = facts.drain_began;
                 return;
             }

@@ -443,6 +443,7 @@ impl MaintenanceSeen {
             created: self.object.metadata.creation_timestamp.as_ref().map_or(Timestamp::MIN, |time| time.0),
             stage: stage::planned(life),
             uncordons: stage::uncordons(life),
+            holds_autoscalers: self.object.spec.hold_autoscalers.unwrap_or(true),
             nodes: self.nodes.clone(),
             volume_timeout: self
                 .object

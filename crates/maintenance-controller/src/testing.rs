@@ -87,6 +87,7 @@ pub(crate) fn maintenance(
         created: at(age),
         stage: Stage::Drain,
         uncordons: false,
+        holds_autoscalers: true,
         nodes: named(nodes),
         volume_timeout: None,
         plan: Arc::new(Plan::as_given(&normalise(plan), served).unwrap()),

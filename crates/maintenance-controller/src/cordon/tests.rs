@@ -14,6 +14,7 @@ fn plan(holders: &[&str], draining: bool, state: NodeState) -> NodePlan {
     NodePlan {
         state,
         holders: holders.iter().map(|name| Arc::from(*name)).collect(),
+        hold_autoscalers: true,
         draining,
         uncordon: false,
         held_back: false,
@@ -173,6 +174,36 @@ fn autoscalers_are_left_alone_where_that_is_switched_off() {
 }
 
 #[test]
+fn autoscalers_are_held_while_a_maintenance_wants_that() {
+    let beginning = annotated(&[(SCALE_DOWN_DISABLED_ANNOTATION, "false")]);
+    let mut marks = NodeMarks { annotations: beginning.clone(), ..NodeMarks::default() };
+    let holding = plan(&["a"], false, NodeState::Idle);
+    let letting = NodePlan { hold_autoscalers: false, ..holding.clone() };
+    let shown = |marks: &NodeMarks| -> BTreeMap<String, String> {
+        marks.annotations.clone().into_iter().filter(|(key, _)| PROTECTIVE.contains(&key.as_str())).collect()
+    };
+    let held = annotated(&[(SCALE_DOWN_DISABLED_ANNOTATION, "true"), (DO_NOT_DISRUPT_ANNOTATION, "true")]);
+    for (plan, expected) in
+        [(&letting, &beginning), (&holding, &held), (&letting, &beginning), (&holding, &held)]
+    {
+        reach(&mut marks, plan);
+        assert_eq!((&shown(&marks), marks.unschedulable), (expected, true));
+    }
+    // What cannot be read may want it; what somebody has changed since stays, and is what it was before from then on.
+    let unknown = NodePlan { held_back: true, ..letting.clone() };
+    reach(&mut marks, &unknown);
+    assert_eq!(shown(&marks), held);
+    marks.annotations.insert(SCALE_DOWN_DISABLED_ANNOTATION.into(), "later".into());
+    reach(&mut marks, &letting);
+    let changed = annotated(&[(SCALE_DOWN_DISABLED_ANNOTATION, "later")]);
+    assert_eq!(shown(&marks), changed);
+    for plan in [holding, idle()] {
+        reach(&mut marks, &plan);
+    }
+    assert_eq!(marks.annotations, changed);
+}
+
+#[test]
 fn patches_say_no_more_than_what_changes() {
     let changes = decide(&NodeMarks::default(), &plan(&["a"], false, NodeState::Idle), false, at(0));
     assert_eq!(
@@ -287,18 +318,24 @@ proptest! {
         unschedulable: bool,
         scale_down in proptest::option::of("true|false"),
         do_not_disrupt in proptest::option::of("true|false"),
-        course in proptest::collection::vec((0usize..3, any::<bool>(), any::<bool>()), 0..8),
+        course in proptest::collection::vec((0usize..3, any::<bool>(), any::<bool>(), any::<bool>()), 0..8),
     ) {
         let mut annotations = BTreeMap::new();
         annotations.extend(scale_down.map(|value| (SCALE_DOWN_DISABLED_ANNOTATION.to_string(), value)));
         annotations.extend(do_not_disrupt.map(|value| (DO_NOT_DISRUPT_ANNOTATION.to_string(), value)));
         let beginning = NodeMarks { unschedulable, annotations, conditions: Vec::new() };
         let mut marks = beginning.clone();
-        for (holders, draining, drained) in course {
+        for (holders, draining, drained, hold_autoscalers) in course {
             prop_assert_ne!(decide(&marks, &idle(), true, at(0)).unschedulable, Some(true));
             let state = if drained { NodeState::Drained } else { NodeState::Evacuating };
             let names = &["a", "b"][..holders];
-            reach(&mut marks, &plan(names, draining && holders > 0, state));
+            let plan = plan(names, draining && holders > 0, state);
+            reach(&mut marks, &NodePlan { hold_autoscalers, ..plan });
+            for key in PROTECTIVE {
+                let held = Some("true").filter(|_| hold_autoscalers && holders > 0);
+                let expected = held.or(beginning.annotations.get(key).map(String::as_str));
+                prop_assert_eq!(marks.annotations.get(key).map(String::as_str), expected, "{}", key);
+            }
             prop_assert!(holders == 0 || marks.unschedulable);
             prop_assert!(holders > 0 || marks == beginning);
         }

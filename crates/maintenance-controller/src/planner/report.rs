@@ -53,6 +53,8 @@ pub struct NodePlan {
     pub state: NodeState,
     /// The maintenances in stage Cordon or Drain that select it, oldest first.
     pub holders: Vec<Arc<str>>,
+    /// Whether one of them wants autoscalers to be kept away from it.
+    pub hold_autoscalers: bool,
     /// Whether one of them drains it.
     pub draining: bool,
     /// Whether it is to be made schedulable, whoever cordoned it.
@@ -150,10 +152,13 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
     /// What is to be done and said about a node; `None` if it is not known.
     pub fn node(&self, name: &str) -> Option<NodePlan> {
         let record = self.nodes.get(name).filter(|record| record.facts.is_some())?;
-        let holds = |id: &&Id| {
+        let held = |id: &&Id| {
             let maintenance = self.maintenances.get(id);
             maintenance.is_some_and(|m| matches!(m.facts.stage, Stage::Cordon | Stage::Drain))
         };
+        let holders = || record.members.iter().filter(held);
+        let hold_autoscalers =
+            holders().filter_map(|id| self.maintenances.get(id)).any(|m| m.facts.holds_autoscalers);
         let counts = record.view.counts;
         let state = state(record);
         let message = match state {
@@ -182,7 +187,8 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         let targets = announce::entries(&record.targets, slots, announced);
         Some(NodePlan {
             state,
-            holders: self.names(record.members.iter().filter(holds)),
+            holders: self.names(holders()),
+            hold_autoscalers,
             draining: !record.draining.is_empty(),
             uncordon: record.cordon == Cordon::Unwanted,
             held_back,

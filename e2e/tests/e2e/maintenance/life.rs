@@ -16,7 +16,7 @@ async fn maintenances_do_what_their_stages_say_and_leave_nothing_behind() {
         a_selector_without_nodes_is_never_drained,
         what_others_take_away_is_put_back_and_an_evacuation_of_others_is_shared,
         super::overlaps::maintenances_that_share_a_node_finish_in_either_order,
-        super::status::what_autoscalers_were_told_before_is_put_back,
+        super::status::autoscalers_are_held_while_a_maintenance_wants_that,
         super::status::a_budget_in_the_way_is_told_and_so_is_that_it_is_gone,
         super::waiting::refused_writes_are_blockers_with_the_api_servers_words,
         super::waiting::an_evacuator_at_work_and_a_pod_that_ends_are_waited_for,

@@ -4,17 +4,38 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
 use super::*;
 
-pub async fn what_autoscalers_were_told_before_is_put_back(world: &World) {
+pub async fn autoscalers_are_held_while_a_maintenance_wants_that(world: &World) {
     let scene = world.scene("autoscalers").await;
     let node = objects::node(&scene.of("n1")).label("pool", &scene.of("blue"));
     let before = scene.node_from(node.annotation(names::SCALE_DOWN_DISABLED_ANNOTATION, "false")).await;
     scene.maintain("blue", "blue", Stage::Cordon).await;
     let node = scene.until_cordoned("n1").await;
-    for annotation in [names::SCALE_DOWN_DISABLED_ANNOTATION, names::DO_NOT_DISRUPT_ANNOTATION] {
-        assert_eq!(node.annotations()[annotation], "true");
-    }
+    let held = [names::SCALE_DOWN_DISABLED_ANNOTATION, names::DO_NOT_DISRUPT_ANNOTATION];
+    let shown = |node: &Node| held.map(|annotation| node.annotations().get(annotation).cloned());
+    let as_held = held.map(|_| Some("true".to_owned()));
+    assert_eq!(shown(&node), as_held);
+    // Another one does not want it: as long as the first is there, it is held.
+    scene.maintain("other", "blue", Stage::Idle).await;
+    let hold = async |hold: bool| {
+        let patch = Patch::Merge(json!({"spec": {"holdAutoscalers": hold}}));
+        scene.maintenances().patch(&scene.of("other"), &PatchParams::default(), &patch).await.unwrap();
+    };
+    hold(false).await;
+    scene.set_stage("other", Stage::Cordon).await;
+    let by_both = |node: &Node| {
+        let named = [scene.of("blue"), scene.of("other")];
+        let status = node.annotations().get(names::MAINTENANCE_STATUS_ANNOTATION);
+        status.is_some_and(|status| named.iter().all(|name| status.contains(name)))
+    };
+    assert_eq!(shown(&scene.until_node("n1", "is held by both", by_both).await), as_held);
     scene.set_stage("blue", Stage::Complete).await;
     scene.until_completed("blue").await;
+    let let_go = |node: &Node| shown(node) == shown(&before) && is_cordoned(node);
+    scene.until_node("n1", "is cordoned and left to autoscalers", let_go).await;
+    hold(true).await;
+    scene.until_node("n1", "is held again", |node| shown(node) == as_held).await;
+    scene.set_stage("other", Stage::Complete).await;
+    scene.until_completed("other").await;
     scene.until_as_before(&before).await;
 }
 

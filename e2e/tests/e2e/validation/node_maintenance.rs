@@ -179,6 +179,14 @@ async fn illegal_stages_are_refused() {
             with(json!({"ttlSecondsAfterComplete": 5})),
             json!({"spec": {"ttlSecondsAfterComplete": null}}),
         ),
+        Case::create("autoscalers", with(json!({"holdAutoscalers": true}))),
+        Case::create("autoscalers in words", with(json!({"holdAutoscalers": "yes"})))
+            .refused("spec.holdAutoscalers"),
+        Case::update(
+            "autoscalers after all",
+            with(json!({"holdAutoscalers": false})),
+            json!({"spec": {"holdAutoscalers": null}}),
+        ),
         Case::create("a reason", with(json!({"reason": "x".repeat(1024)}))),
         Case::create("a very long reason", with(json!({"reason": "x".repeat(1025)})))
             .refused("spec.reason: Too long"),

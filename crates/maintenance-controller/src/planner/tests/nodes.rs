@@ -196,3 +196,25 @@ fn the_last_controllers_stay_and_everything_else_leaves() {
     world.gone("own-2");
     assert_eq!(world.leaving(), ["cni-n1", "cni-n2"]);
 }
+
+#[test]
+fn autoscalers_are_held_if_one_maintenance_wants_that() {
+    let mut world = World::new(Served::DEFAULT, &["n"]);
+    let m = |name: &str, holds_autoscalers| MaintenanceFacts {
+        holds_autoscalers,
+        ..maintenance(name, 1, &["n"], &[], Served::DEFAULT)
+    };
+    let holds = |world: &mut World, change: Change<Map>| {
+        world.planner.take_changed_nodes();
+        world.planner.apply(change);
+        world.planner.settle();
+        assert_eq!(world.planner.take_changed_nodes(), BTreeSet::from(["n".into()]), "somebody has to look");
+        world.planner.node("n").unwrap().hold_autoscalers
+    };
+    assert!(!holds(&mut world, Change::Maintenance(m("a", false))));
+    assert!(holds(&mut world, Change::Maintenance(m("b", true))));
+    assert!(!holds(&mut world, Change::Maintenance(m("b", false))), "it may change");
+    assert!(holds(&mut world, Change::Maintenance(m("a", true))));
+    let complete = MaintenanceFacts { stage: Stage::Complete, ..m("a", true) };
+    assert!(!holds(&mut world, Change::Maintenance(complete)));
+}
