@@ -21,6 +21,9 @@ pub const MAINTENANCE_STATUS_ANNOTATION: &str = "nodemaintenance.k8s.io/maintena
 pub const BEFORE_MAINTENANCE_ANNOTATION: &str = "nodemaintenance.k8s.io/before-maintenance";
 /// On a Node, set by its admin: a drain of it does not wait until volumes are detached.
 pub const EXCLUDE_VOLUME_DETACH_ANNOTATION: &str = "nodemaintenance.k8s.io/exclude-wait-for-volume-detach";
+/// On an Evacuation that the maintenance controller wants: the NodeMaintenances for which the pod leaves, with their
+/// reasons, for people.
+pub const MAINTENANCES_ANNOTATION: &str = "nodemaintenance.k8s.io/maintenances";
 /// Keeps cluster-autoscaler from removing the node while it is under maintenance.
 pub const SCALE_DOWN_DISABLED_ANNOTATION: &str = "cluster-autoscaler.kubernetes.io/scale-down-disabled";
 /// Keeps Karpenter from removing the node while it is under maintenance.

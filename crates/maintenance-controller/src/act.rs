@@ -1,6 +1,7 @@
 //! The API calls. Each carries the UID of what it means and, where it decides something, the resourceVersion that
 //! the decision was made on; what a frozen process sends too late changes nothing.
 
+use haulout_api_types::names::MAINTENANCES_ANNOTATION;
 use haulout_api_types::{Evacuation, NodeMaintenance};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
@@ -79,14 +80,16 @@ pub async fn create_evacuation(client: &Client, evacuation: &Evacuation) -> kube
     api.create(&params, evacuation).await.map(|_| ())
 }
 
-/// Sets the finalizers of an Evacuation.
-pub async fn write_finalizers(
+/// Puts our finalizer onto an Evacuation, with the maintenances that we want it for; or takes both off.
+pub async fn write_wish(
     client: &Client,
     evacuation: &EvacuationSeen,
-    finalizers: &[String],
+    why: Option<&str>,
 ) -> kube::Result<Written<SlimEvacuation>> {
     let api: Api<SlimEvacuation> = Api::namespaced(client.clone(), &evacuation.namespace);
-    let patch = at(&evacuation.version, json!({"metadata": {"finalizers": finalizers}}));
+    let finalizers = evacuation.finalizers_with_ours(why.is_some());
+    let metadata = json!({"finalizers": finalizers, "annotations": {MAINTENANCES_ANNOTATION: why}});
+    let patch = at(&evacuation.version, json!({"metadata": metadata}));
     written(api.patch(&evacuation.name, &params(), &Patch::Merge(patch)).await)
 }
 

@@ -14,6 +14,17 @@ pub fn text(text: &str) -> String {
     short
 }
 
+/// The text in one line of at most so many characters.
+pub fn line(text: &str, characters: usize) -> String {
+    let visible: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let line = visible.split_whitespace().collect::<Vec<_>>().join(" ");
+    if line.chars().count() <= characters {
+        return line;
+    }
+    let short: String = line.chars().take(characters.saturating_sub(1)).collect();
+    format!("{}…", short.trim_end())
+}
+
 /// The first of these as a list; how many more there are, if there are.
 pub fn list<T: AsRef<str>>(all: &[T], shown: usize) -> String {
     let first: Vec<String> = all.iter().take(shown).map(|one| text(one.as_ref())).collect();
@@ -26,6 +37,21 @@ pub fn list<T: AsRef<str>>(all: &[T], shown: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_is_one_line_of_bounded_length() {
+        for (text, expected) in [
+            ("", ""),
+            ("short", "short"),
+            ("  two\n\tlines\u{0} \u{2028}here ", "two lines here"),
+            ("exactly 20 letters !", "exactly 20 letters !"),
+            ("one more than twenty!", "one more than twent…"),
+            ("üüüüüüüüüüüüüüüüüüüüü", "üüüüüüüüüüüüüüüüüüü…"),
+            (" \n ", ""),
+        ] {
+            assert_eq!(line(text, 20), expected, "{text:?}");
+        }
+    }
 
     #[test]
     fn long_texts_and_lists_are_cut() {

@@ -297,10 +297,7 @@ fn status_annotation(marks: &NodeMarks, plan: &NodePlan, volume_wait: Option<Vol
 
 fn set_conditions(marks: &NodeMarks, plan: &NodePlan, now: Timestamp, changes: &mut NodeChanges) {
     let drained = plan.state == NodeState::Drained;
-    let names: Vec<&str> = plan.holders.iter().take(10).map(AsRef::as_ref).collect();
-    let more = plan.holders.len().saturating_sub(names.len());
-    let others = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let held = format!("Under maintenance by {}{others}", names.join(", "));
+    let held = format!("Under maintenance by {}", plan.held_by());
     let mut wanted = vec![(
         condition::MAINTENANCE_IN_PROGRESS,
         true,

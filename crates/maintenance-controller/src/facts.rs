@@ -174,6 +174,9 @@ pub struct NodeFacts<L> {
     pub maintenances: Option<Arc<[MaintenanceOnNode]>>,
 }
 
+/// How many characters of a maintenance's reason are repeated on nodes and Evacuations.
+pub const MAX_REASON: usize = 120;
+
 /// A maintenance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MaintenanceFacts {
@@ -188,6 +191,8 @@ pub struct MaintenanceFacts {
     /// Whether its nodes are made schedulable whoever cordoned them: see
     /// [`stage::uncordons`](crate::stage::uncordons).
     pub uncordons: bool,
+    /// Why it takes place, in one line.
+    pub reason: Arc<str>,
     /// Whether autoscalers are to be kept away from its nodes.
     pub holds_autoscalers: bool,
     /// The nodes that it selects.
@@ -206,6 +211,13 @@ pub struct MaintenanceFacts {
     pub drained_and_deleted: u32,
     /// When its drain began, once it has.
     pub drain_began: Option<Timestamp>,
+}
+
+impl MaintenanceFacts {
+    /// What its nodes and Evacuations show of it and may change at any time.
+    pub fn shown(&self) -> (&str, bool) {
+        (&self.reason, self.holds_autoscalers)
+    }
 }
 
 #[cfg(test)]

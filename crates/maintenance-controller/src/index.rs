@@ -42,10 +42,13 @@ pub enum Work {
 }
 
 /// What we want of a pod's Evacuation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wish {
     /// That there is one of ours.
-    Evacuate,
+    Evacuate {
+        /// The maintenances for which the pod leaves, with their reasons.
+        why: String,
+    },
     /// That it is no longer ours.
     Withdraw,
 }
@@ -186,13 +189,11 @@ impl Index {
         let cordoned = self.nodes.get(node).is_some_and(|seen| seen.marks.unschedulable);
         let uid = pod.uid.to_string();
         let is = |key: &PodKey| *key.uid == *uid;
-        Ok(match () {
-            () if plan.withdraw.iter().any(is) => Some(Wish::Withdraw),
-            () if cordoned && plan.evacuate.iter().any(|wanted| wanted.announced && is(&wanted.pod)) => {
-                Some(Wish::Evacuate)
-            }
-            () => None,
-        })
+        if plan.withdraw.iter().any(is) {
+            return Ok(Some(Wish::Withdraw));
+        }
+        let wanted = plan.evacuate.iter().find(|wanted| wanted.announced && is(&wanted.pod));
+        Ok(wanted.filter(|_| cordoned).map(|wanted| Wish::Evacuate { why: plan.why(wanted) }))
     }
 
     /// The pods of a node whose Evacuations are not as its plan wants them.

@@ -355,14 +355,14 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
                     && a.nodes == b.nodes
                     && a.plan == b.plan
             };
-            let marks = |facts: &MaintenanceFacts| facts.holds_autoscalers;
-            if marks(&maintenance.facts) != marks(&facts) {
+            if maintenance.facts.shown() != facts.shown() {
                 // It changes no number, but what its nodes show.
                 self.changed_nodes.extend(maintenance.nodes.iter().cloned());
             }
             if same(&maintenance.facts, &facts) {
-                maintenance.facts.holds_autoscalers = facts.holds_autoscalers;
-                maintenance.facts.drain_began = facts.drain_began;
+                let MaintenanceFacts { reason, holds_autoscalers, drain_began, .. } = facts;
+                maintenance.facts =
+                    MaintenanceFacts { reason, holds_autoscalers, drain_began, ..maintenance.facts.clone() };
                 return;
             }
             // Nothing else can change without it being another maintenance of the same name.

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bounded;
 use crate::cordon::NodeMarks;
-use crate::facts::{Blocked, EvacuationOf, MaintenanceFacts, Turn, Wait};
+use crate::facts::{Blocked, EvacuationOf, MAX_REASON, MaintenanceFacts, Turn, Wait};
 use crate::placement::{NodeChoice, Taint};
 use crate::plan::{Plan, Served};
 use crate::stage::{self, Life};
@@ -443,6 +443,7 @@ impl MaintenanceSeen {
             created: self.object.metadata.creation_timestamp.as_ref().map_or(Timestamp::MIN, |time| time.0),
             stage: stage::planned(life),
             uncordons: stage::uncordons(life),
+            reason: bounded::line(&self.object.spec.reason, MAX_REASON).into(),
             holds_autoscalers: self.object.spec.hold_autoscalers.unwrap_or(true),
             nodes: self.nodes.clone(),
             volume_timeout: self

@@ -87,6 +87,7 @@ pub(crate) fn maintenance(
         created: at(age),
         stage: Stage::Drain,
         uncordons: false,
+        reason: "".into(),
         holds_autoscalers: true,
         nodes: named(nodes),
         volume_timeout: None,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use haulout_api_types::evacuators::evacuation_for;
-use haulout_api_types::names::instigator;
+use haulout_api_types::names::{MAINTENANCES_ANNOTATION, instigator};
 use haulout_service_runtime::pods::{Pod, Uid};
 use haulout_service_runtime::queue::Outcome;
 use jiff::Timestamp;
@@ -41,23 +41,24 @@ impl Controller {
         }
         match task {
             Task::Nothing => Ok(Next::Rest(rest)),
-            Task::Create => self.create(&pod, now).await,
-            Task::Write { seen, ours } => self.write_finalizers(&pod, &seen, ours).await,
+            Task::Create { why } => self.create(&pod, why, now).await,
+            Task::Write { seen, why } => self.write_wish(&pod, &seen, why.as_deref()).await,
         }
     }
 
-    async fn create(&self, pod: &Pod, now: Timestamp) -> kube::Result<Next> {
+    async fn create(&self, pod: &Pod, why: String, now: Timestamp) -> kube::Result<Next> {
         if let Err(until) = self.index().making(pod.uid, now) {
             return Ok(Next::Rest(Outcome::Until(until)));
         }
         let made = evacuation_for(&pod.metadata(), instigator::NODE_MAINTENANCE, &BTreeSet::new());
-        let (evacuation, violations) = match made {
+        let (mut evacuation, violations) = match made {
             Ok(made) => made,
             Err(error) => return Ok(self.failed(pod, Failure::impossible(&error))),
         };
         for violation in violations {
             warn!(namespace = %pod.namespace, pod = %pod.name, %violation, "an annotation is ignored");
         }
+        evacuation.metadata.annotations = Some([(MAINTENANCES_ANNOTATION.to_owned(), why)].into());
         match act::create_evacuation(&self.clients.retrying, &evacuation).await {
             Ok(()) => {
                 self.tell(|index| index.pod_succeeded(pod, now));
@@ -68,9 +69,8 @@ impl Controller {
         }
     }
 
-    async fn write_finalizers(&self, pod: &Pod, seen: &EvacuationSeen, ours: bool) -> kube::Result<Next> {
-        let finalizers = seen.finalizers_with_ours(ours);
-        match act::write_finalizers(&self.clients.retrying, seen, &finalizers).await {
+    async fn write_wish(&self, pod: &Pod, seen: &EvacuationSeen, why: Option<&str>) -> kube::Result<Next> {
+        match act::write_wish(&self.clients.retrying, seen, why).await {
             Ok(Written::Done(evacuation)) => {
                 let (now, pods) = (self.clock.now(), self.pods.read());
                 let seen = EvacuationSeen::new(evacuation);
@@ -98,25 +98,27 @@ impl Controller {
 /// What is to be done about the Evacuation of a pod.
 enum Task {
     Nothing,
-    Create,
-    /// Puts our finalizer on it, or takes it off.
+    Create {
+        why: String,
+    },
+    /// Puts our finalizer on it with why we want it, or takes both off.
     Write {
         seen: EvacuationSeen,
-        ours: bool,
+        why: Option<String>,
     },
 }
 
 fn task(wish: Option<Wish>, evacuation: Option<EvacuationSeen>) -> Task {
     let is_ours = |seen: &EvacuationSeen| seen.of() == EvacuationOf::Us;
     match (wish, evacuation) {
-        (Some(Wish::Evacuate), None) => Task::Create,
+        (Some(Wish::Evacuate { why }), None) => Task::Create { why },
         // One that is being deleted takes no new finalizers: when it is gone, there will be another.
-        (Some(Wish::Evacuate), Some(seen)) if !is_ours(&seen) && !seen.deleting => {
-            Task::Write { seen, ours: true }
+        (Some(Wish::Evacuate { why }), Some(seen)) if !is_ours(&seen) && !seen.deleting => {
+            Task::Write { seen, why: Some(why) }
         }
         // Without our finalizer, an Evacuation that somebody has deleted would vanish under its evacuator.
         (Some(Wish::Withdraw), Some(seen)) if seen.forbids_cancellation => Task::Nothing,
-        (Some(Wish::Withdraw), Some(seen)) if is_ours(&seen) => Task::Write { seen, ours: false },
+        (Some(Wish::Withdraw), Some(seen)) if is_ours(&seen) => Task::Write { seen, why: None },
         _ => Task::Nothing,
     }
 }

@@ -14,6 +14,7 @@ fn plan(holders: &[&str], draining: bool, state: NodeState) -> NodePlan {
     NodePlan {
         state,
         holders: holders.iter().map(|name| Arc::from(*name)).collect(),
+        reasons: BTreeMap::new(),
         hold_autoscalers: true,
         draining,
         uncordon: false,
@@ -108,6 +109,24 @@ fn a_node_ends_as_it_began() {
         assert_eq!(notice, beginning.unschedulable.then_some(CordonNotice::LeftCordoned));
         assert_eq!(marks, beginning);
     }
+}
+
+#[test]
+fn a_node_says_who_maintains_it_and_why() {
+    let message = |marks: &NodeMarks| marks.conditions[0].message.clone().unwrap();
+    let mut marks = NodeMarks::default();
+    let both = plan(&["a", "b"], false, NodeState::Idle);
+    reach(&mut marks, &both);
+    assert_eq!(message(&marks), "Under maintenance by a, b");
+    let reasons = BTreeMap::from([("a".into(), "new kernel".into())]);
+    let why = NodePlan { reasons: reasons.clone(), ..both };
+    assert!(!decide(&marks, &why, true, at(0)).urgent, "no pod waits for it");
+    reach(&mut marks, &why);
+    assert_eq!(message(&marks), "Under maintenance by a (new kernel), b");
+    let many: Vec<String> = (0..12).map(|i| format!("m{i}")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    reach(&mut marks, &plan(&many, false, NodeState::Idle));
+    assert!(message(&marks).ends_with("m8, m9 and 2 more"), "{}", message(&marks));
 }
 
 #[test]

@@ -177,6 +177,10 @@ fn uid() -> Uid {
     POD.parse().unwrap()
 }
 
+fn evacuate() -> Wish {
+    Wish::Evacuate { why: "m".into() }
+}
+
 fn ours() -> String {
     haulout_api_types::instigators::finalizer("nodemaintenance.k8s.io")
 }
@@ -190,7 +194,7 @@ fn a_pod_is_wanted_gone_in_whatever_order_things_are_told() {
         ["maintenance", "node", "pod"],
     ] {
         let mut world = World::new(&order);
-        assert_eq!((world.wish(), world.undone()), (Some(Wish::Evacuate), 1), "{order:?}");
+        assert_eq!((world.wish(), world.undone()), (Some(evacuate()), 1), "{order:?}");
     }
 }
 
@@ -200,7 +204,7 @@ fn nobody_is_asked_to_leave_before_the_node_is_cordoned() {
     world.node(false);
     assert_eq!(world.wish(), None);
     world.node(true);
-    assert_eq!(world.wish(), Some(Wish::Evacuate));
+    assert_eq!(world.wish(), Some(evacuate()));
 }
 
 #[test]
@@ -213,7 +217,7 @@ fn nobody_is_asked_to_leave_before_the_node_announces_it() {
         (vec![json!({"podPriority": 1000})], true),
     ] {
         world.node_with(true, &[], &targets);
-        let wish = announced.then_some(Wish::Evacuate);
+        let wish = announced.then(evacuate);
         assert_eq!((world.wish(), world.undone()), (wish, usize::from(announced)), "{targets:?}");
     }
 }
@@ -230,16 +234,16 @@ fn returned_pod_is_asked_to_leave_when_its_pause_is_over() {
     assert_eq!(world.index.put_pod(&pod, time("2026-01-01T01:00:06Z")), Some(due));
     assert_eq!((world.wish(), world.plan().blockers.len()), (None, 1));
     assert_eq!(world.index.put_pod(&pod, due), None);
-    assert_eq!((world.wish(), world.plan().blockers.len()), (Some(Wish::Evacuate), 1));
+    assert_eq!((world.wish(), world.plan().blockers.len()), (Some(evacuate()), 1));
 }
 
 #[test]
 fn an_evacuation_is_wanted_until_the_maintenance_is_completed() {
     let mut world = World::new(&["node", "pod", "maintenance"]);
     world.evacuation(&["x"]);
-    assert_eq!((world.wish(), world.undone()), (Some(Wish::Evacuate), 1), "it is not ours yet");
+    assert_eq!((world.wish(), world.undone()), (Some(evacuate()), 1), "it is not ours yet");
     world.evacuation(&["x", &ours()]);
-    assert_eq!((world.wish(), world.undone()), (Some(Wish::Evacuate), 0), "it is");
+    assert_eq!((world.wish(), world.undone()), (Some(evacuate()), 0), "it is");
     world.maintenance("Complete", &["Drain", "Complete"]);
     assert_eq!((world.wish(), world.undone()), (Some(Wish::Withdraw), 1));
     world.evacuation(&["x"]);
@@ -267,9 +271,9 @@ fn what_came_before_what_is_known_changes_nothing() {
     let mut world = World::new(&["node", "pod", "maintenance"]);
     let version = std::mem::replace(&mut world.version, 0);
     world.node(false);
-    assert_eq!(world.wish(), Some(Wish::Evacuate), "an old state of the node");
+    assert_eq!(world.wish(), Some(evacuate()), "an old state of the node");
     world.maintenance("Complete", &["Complete"]);
-    assert_eq!(world.wish(), Some(Wish::Evacuate), "an old state of the maintenance");
+    assert_eq!(world.wish(), Some(evacuate()), "an old state of the maintenance");
     world.version = version;
     world.maintenance("Complete", &["Drain", "Complete"]);
     assert_eq!(world.wish(), None);
@@ -389,7 +393,7 @@ fn only_nodes_that_name_an_unreadable_maintenance_are_held_back() {
         world.node_of(true, &maintenances);
         world.evacuation(&[&ours()]);
         world.index.do_not_follow("newer".into(), "newer-uid", None, "it is of a later version".into());
-        assert_eq!(world.wish(), Some(Wish::Evacuate), "what is known goes on");
+        assert_eq!(world.wish(), Some(evacuate()), "what is known goes on");
         world.maintenance("Complete", &["Drain", "Complete"]);
         let wish = (!held_back).then_some(Wish::Withdraw);
         assert_eq!((world.wish(), world.plan().held_back), (wish, held_back), "{maintenances}");
@@ -522,11 +526,24 @@ fn a_withdrawal_is_tried_again_when_its_evacuator_allows_it() {
     let policy = |policy: &str| json!({"evacuationCancellationPolicy": policy});
     let metadata = || json!({"finalizers": [ours()]});
     world.evacuation_with(metadata(), policy("Forbid"));
-    assert_eq!(world.wish(), Some(Wish::Evacuate));
+    assert_eq!(world.wish(), Some(evacuate()));
     assert_eq!(world.said(), (vec![], vec!["EvacuationRequested"]));
     world.maintenance("Complete", &["Drain", "Complete"]);
     assert_eq!((world.wish(), world.undone()), (None, 0), "nothing waits for it");
     world.evacuation_with(metadata(), policy("Allow"));
     assert!(world.settle().contains(&Work::Node("n1".into())));
     assert_eq!((world.wish(), world.undone()), (Some(Wish::Withdraw), 1));
+}
+
+#[test]
+fn an_evacuation_says_for_which_maintenances_and_why() {
+    let mut world = World::new(&["node", "pod", "maintenance"]);
+    let mut changed = world.index.maintenance_seen("m").unwrap().object.as_ref().clone();
+    changed.spec.reason = format!("new\nkernel {}", "x".repeat(1000));
+    changed.metadata.resource_version = Some("100".into());
+    world.index.put_maintenance(changed).unwrap();
+    assert!(world.settle().contains(&Work::Node("n1".into())), "the node shows it too");
+    let Some(Wish::Evacuate { why }) = world.wish() else { panic!("it is to leave") };
+    assert!(why.starts_with("m (new kernel xxx") && why.ends_with("x…)"), "{why}");
+    assert_eq!(why.chars().count(), "m ()".len() + crate::facts::MAX_REASON);
 }

@@ -233,8 +233,7 @@ impl Reference {
 
     /// The pods on a node that a rule has skipped.
     pub fn skipped(&self, node: &str) -> Vec<PodKey> {
-        let skipped =
-            |pod: &&PodFacts<Map>| !pod.finished && self.treatment(pod).0 == DrainBehavior::Skip;
+        let skipped = |pod: &&PodFacts<Map>| !pod.finished && self.treatment(pod).0 == DrainBehavior::Skip;
         self.pods_on(node).filter(skipped).map(|pod| pod.key.clone()).collect()
     }
 

@@ -19,6 +19,9 @@ use crate::facts::{Blocked, PodKey};
 /// How many names a message lists before it only counts.
 const MAX_NAMES: usize = 20;
 
+/// How many maintenances are named on a node and on an Evacuation.
+const MAX_HOLDERS: usize = 10;
+
 /// How a drain of one node stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NodeState {
@@ -48,11 +51,14 @@ pub struct Evacuate {
 
 /// What is to be done and said about a node.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 pub struct NodePlan {
     /// How the drain stands.
     pub state: NodeState,
     /// The maintenances in stage Cordon or Drain that select it, oldest first.
     pub holders: Vec<Arc<str>>,
+    /// Why they take place, by name, for those that say so.
+    pub reasons: BTreeMap<Arc<str>, Arc<str>>,
     /// Whether one of them wants autoscalers to be kept away from it.
     pub hold_autoscalers: bool,
     /// Whether one of them drains it.
@@ -77,6 +83,33 @@ pub struct NodePlan {
     pub counts: Counts,
     /// All that keeps it from being drained.
     pub blockers: Vec<Blocker>,
+}
+
+impl NodePlan {
+    /// The maintenances that hold it, with their reasons: `a (new kernel), b and 3 more`.
+    pub fn held_by(&self) -> String {
+        self.with_reasons(&self.holders)
+    }
+
+    /// The maintenances for which a pod leaves, with their reasons. Where those that have reached it are gone, it leaves for
+    /// all that drain the node now.
+    pub fn why(&self, evacuate: &Evacuate) -> String {
+        if !evacuate.on_behalf_of.is_empty() {
+            return self.with_reasons(&evacuate.on_behalf_of);
+        }
+        let draining = self.maintenances.iter().filter(|known| known.stage == Stage::Drain);
+        let names: Vec<Arc<str>> = draining.map(|known| known.name.as_str().into()).collect();
+        self.with_reasons(&names)
+    }
+
+    fn with_reasons(&self, names: &[Arc<str>]) -> String {
+        let one = |name: &Arc<str>| match self.reasons.get(name) {
+            Some(reason) => format!("{name} ({reason})").into(),
+            None => name.clone(),
+        };
+        let shown: Vec<Arc<str>> = names.iter().take(MAX_HOLDERS).map(one).collect();
+        list(&shown, names.len())
+    }
 }
 
 /// How far a maintenance has come.
@@ -157,8 +190,8 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             maintenance.is_some_and(|m| matches!(m.facts.stage, Stage::Cordon | Stage::Drain))
         };
         let holders = || record.members.iter().filter(held);
-        let hold_autoscalers =
-            holders().filter_map(|id| self.maintenances.get(id)).any(|m| m.facts.holds_autoscalers);
+        let facts = || holders().filter_map(|id| Some(&self.maintenances.get(id)?.facts));
+        let with_reason = facts().filter(|facts| !facts.reason.is_empty());
         let counts = record.view.counts;
         let state = state(record);
         let message = match state {
@@ -188,7 +221,8 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         Some(NodePlan {
             state,
             holders: self.names(holders()),
-            hold_autoscalers,
+            reasons: with_reason.map(|facts| (facts.name.clone(), facts.reason.clone())).collect(),
+            hold_autoscalers: facts().any(|facts| facts.holds_autoscalers),
             draining: !record.draining.is_empty(),
             uncordon: record.cordon == Cordon::Unwanted,
             held_back,

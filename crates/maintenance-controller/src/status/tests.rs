@@ -75,7 +75,10 @@ fn pods_that_stay_are_counted_and_named() {
         let skipped = names.iter().map(|name| pod_key(name)).collect();
         let plan = MaintenancePlan { drained, counts, skipped, nodes_drained: 2, ..plan() };
         let new = status(context(&NodeMaintenanceStatus::default(), Stage::Drain, 1), &plan);
-        assert_eq!(new.drain_status.as_ref().unwrap().pods_skipped, i32::try_from(plan.counts.skipped).unwrap());
+        assert_eq!(
+            new.drain_status.as_ref().unwrap().pods_skipped,
+            i32::try_from(plan.counts.skipped).unwrap()
+        );
         show(&new).pop().unwrap()
     };
     let left = "Drained=True Complete: Every pod that has to leave has left";
@@ -90,7 +93,10 @@ fn pods_that_stay_are_counted_and_named() {
             "{left}; 7 pods stay, because a DrainRule or their label says skip: ns/a, ns/b, ns/c, ns/d, ns/e and 2 more"
         )
     );
-    assert!(say(1, &["a"], false).ends_with("yet to leave; 1 pod stays, because a DrainRule or its label says skip: ns/a"));
+    assert!(
+        say(1, &["a"], false)
+            .ends_with("yet to leave; 1 pod stays, because a DrainRule or its label says skip: ns/a")
+    );
 }
 
 #[test]

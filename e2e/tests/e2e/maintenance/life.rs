@@ -280,11 +280,25 @@ async fn what_others_take_away_is_put_back_and_an_evacuation_of_others_is_shared
     scene.node("n1", "blue").await;
     let pod = scene.slow_pod("web-1", "n1").await;
     let other = scene.slow_pod("web-2", "n1").await;
+    let left = scene.slow_pod("web-3", "n1").await;
     let theirs = scene.evacuation_by_others(&pod).await;
-    scene.maintain("blue", "blue", Stage::Drain).await;
+    let theirs_to_keep = scene.evacuation_by_others(&left).await;
+    scene.maintain("blue", "blue", Stage::Idle).await;
+    let reason = Patch::Merge(json!({"spec": {"reason": "new\nkernel"}}));
+    scene.maintenances().patch(&scene.of("blue"), &PatchParams::default(), &reason).await.unwrap();
+    scene.set_stage("blue", Stage::Drain).await;
+    let node = scene.until_cordoned("n1").await;
+    let conditions = node.status.unwrap().conditions.unwrap();
+    let held = conditions.iter().find(|c| c.type_ == names::condition::MAINTENANCE_IN_PROGRESS).unwrap();
+    assert_eq!(held.message.as_deref(), Some("Under maintenance by intent-blue (new kernel)"));
     let name = scene.in_charge(&pod).await;
-    let both =
-        |e: &Evacuation| e.instigators().count() == 2 && e.is_wanted_by(names::instigator::NODE_MAINTENANCE);
+    let why = |e: &Evacuation| e.annotations().get(names::MAINTENANCES_ANNOTATION).cloned();
+    // Who shares it says so, and why, in the same write.
+    let both = |e: &Evacuation| {
+        let shared = e.instigators().count() == 2 && e.is_wanted_by(names::instigator::NODE_MAINTENANCE);
+        assert!(!shared || why(e).as_deref() == Some("intent-blue (new kernel)"), "{:?}", why(e));
+        shared
+    };
     scene.explained(wait::present(scene.evacuations(), &name, "is wanted by both", SOON, both).await);
     // Somebody takes our finalizer away.
     let patch = Patch::Merge(json!({"metadata": {"finalizers": theirs.finalizers()}}));
@@ -302,5 +316,13 @@ async fn what_others_take_away_is_put_back_and_an_evacuation_of_others_is_shared
     let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     scene.evacuations().patch(&name, &PatchParams::default(), &patch).await.unwrap();
     let anew = |e: &Evacuation| e.uid() != uid && e.is_wanted_by(names::instigator::NODE_MAINTENANCE);
-    scene.explained(wait::present(scene.evacuations(), &name, "is made anew", SOON, anew).await);
+    let made = scene.explained(wait::present(scene.evacuations(), &name, "is made anew", SOON, anew).await);
+    assert_eq!(why(&made).as_deref(), Some("intent-blue (new kernel)"));
+    // What is withdrawn says nothing of it any more.
+    let shared = theirs_to_keep.name_any();
+    scene.explained(wait::present(scene.evacuations(), &shared, "is wanted by both", SOON, both).await);
+    scene.set_stage("blue", Stage::Complete).await;
+    scene.until_completed("blue").await;
+    let kept = scene.evacuations().get(&shared).await.unwrap();
+    assert_eq!((kept.instigators().count(), why(&kept)), (1, None));
 }

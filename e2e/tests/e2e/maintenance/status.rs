@@ -16,11 +16,11 @@ pub async fn autoscalers_are_held_while_a_maintenance_wants_that(world: &World) 
     assert_eq!(shown(&node), as_held);
     // Another one does not want it: as long as the first is there, it is held.
     scene.maintain("other", "blue", Stage::Idle).await;
-    let hold = async |hold: bool| {
+    let want = async |hold: bool| {
         let patch = Patch::Merge(json!({"spec": {"holdAutoscalers": hold}}));
         scene.maintenances().patch(&scene.of("other"), &PatchParams::default(), &patch).await.unwrap();
     };
-    hold(false).await;
+    want(false).await;
     scene.set_stage("other", Stage::Cordon).await;
     let by_both = |node: &Node| {
         let named = [scene.of("blue"), scene.of("other")];
@@ -32,7 +32,7 @@ pub async fn autoscalers_are_held_while_a_maintenance_wants_that(world: &World) 
     scene.until_completed("blue").await;
     let let_go = |node: &Node| shown(node) == shown(&before) && is_cordoned(node);
     scene.until_node("n1", "is cordoned and left to autoscalers", let_go).await;
-    hold(true).await;
+    want(true).await;
     scene.until_node("n1", "is held again", |node| shown(node) == as_held).await;
     scene.set_stage("other", Stage::Complete).await;
     scene.until_completed("other").await;

@@ -218,3 +218,25 @@ fn autoscalers_are_held_if_one_maintenance_wants_that() {
     let complete = MaintenanceFacts { stage: Stage::Complete, ..m("a", true) };
     assert!(!holds(&mut world, Change::Maintenance(complete)));
 }
+
+#[test]
+fn a_pod_leaves_for_those_who_have_reached_it() {
+    let mut world = World::new(Served::DEFAULT, &["n"]);
+    let m = |name: &str, age, reason: &str| MaintenanceFacts {
+        reason: reason.into(),
+        ..maintenance(name, age, &["n"], &[], Served::DEFAULT)
+    };
+    world.pod(pod("n", "web", 0));
+    world.apply(Change::Maintenance(m("a", 1, "new kernel")));
+    world.apply(Change::Maintenance(m("b", 2, "")));
+    let mut plan = world.planner.node("n").unwrap();
+    assert_eq!(plan.held_by(), "a (new kernel), b");
+    assert_eq!(plan.why(&plan.evacuate[0]), "a (new kernel), b");
+    plan.evacuate[0].on_behalf_of = vec!["b".into()];
+    assert_eq!(plan.why(&plan.evacuate[0]), "b");
+    // Those that had reached it have let go of the node.
+    plan.evacuate[0].on_behalf_of.clear();
+    assert_eq!(plan.why(&plan.evacuate[0]), "a (new kernel), b");
+    world.apply(Change::Maintenance(m("a", 1, "another")));
+    assert_eq!(world.planner.node("n").unwrap().held_by(), "a (another), b");
+}

@@ -71,7 +71,8 @@ fn a_pod_that_comes_back_is_named() {
 
 #[test]
 fn pods_that_are_skipped_are_named_as_long_as_they_are_there() {
-    let skip = json!({"drain": {"behavior": "Skip"}, "pods": [{"selector": {"matchLabels": {"app": "agent"}}}]});
+    let skip =
+        json!({"drain": {"behavior": "Skip"}, "pods": [{"selector": {"matchLabels": {"app": "agent"}}}]});
     let agents = (0..7).map(|i| app("agent", &format!("agent-{i}"), 0)).collect();
     let mut world = one_node(rules(&[("skip", skip)]), Served::DEFAULT, agents);
     let says = |world: &World| {
