@@ -71,8 +71,13 @@ async fn a_node_is_cordoned_drained_and_put_back_as_it_was(world: &World) {
     );
 
     scene.set_stage("blue", Stage::Complete).await;
-    let completed = scene.until_completed("blue").await;
+    scene.until_completed("blue").await;
     scene.until_as_before(&before).await;
+    // That a stage has begun is written before what has come of it.
+    let is_observed = |m: &NodeMaintenance| {
+        m.status.as_ref().is_some_and(|status| status.observed_generation == m.metadata.generation)
+    };
+    let completed = scene.until("blue", "has its last status", is_observed).await;
     let status = drain(&completed);
     assert_eq!((status.pods_evacuated, status.nodes_drained), (4, 1), "what was drained stays readable");
     assert!(is(&completed, names::condition::DRAINED));
