@@ -11,11 +11,12 @@ mod observer;
 mod refusals;
 mod script;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
-use haulout_api_types::NodeMaintenance;
 use haulout_api_types::node_maintenance::Stage;
+use haulout_api_types::{Evacuation, NodeMaintenance};
 use jiff::SignedDuration;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt as _;
@@ -27,7 +28,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use self::actions::{Controllers, Interferer, forgiven};
 use self::evacuators::Mode;
-use self::ground::{Ground, NAMESPACE, PINNED, POOL, WAITS};
+use self::ground::{Ground, NAMESPACE, PINNED, POOL, SILENT, WAITS};
 use self::observer::{Observer, Timeline};
 use self::script::Script;
 use super::Round;
@@ -94,12 +95,16 @@ async fn play(round: &Round, cluster: &Cluster, script: &Script, timeline: &Time
             interferer.maintain(selector, Stage::Drain, random.bool()).await?;
         }
         interferer.carry_out(script).await?;
-        let silent_complete = if script.time_passes { Mode::FinishButSilent } else { Mode::Finish };
-        let finish = |ahead: SignedDuration| {
-            observer.clocks_are_ahead(ahead);
-            mode.send_replace(silent_complete);
-        };
-        interferer.finish(script.time_passes, finish, random.fork()).await?;
+        interferer.begin_to_finish().await?;
+        if script.time_passes {
+            let silent = interferer.let_time_pass().await?;
+            observer.clocks_are_ahead(SignedDuration::try_from(DEADLINE)?);
+            mode.send_replace(Mode::FinishButSilent);
+            interferer.until_passed_over(&silent).await?;
+        }
+        // Those whose turn begins only now would have another half hour.
+        mode.send_replace(Mode::Finish);
+        interferer.finish(random.fork()).await?;
         observer.finish(&interferer.ground.nodes).await
     };
     tokio::select! {
@@ -110,20 +115,19 @@ async fn play(round: &Round, cluster: &Cluster, script: &Script, timeline: &Time
     Ok(format!("{pods} pods, {actions} actions, {judged} looks at maintenances that did not move"))
 }
 
+/// Whether a silent evacuator is in charge, or was the last that was.
+fn is_silent(evacuation: &Evacuation) -> bool {
+    evacuation.status.as_ref().and_then(|status| status.active_evacuator_class.as_deref()) == Some(SILENT)
+}
+
 fn is_drained(maintenance: &NodeMaintenance) -> bool {
     let conditions = maintenance.status.iter().flat_map(|status| &status.conditions);
     conditions.into_iter().any(|condition| condition.type_ == "Drained" && condition.status == "True")
 }
 
 impl Interferer<'_> {
-    /// Nobody interferes any more and everything is allowed to finish: drains complete, and then all maintenances are
-    /// ended.
-    async fn finish(
-        &mut self,
-        time_passes: bool,
-        finish: impl FnOnce(SignedDuration),
-        mut random: fastrand::Rng,
-    ) -> Result<()> {
+    /// Nobody interferes any more and everything is allowed to finish.
+    async fn begin_to_finish(&self) -> Result<()> {
         self.timeline.note("INTERFERER", "everything is allowed to finish");
         (self.progress)("everything is allowed to finish");
         let params = DeleteParams::default();
@@ -131,11 +135,32 @@ impl Interferer<'_> {
         let deployments: Api<Deployment> = Api::namespaced(self.ground.client.clone(), NAMESPACE);
         forgiven(deployments.delete(PINNED, &params).await.map(drop))?;
         forgiven(self.ground.pod_api().delete(WAITS, &params).await.map(drop))?;
-        if time_passes {
-            self.controllers.evacuation.put_clocks_forward(DEADLINE).await?;
-            self.controllers.maintenance.put_clocks_forward(DEADLINE).await?;
-        }
-        finish(if time_passes { SignedDuration::try_from(DEADLINE)? } else { SignedDuration::ZERO });
+        Ok(())
+    }
+
+    /// Puts the controllers' clocks beyond the deadline of silent evacuators; the Evacuations of which they are in charge.
+    async fn let_time_pass(&mut self) -> Result<BTreeSet<String>> {
+        let all = self.ground.evacuation_api().list(&ListParams::default()).await?;
+        self.controllers.evacuation.put_clocks_forward(DEADLINE).await?;
+        self.controllers.maintenance.put_clocks_forward(DEADLINE).await?;
+        Ok(all
+            .iter()
+            .filter(|evacuation| is_silent(evacuation))
+            .map(|evacuation| evacuation.name_any())
+            .collect())
+    }
+
+    /// Waits until nobody waits for those evacuators any more.
+    async fn until_passed_over(&self, silent: &BTreeSet<String>) -> Result<()> {
+        let waits = |e: &Evacuation| is_silent(e) && silent.contains(&e.name_any());
+        let (api, config) = (self.ground.evacuation_api(), watcher::Config::default());
+        wait::all(api, config, "have left silent evacuators", LIMIT, |all| !all.iter().any(waits)).await?;
+        Ok(())
+    }
+
+    /// Drains complete, and then all maintenances are ended.
+    async fn finish(&mut self, mut random: fastrand::Rng) -> Result<()> {
+        let params = DeleteParams::default();
         let api = self.ground.maintenance_api();
         let config = watcher::Config::default();
         // One that selects no node never drained anything.
