@@ -144,6 +144,8 @@ pub mod reason {
     pub const EVACUATOR_ACTIVE: &str = "EvacuatorActive";
     /// The pod is terminating, and its grace period is not over.
     pub const TERMINATION_GRACE_PERIOD: &str = "TerminationGracePeriod";
+    /// The pod is to get an Evacuation once its node is cordoned and announces that.
+    pub const WAITING_FOR_NODE: &str = "WaitingForNode";
     /// The pod is about to get an Evacuation of the maintenance controller.
     pub const EVACUATION_PENDING: &str = "EvacuationPending";
     /// The pod has an Evacuation, and the evacuation controller has not acted on it yet.
@@ -195,6 +197,7 @@ pub mod reason {
         NODE_MISSING,
         EVACUATOR_ACTIVE,
         TERMINATION_GRACE_PERIOD,
+        WAITING_FOR_NODE,
         EVACUATION_PENDING,
         EVACUATION_REQUESTED,
         WAITING_FOR_ORDER,

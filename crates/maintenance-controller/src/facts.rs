@@ -203,6 +203,9 @@ pub struct MaintenanceFacts {
     pub plan: Arc<Plan>,
     /// How many pods have left so far according to its status. Counts when it is first seen.
     pub evacuated: u32,
+    /// How many pods had yet to leave according to its status. Those that are not there any more when it is first seen have
+    /// left while nobody led.
+    pub left_before: u32,
     /// The nodes that its status names as drained. Those of them that do not exist were deleted since. Counts when
     /// it is first seen.
     pub drained_nodes: Arc<[Arc<str>]>,

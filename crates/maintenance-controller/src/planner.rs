@@ -147,6 +147,8 @@ pub struct Planner<L> {
     /// Maintenances that intersect, directly or through others; `None` when that has to be found out anew.
     groups: Option<Vec<Vec<Id>>>,
     queue: VecDeque<Arc<str>>,
+    /// Maintenances that have just become known: what has left while nobody followed them is yet to be counted.
+    first_seen: Vec<Id>,
     waits_are_stale: bool,
     changed_nodes: BTreeSet<Arc<str>>,
     changed_maintenances: BTreeSet<Id>,
@@ -169,6 +171,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             neighbours: BTreeMap::new(),
             groups: None,
             queue: VecDeque::new(),
+            first_seen: Vec::new(),
             waits_are_stale: false,
             changed_nodes: BTreeSet::new(),
             changed_maintenances: BTreeSet::new(),
@@ -219,6 +222,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             self.advance(&node);
             return true;
         }
+        self.catch_up();
         if self.break_ties() {
             return true;
         }
@@ -299,6 +303,17 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             if let Some(maintenance) = self.maintenances.get_mut(id) {
                 maintenance.tally.evacuated = maintenance.tally.evacuated.saturating_add(1);
                 self.changed_maintenances.insert(*id);
+            }
+        }
+    }
+
+    /// Counts the pods that have left while nobody followed a maintenance: all that its status had and that are gone.
+    fn catch_up(&mut self) {
+        for id in mem::take(&mut self.first_seen) {
+            let Some(Maintenance { facts, tally, .. }) = self.maintenances.get_mut(&id) else { continue };
+            let left = tally.counts.pending.saturating_add(tally.counts.evacuating);
+            if facts.stage == Stage::Drain {
+                tally.evacuated = tally.evacuated.saturating_add(facts.left_before.saturating_sub(left));
             }
         }
     }
@@ -405,6 +420,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             missing,
         };
         self.maintenances.insert(id, maintenance);
+        self.first_seen.push(id);
         self.changed_maintenances.insert(id);
         self.waits_are_stale = true;
         self.groups = None;

@@ -453,6 +453,10 @@ impl MaintenanceSeen {
                 .map(|seconds| SignedDuration::from_secs(seconds.into())),
             plan: self.plan.clone(),
             evacuated: drain.map_or(0, |drain| drain.pods_evacuated.try_into().unwrap_or_default()),
+            left_before: drain
+                .map_or(0, |drain| drain.pods_pending_evacuation.saturating_add(drain.pods_evacuating))
+                .try_into()
+                .unwrap_or_default(),
             drained_nodes: drain
                 .into_iter()
                 .flat_map(|drain| &drain.drained_nodes)

@@ -231,6 +231,7 @@ fn awaited(waiting: Waiting, turn: Option<&Turn>) -> String {
             "it has an Evacuation; the evacuation controller has yet to choose an evacuator or to evict it"
                 .into()
         }
+        (Waiting::Node, None) => "its node has to be cordoned and to announce that it leaves first".into(),
         (Waiting::Pending, None) => "it is about to get an Evacuation".into(),
         (Waiting::Order, None) => "a DrainRule has other pods leave this node before it".into(),
     }

@@ -16,6 +16,8 @@ pub enum Waiting {
     GracePeriod,
     /// The evacuation controller, which has not acted on the Evacuation yet.
     Requested,
+    /// Its node, which has yet to be cordoned or to announce that the pod is to leave.
+    Node,
     /// Its Evacuation, which has yet to be made.
     Pending,
     /// Other pods, which a drain rule has leave before it.
@@ -24,8 +26,8 @@ pub enum Waiting {
 
 impl Waiting {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::EvacuatorActive, Self::GracePeriod, Self::Requested, Self::Pending, Self::Order];
+    pub const ALL: [Self; 6] =
+        [Self::EvacuatorActive, Self::GracePeriod, Self::Requested, Self::Node, Self::Pending, Self::Order];
 
     /// In one word, one of `names::reason`.
     pub fn reason(self) -> &'static str {
@@ -33,6 +35,7 @@ impl Waiting {
             Self::EvacuatorActive => reason::EVACUATOR_ACTIVE,
             Self::GracePeriod => reason::TERMINATION_GRACE_PERIOD,
             Self::Requested => reason::EVACUATION_REQUESTED,
+            Self::Node => reason::WAITING_FOR_NODE,
             Self::Pending => reason::EVACUATION_PENDING,
             Self::Order => reason::WAITING_FOR_ORDER,
         }

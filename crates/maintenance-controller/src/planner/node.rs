@@ -147,8 +147,8 @@ impl<L> PodRecord<L> {
             && self.fate(served) == Fate::Leaving
     }
 
-    /// What is waited for, if nothing keeps it from leaving.
-    fn waiting(&self, lowest: &BTreeMap<PodType, i32>) -> Waiting {
+    /// What is waited for, if nothing keeps it from leaving. `prepared` says whether its node lets it be asked.
+    fn waiting(&self, lowest: &BTreeMap<PodType, i32>, prepared: bool) -> Waiting {
         let facts = &self.facts;
         match () {
             () if facts.terminating => Waiting::GracePeriod,
@@ -157,6 +157,7 @@ impl<L> PodRecord<L> {
                 Waiting::Requested
             }
             () if lowest.get(&facts.pod_type).is_some_and(|lowest| *lowest < self.order) => Waiting::Order,
+            () if !prepared => Waiting::Node,
             () => Waiting::Pending,
         }
     }
@@ -577,7 +578,7 @@ impl<L: Labels> NodeRecord<L> {
                 view.counts.to_evacuate += u32::from(leaves);
                 match self.blocker(pod) {
                     Some(blocker) => view.blockers.push(blocker),
-                    None => view.counts.waiting.add(pod.waiting(&lowest)),
+                    None => view.counts.waiting.add(pod.waiting(&lowest, self.is_prepared(pod))),
                 }
             } else {
                 for (place, limiters) in view.limiters.iter_mut().enumerate() {
@@ -612,7 +613,7 @@ impl<L: Labels> NodeRecord<L> {
         };
         self.pods.values().filter(leaves).map(move |pod| Awaited {
             pod: pod.facts.key.clone(),
-            waiting: pod.waiting(&lowest),
+            waiting: pod.waiting(&lowest, self.is_prepared(pod)),
             wait: pod.facts.wait.clone(),
         })
     }
@@ -675,6 +676,11 @@ impl<L: Labels> NodeRecord<L> {
         let PodFacts { pod_type, priority, labels, .. } = &pod.facts;
         let reached = self.facts.as_ref().map(|facts| &facts.reached);
         reached.is_some_and(|reached| is_targeted(reached, *pod_type, *priority, pod.order, labels))
+    }
+
+    /// Whether the pod may be asked to leave: the node takes no new pods, and says that this one is to leave.
+    fn is_prepared(&self, pod: &PodRecord<L>) -> bool {
+        self.facts.as_ref().is_some_and(|facts| facts.cordoned) && self.announces_pod(pod)
     }
 
     /// Whether an Evacuation of ours has lost its purpose.

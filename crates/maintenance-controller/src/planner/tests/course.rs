@@ -258,3 +258,29 @@ fn a_pod_that_cannot_be_announced_is_blocked_and_not_awaited() {
     let awaited: Vec<_> = plan.waiting_for.iter().map(|(_, awaited)| awaited.pod.name.as_ref()).collect();
     assert_eq!(awaited, ["announced"]);
 }
+
+/// What leaves between two leaders is counted by the second one.
+#[test]
+fn pods_that_left_while_nobody_led_are_counted() {
+    let evacuated = |stage, left_before, pods: usize| {
+        let mut world = World::new(Served::DEFAULT, &["n"]);
+        let facts = maintenance("m", 1, &["n"], &[], Served::DEFAULT);
+        // A new leader may learn of it before it learns of the pods.
+        world.planner.apply(Change::Maintenance(MaintenanceFacts {
+            stage,
+            evacuated: 5,
+            left_before,
+            ..facts
+        }));
+        world.pods("n", pods, 0);
+        world.act();
+        if pods > 1 && stage == Stage::Drain {
+            world.leave("n", 1);
+        }
+        world.planner.maintenance("m").unwrap().evacuated
+    };
+    assert_eq!(evacuated(Stage::Drain, 10, 2), 14, "eight before, one after");
+    assert_eq!(evacuated(Stage::Drain, 10, 0), 15);
+    assert_eq!(evacuated(Stage::Drain, 1, 3), 6, "others have come");
+    assert_eq!(evacuated(Stage::Complete, 10, 1), 5, "they stay where they are");
+}

@@ -240,3 +240,21 @@ fn a_pod_leaves_for_those_who_have_reached_it() {
     world.apply(Change::Maintenance(m("a", 1, "another")));
     assert_eq!(world.planner.node("n").unwrap().held_by(), "a (another), b");
 }
+
+#[test]
+fn pods_wait_for_a_node_that_is_not_cordoned_or_does_not_announce_them() {
+    let mut world = World::new(Served::DEFAULT, &[]);
+    world.pod(pod("n", "web", 0));
+    world.planner.apply(Change::Maintenance(maintenance("m", 1, &["n"], &[], Served::DEFAULT)));
+    let mut waits = |facts: NodeFacts<Map>| {
+        world.planner.apply(Change::Node(facts));
+        world.planner.settle();
+        plan(&world).waiting_for.iter().map(|(_, awaited)| awaited.waiting).collect::<Vec<_>>()
+    };
+    let open = NodeFacts { cordoned: false, ..node("n") };
+    assert_eq!(waits(open.clone()), [Waiting::Node]);
+    assert_eq!(waits(node("n")), [Waiting::Node]);
+    let reached = DrainTargets::read(&[entry(PodType::Default, 1_000_000_000, None)]).unwrap();
+    assert_eq!(waits(NodeFacts { reached: reached.clone(), ..open }), [Waiting::Node]);
+    assert_eq!(waits(NodeFacts { reached, ..node("n") }), [Waiting::Pending]);
+}

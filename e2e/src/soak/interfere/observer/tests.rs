@@ -300,6 +300,9 @@ fn what_is_about_to_happen_happens_soon() {
     let new = with(|pod| pod["metadata"]["creationTimestamp"] = json!(at(NOW - 5).to_string()));
     assert_eq!(check("EvacuationPending", "", &new, &facts()), Ok(()));
     is_untrue("EvacuationPending", "", &scene([]), &facts(), "has had time");
+    let open = scene([(Kind::Node, node("n1", false))]);
+    assert_eq!(check("WaitingForNode", "", &open, &facts()), Ok(()));
+    is_untrue("WaitingForNode", "", &scene([(Kind::Node, node("n1", true))]), &facts(), "is cordoned");
     let asked = scene([(Kind::Evacuation, evacuation("web-1", json!({})))]);
     is_untrue("EvacuationPending", "", &asked, &facts(), "has an Evacuation");
     is_untrue("EvacuationRequested", "", &asked, &facts(), "has had time");

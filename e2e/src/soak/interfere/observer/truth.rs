@@ -100,6 +100,7 @@ pub fn check(claim: &Claim, maintenance: &Value, world: &World, facts: &Facts) -
         "EvacuatorActive" => check.evacuator_active(),
         "TerminationGracePeriod" => check.ending(),
         "EvacuationRequested" => check.evacuation_requested(),
+        "WaitingForNode" => check.node_unprepared(),
         "EvacuationPending" => check.evacuation_pending(),
         "EvacuationControllerUnavailable" => check.controller_absent(),
         "EvacuationRefused" => check.refused("evacuations"),
@@ -308,6 +309,17 @@ impl<'a> Check<'a> {
         ensure(absent || self.facts.now <= later(created, TRANSIENT), || {
             format!("the evacuation controller leads and has had time since {created}")
         })
+    }
+
+    /// There is no Evacuation, and its node is not cordoned or cannot be written.
+    fn node_unprepared(&self) -> Untrue {
+        let pod = self.staying()?;
+        ensure(self.world.evacuation_of(pod).is_none(), || "the pod has an Evacuation".into())?;
+        let refused = match self.facts.refused("nodes") {
+            Ok(()) => true,
+            Err(ended) => ended.is_some_and(|ended| self.facts.now <= later(ended, AGAIN)),
+        };
+        if refused { Ok(()) } else { self.open_node() }
     }
 
     /// There is no Evacuation yet, and there has been hardly any time to make one.
