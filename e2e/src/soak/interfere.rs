@@ -44,6 +44,9 @@ const LEASE_SECONDS: &str = "5";
 /// Longer than an evacuator may be silent.
 const DEADLINE: Duration = Duration::from_secs(31 * 60);
 
+/// Longer than the pause after an eviction that was refused many times, and shorter than an evacuator may be silent.
+const BACKOFF: Duration = Duration::from_secs(16 * 60);
+
 /// One round; what happened in it.
 pub(super) async fn round(round: Round) -> Result<String> {
     let script = Script::new(round.seed, &round.only)?;
@@ -96,9 +99,10 @@ async fn play(round: &Round, cluster: &Cluster, script: &Script, timeline: &Time
         }
         interferer.carry_out(script).await?;
         interferer.begin_to_finish().await?;
+        let passes = if script.time_passes { DEADLINE } else { BACKOFF };
+        let silent = interferer.let_time_pass(passes).await?;
+        observer.clocks_are_ahead(SignedDuration::try_from(passes)?);
         if script.time_passes {
-            let silent = interferer.let_time_pass().await?;
-            observer.clocks_are_ahead(SignedDuration::try_from(DEADLINE)?);
             mode.send_replace(Mode::FinishButSilent);
             interferer.until_passed_over(&silent).await?;
         }
@@ -138,11 +142,11 @@ impl Interferer<'_> {
         Ok(())
     }
 
-    /// Puts the controllers' clocks beyond the deadline of silent evacuators; the Evacuations of which they are in charge.
-    async fn let_time_pass(&mut self) -> Result<BTreeSet<String>> {
+    /// Puts the controllers' clocks forward; the Evacuations of which silent evacuators were in charge before.
+    async fn let_time_pass(&mut self, by: Duration) -> Result<BTreeSet<String>> {
         let all = self.ground.evacuation_api().list(&ListParams::default()).await?;
-        self.controllers.evacuation.put_clocks_forward(DEADLINE).await?;
-        self.controllers.maintenance.put_clocks_forward(DEADLINE).await?;
+        self.controllers.evacuation.put_clocks_forward(by).await?;
+        self.controllers.maintenance.put_clocks_forward(by).await?;
         Ok(all
             .iter()
             .filter(|evacuation| is_silent(evacuation))
