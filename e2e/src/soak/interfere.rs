@@ -19,7 +19,7 @@ use haulout_api_types::node_maintenance::Stage;
 use haulout_api_types::{Evacuation, NodeMaintenance};
 use jiff::SignedDuration;
 use k8s_openapi::api::apps::v1::Deployment;
-use kube::ResourceExt as _;
+use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams};
 use kube::runtime::watcher;
 use serde_json::json;
@@ -144,14 +144,13 @@ impl Interferer<'_> {
 
     /// Puts the controllers' clocks forward; the Evacuations of which silent evacuators were in charge before.
     async fn let_time_pass(&mut self, by: Duration) -> Result<BTreeSet<String>> {
+        // The API server has a policy in force for about a second after its deletion: what it refuses then, it refuses by the
+        // new clock.
+        tokio::time::sleep(Duration::from_secs(3)).await;
         let all = self.ground.evacuation_api().list(&ListParams::default()).await?;
         self.controllers.evacuation.put_clocks_forward(by).await?;
         self.controllers.maintenance.put_clocks_forward(by).await?;
-        Ok(all
-            .iter()
-            .filter(|evacuation| is_silent(evacuation))
-            .map(|evacuation| evacuation.name_any())
-            .collect())
+        Ok(all.iter().filter(|evacuation| is_silent(evacuation)).map(ResourceExt::name_any).collect())
     }
 
     /// Waits until nobody waits for those evacuators any more.
