@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, T
 use kube::core::{Message, Rule};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::drain_plan::DEFAULT_PRIORITIES;
 use crate::schema;
@@ -454,8 +454,14 @@ pub struct MaintenanceOnNode {
     /// Its name.
     pub name: String,
     /// Cordon or Drain while it holds the node; Complete for one that has let go of it, and whose drain the targets
-    /// are of.
+    /// are of. One of a later version that this one does not know is taken for Drain: it holds the node.
+    #[serde(deserialize_with = "known_or_drain")]
     pub stage: Stage,
+}
+
+fn known_or_drain<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Stage, D::Error> {
+    let value = serde_json::Value::deserialize(deserializer)?;
+    Ok(serde_json::from_value(value).unwrap_or(Stage::Drain))
 }
 
 /// What the annotation `nodemaintenance.k8s.io/before-maintenance` of a Node holds as JSON: how the node was

@@ -22,6 +22,10 @@ pub fn entries<'a>(
     if targets.iter().count() <= MAX_DESCRIBED && fits(&described) {
         return described;
     }
+    let whole = written(targets);
+    if fits(&whole) {
+        return whole;
+    }
     let mut part = announced.clone();
     for entry in targets.merged().iter() {
         let mut more = part.clone();

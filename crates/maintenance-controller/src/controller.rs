@@ -26,6 +26,9 @@ use crate::refusals::Failure;
 use crate::seen::NodeSeen;
 use crate::status;
 
+/// What is said of a node that does not have what was written to it.
+const LOST: &str = "it takes the change, and the node does not have it afterwards: a mutating webhook or policy takes it off";
+
 /// More steps than anything ever needs at one go.
 const MOST_STEPS: usize = 10;
 
@@ -185,13 +188,23 @@ impl Controller {
         if let Some(patch) = changes.status_patch().filter(|_| went_well) {
             answers.push(act::mark_node_status(client, name, uid, patch).await?);
         }
-        let mut next = Next::Again;
+        let (mut next, mut lost) = (Next::Again, false);
         for answer in answers {
             match answer {
-                Written::Done(node) => self.tell(|index| index.refresh_node(name, NodeSeen::new(node))),
+                Written::Done(node) => {
+                    let seen = NodeSeen::new(node);
+                    lost = cordon::decide(&seen.marks, plan, self.protect, self.clock.now()).urgent;
+                    self.tell(|index| index.refresh_node(name, seen));
+                }
                 Written::Outdated => next = Next::Rest(Outcome::Failed),
                 Written::Gone => next = Next::Rest(Outcome::Done),
             }
+        }
+        if lost && matches!(next, Next::Again) {
+            let failure = Failure::impossible(&LOST);
+            let now = self.clock.now();
+            let retry = self.tell(|index| index.node_failed(name, failure, now, fastrand::f64()));
+            return self.leave_node(name, seen, plan, retry).await;
         }
         if matches!(next, Next::Again) {
             self.tell(|index| index.node_succeeded(name));
@@ -202,14 +215,19 @@ impl Controller {
 
     /// Tells once that volumes of a node are not waited for.
     fn tell_of_volumes(&self, name: &Arc<str>, seen: &NodeSeen, plan: &NodePlan) {
+        let pods = self.pods.read();
         let mut index = self.index();
         if plan.counts.volumes_ignored == 0 {
             index.volumes_ignored.remove(name);
             return;
         }
-        if !index.volumes_ignored.insert(name.clone()) {
+        // What belongs to pods that stay is not known yet.
+        let unknown = !index.unknown_claims(pods.on_node(name), self.clock.now()).is_empty()
+            || !index.unknown_handles(name, pods.on_node(name)).is_empty();
+        if unknown || !index.volumes_ignored.insert(name.clone()) {
             return;
         }
+        drop(pods);
         let by_annotation = seen.marks.ignores_volumes();
         let told = status::volumes_ignored(name, plan.counts.volumes_ignored, by_annotation);
         let seen = plan.holders.iter().filter_map(|name| index.maintenance_seen(name));
@@ -258,7 +276,7 @@ impl Controller {
                 self.queue.add(Work::Pod(pod));
             }
         }
-        if plan.counts.volumes > 0 {
+        if plan.counts.volumes + plan.counts.volumes_ignored > 0 {
             let claims = {
                 let pods = self.pods.read();
                 self.index().unknown_claims(pods.on_node(name), self.clock.now())

@@ -206,6 +206,9 @@ pub struct MaintenanceFacts {
     /// How many pods had yet to leave according to its status. Those that are not there any more when it is first seen have
     /// left while nobody led.
     pub left_before: u32,
+    /// How many pods stayed because nobody evacuates their type or a rule skips them, according to its status. What stays
+    /// now and did not then has not left.
+    pub stayed_before: u32,
     /// The nodes that its status names as drained. Those of them that do not exist were deleted since. Counts when
     /// it is first seen.
     pub drained_nodes: Arc<[Arc<str>]>,

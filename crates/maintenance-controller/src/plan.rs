@@ -131,6 +131,14 @@ impl Plan {
         StepNumber::try_from(found.unwrap_or(self.steps.len())).unwrap_or(StepNumber::MAX)
     }
 
+    /// The entry that a step works off; `None` for the wait for volumes, and after the last.
+    pub fn entry(&self, step: StepNumber) -> Option<&EntryMatcher> {
+        match self.steps.get(usize::from(step))? {
+            Step::Pods(entry) => Some(entry),
+            Step::Volumes => None,
+        }
+    }
+
     /// The step in which volumes are waited for.
     pub fn volume_step(&self) -> StepNumber {
         let found = self.steps.iter().position(|step| *step == Step::Volumes);

@@ -312,8 +312,14 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         for id in mem::take(&mut self.first_seen) {
             let Some(Maintenance { facts, tally, .. }) = self.maintenances.get_mut(&id) else { continue };
             let left = tally.counts.pending.saturating_add(tally.counts.evacuating);
+            let stay = tally.counts.unsupported.saturating_add(tally.counts.skipped);
+            let fewer = facts.left_before.saturating_sub(left);
+            let gone = facts
+                .left_before
+                .saturating_add(facts.stayed_before)
+                .saturating_sub(left.saturating_add(stay));
             if facts.stage == Stage::Drain {
-                tally.evacuated = tally.evacuated.saturating_add(facts.left_before.saturating_sub(left));
+                tally.evacuated = tally.evacuated.saturating_add(fewer.min(gone));
             }
         }
     }

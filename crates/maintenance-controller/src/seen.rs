@@ -457,6 +457,10 @@ impl MaintenanceSeen {
                 .map_or(0, |drain| drain.pods_pending_evacuation.saturating_add(drain.pods_evacuating))
                 .try_into()
                 .unwrap_or_default(),
+            stayed_before: drain
+                .map_or(0, |drain| drain.pods_unsupported.saturating_add(drain.pods_skipped))
+                .try_into()
+                .unwrap_or_default(),
             drained_nodes: drain
                 .into_iter()
                 .flat_map(|drain| &drain.drained_nodes)

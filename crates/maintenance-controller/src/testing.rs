@@ -94,6 +94,7 @@ pub(crate) fn maintenance(
         plan: Arc::new(Plan::as_given(&normalise(plan), served).unwrap()),
         evacuated: 0,
         left_before: 0,
+        stayed_before: 0,
         drained_nodes: Arc::from([]),
         drained_and_deleted: 0,
         drain_began: Some(at(age)),

@@ -73,7 +73,9 @@ impl Index {
         now: Timestamp,
     ) {
         let Some((uid, choice)) = seen else {
-            self.own_pods.remove(&name);
+            if let Some((uid, _)) = self.own_pods.remove(&name) {
+                self.put_again(uid, pods, now);
+            }
             return;
         };
         self.own_pods.insert(name, (uid, Arc::new(choice)));

@@ -547,3 +547,32 @@ fn an_evacuation_says_for_which_maintenances_and_why() {
     assert!(why.starts_with("m (new kernel xxx") && why.ends_with("x…)"), "{why}");
     assert_eq!(why.chars().count(), "m ()".len() + crate::facts::MAX_REASON);
 }
+
+#[test]
+fn an_unreadable_maintenance_that_cordons_keeps_no_evacuation() {
+    let mut world = World::new(&["pod", "maintenance"]);
+    world.node_of(
+        true,
+        &json!([
+            {"uid": "uid of m", "name": "m", "stage": "Drain"},
+            {"uid": "newer-uid", "name": "newer", "stage": "Cordon"},
+        ]),
+    );
+    world.evacuation(&[&ours()]);
+    world.index.do_not_follow("newer".into(), "newer-uid", None, "it is of a later version".into());
+    world.maintenance("Complete", &["Drain", "Complete"]);
+    assert_eq!(world.wish(), Some(Wish::Withdraw), "nobody drains");
+}
+
+/// After a downgrade: the node's annotation names a stage that this version does not know.
+#[test]
+fn a_stage_of_a_later_version_does_not_lose_the_holder() {
+    let mut world = World::new(&["maintenance"]);
+    world.node_of(true, &json!([{"uid": "newer-uid", "name": "newer", "stage": "Hibernate"}]));
+    world.index.do_not_follow("newer".into(), "newer-uid", None, "it is of a later version".into());
+    world.settle();
+    let plan = world.plan();
+    // What is about to be written replaces the only record that `newer` holds the node.
+    let uids: Vec<_> = plan.maintenances.iter().map(|m| m.uid.as_str()).collect();
+    assert!(uids.contains(&"newer-uid"), "{uids:?}");
+}

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use fixedbitset::FixedBitSet;
+use haulout_api_types::drain_plan::EntryMatcher;
 use haulout_api_types::drain_rule::DrainBehavior;
 use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::names::{EXCLUDE_VOLUME_DETACH_ANNOTATION, event, reason};
@@ -15,7 +16,7 @@ use super::Id;
 use super::leaving::{Awaited, Waiting, Waits};
 use crate::announce;
 use crate::facts::{Blocked, EvacuationOf, NodeFacts, PodFacts, PodKey, Wait};
-use crate::plan::{Served, StepNumber, is_targeted};
+use crate::plan::{Plan, Served, StepNumber, is_targeted};
 
 /// A pod with what rules and plans make of it.
 pub(super) struct PodRecord<L> {
@@ -476,6 +477,25 @@ impl<L: Labels> NodeRecord<L> {
                 || is_targeted(&self.targets, facts.pod_type, facts.priority, pod.order, &facts.labels))
     }
 
+    /// Entries for pods that all have reached and that are not among the targets, because these were cut: one for each.
+    pub fn cut(&self, served: Served, plans: &[Arc<Plan>]) -> Vec<EntryMatcher> {
+        let is_cut = |pod: &&PodRecord<L>| {
+            let PodFacts { pod_type, priority, labels, .. } = &pod.facts;
+            pod.order == 0
+                && pod.fate(served) == Fate::Leaving
+                && self.reached_by(&pod.first).is_full()
+                && !is_targeted(&self.targets, *pod_type, *priority, pod.order, labels)
+        };
+        let entry = |pod: &PodRecord<L>| {
+            let mut own = plans.iter().zip(&pod.first).map(|(plan, step)| plan.entry(*step));
+            let first = own.next()??.clone();
+            own.try_fold(first, |both, next| both.and(next?))
+        };
+        // One maintenance alone has them all.
+        let several = self.draining.len() > 1;
+        self.pods.values().filter(|_| several).filter(is_cut).filter_map(entry).collect()
+    }
+
     /// What it shows of its maintenances.
     pub fn marks(&self, view: &View, unreadable: &BTreeSet<Arc<str>>) -> Marks {
         let Some(facts) = &self.facts else { return Marks::default() };
@@ -497,6 +517,12 @@ impl<L: Labels> NodeRecord<L> {
     ) -> impl Iterator<Item = &'a MaintenanceOnNode> {
         let all = self.facts.iter().filter_map(|facts| facts.maintenances.as_deref()).flatten();
         all.filter(|known| known.stage != Stage::Complete && uids.contains(known.uid.as_str()))
+    }
+
+    /// Whether one of these maintenances may drain it.
+    pub fn may_be_drained_by(&self, uids: &BTreeSet<Arc<str>>) -> bool {
+        let says = self.facts.as_ref().is_some_and(|facts| facts.maintenances.is_some());
+        self.held_by(uids).any(|known| known.stage == Stage::Drain) || (!says && self.is_held_back(uids))
     }
 
     /// Whether it keeps what it has, because one of these maintenances may hold it.
@@ -597,7 +623,8 @@ impl<L: Labels> NodeRecord<L> {
 
     /// What keeps a targeted pod from leaving.
     fn blocker(&self, pod: &PodRecord<L>) -> Option<Blocker> {
-        if self.too_large && !self.announces_pod(pod) { Some(too_large(pod)) } else { pod.blocker() }
+        let unannounced = self.too_large && !pod.on_its_way() && !self.announces_pod(pod);
+        if unannounced { Some(too_large(pod)) } else { pod.blocker() }
     }
 
     /// The pods that are targeted and that nothing keeps from leaving, in order.

@@ -231,7 +231,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             volume_timeout: record.volume_timeout,
             message,
             evacuate: evacuate.collect(),
-            withdraw: if held_back && record.draining.is_empty() {
+            withdraw: if record.draining.is_empty() && record.may_be_drained_by(&self.unreadable) {
                 Vec::new()
             } else {
                 record.unwanted(self.served).cloned().collect()
@@ -332,6 +332,15 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             })
         };
         let mut all: Vec<MaintenanceOnNode> = record.members.iter().filter_map(holds).collect();
+        if record.facts.as_ref().is_some_and(|facts| facts.marked && facts.maintenances.is_none()) {
+            // It does not say who held it: any of those that cannot be followed may have.
+            let may_hold = |uid: &Arc<str>| MaintenanceOnNode {
+                uid: uid.to_string(),
+                name: String::new(),
+                stage: Stage::Drain,
+            };
+            all.extend(self.unreadable.iter().map(may_hold));
+        }
         for other in record.held_by(&self.unreadable).chain(&record.past) {
             if !all.iter().any(|known| known.uid == other.uid) {
                 all.push(other.clone());

@@ -178,6 +178,14 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         if moved {
             raise_targets(record, &mut self.maintenances);
         }
+        let plans =
+            record.draining.iter().filter_map(|id| Some(self.maintenances.get(id)?.facts.plan.clone()));
+        let cut = record.cut(self.served, &plans.collect::<Vec<_>>());
+        if !cut.is_empty() {
+            record.extra = Some(Arc::new(cut.into_iter().collect()));
+            raise_targets(record, &mut self.maintenances);
+            moved = true;
+        }
         let steps = volume_steps(&self.maintenances, &record.draining);
         let view = record.look(self.served, &steps);
         let marks = record.marks(&view, &self.unreadable);

@@ -163,6 +163,9 @@ const BUSY: Duration = Duration::from_secs(11);
 const QUIET: Duration = Duration::from_secs(18);
 /// The same for a round in which the evacuation controller is away for long enough that a status has to say so.
 const LONG_QUIET: Duration = Duration::from_secs(92);
+/// The same after a jam at the end: who was turned away has had time to try again, and does not wait for the pause of its
+/// refusals.
+const AFTER_JAM: Duration = Duration::from_secs(25);
 /// In so many rounds it is away for so long once.
 const LONG_ONCE_IN: u64 = 6;
 
@@ -191,6 +194,7 @@ impl Script {
             early.insert(0, Action::StopEvacuationController);
         }
         random.shuffle(&mut late);
+        let after = if late.contains(&Action::JamEvictions) { AFTER_JAM } else { Duration::ZERO };
         let mut steps = Vec::new();
         for (begin, actions) in [(FIRST, early), (second, late)] {
             let count = u32::try_from(actions.len()).unwrap_or(1).max(1);
@@ -211,7 +215,7 @@ impl Script {
                 steps.push(Step { at, action, lasts, seed: random.u64(..) });
             }
         }
-        Ok(Self { steps, end: second + BUSY, time_passes: random.u8(..4) == 0 })
+        Ok(Self { steps, end: second + BUSY + after, time_passes: random.u8(..4) == 0 })
     }
 }
 

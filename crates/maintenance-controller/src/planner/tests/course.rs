@@ -3,7 +3,7 @@
 use super::*;
 use haulout_api_types::names::reason;
 use haulout_api_types::node_maintenance::PodType::{DaemonSet, Default, Static};
-use haulout_api_types::node_maintenance::VolumeWait;
+use haulout_api_types::node_maintenance::{DrainPlanEntry, VolumeWait};
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
@@ -251,7 +251,8 @@ fn a_pod_that_cannot_be_announced_is_blocked_and_not_awaited() {
     world.planner.apply(Change::Node(NodeFacts { reached, ..node("n") }));
     world.pod(last("announced", 3));
     world.pod(last("unannounced", 5));
-    world.apply(Change::Maintenance(maintenance("m", 1, &["n"], &entries, Served::DEFAULT)));
+    world.planner.apply(Change::Maintenance(maintenance("m", 1, &["n"], &entries, Served::DEFAULT)));
+    world.planner.settle();
     let plan = world.planner.maintenance("m").unwrap();
     let blocked = plan.blockers.iter().filter_map(|(_, b)| Some((b.pod.as_ref()?.name.as_ref(), &*b.reason)));
     assert_eq!(blocked.collect::<Vec<_>>(), [("unannounced", reason::DRAIN_TARGETS_TOO_LARGE)]);
@@ -283,4 +284,55 @@ fn pods_that_left_while_nobody_led_are_counted() {
     assert_eq!(evacuated(Stage::Drain, 10, 0), 15);
     assert_eq!(evacuated(Stage::Drain, 1, 3), 6, "others have come");
     assert_eq!(evacuated(Stage::Complete, 10, 1), 5, "they stay where they are");
+}
+
+/// Two maintenances with so many selectors each, by different labels, and a pod that both have reached.
+fn overlap(number: usize) -> (bool, Vec<DrainPlanEntry>) {
+    let plan = |key: &str| -> Vec<DrainPlanEntry> {
+        let selector = |i: usize| json!({"matchLabels": {key: format!("v{i:03}")}});
+        let entry = |i| DrainPlanEntry {
+            pod_selector: serde_json::from_value(selector(i)).unwrap(),
+            pod_priority: 5,
+            pod_type: Default,
+        };
+        (0..number).map(entry).collect()
+    };
+    let last = format!("v{:03}", number - 1);
+    let mut world = World::new(Served::DEFAULT, &["n"]);
+    world.pod(PodFacts { labels: labels(&[("app", &last), ("tier", &last)]), ..pod("n", "web", 5) });
+    for (name, age, key) in [("a", 1, "app"), ("b", 2, "tier")] {
+        let facts = maintenance(name, age, &["n"], &plan(key), Served::DEFAULT);
+        world.planner.apply(Change::Maintenance(facts));
+    }
+    world.planner.settle();
+    // As the controller writes it.
+    let targets = world.planner.node("n").unwrap().targets;
+    let reached = DrainTargets::read(&targets).unwrap();
+    world.planner.apply(Change::Node(NodeFacts { reached, ..node("n") }));
+    world.planner.settle();
+    (world.planner.node("n").unwrap().evacuate[0].announced, targets)
+}
+
+/// However many combinations of selectors there are, a pod that all have reached is announced.
+#[test]
+fn a_pod_is_announced_where_targets_are_too_many_to_intersect() {
+    for number in [2, 8, 9, 30] {
+        let (announced, targets) = overlap(number);
+        assert!(announced && targets.len() <= 112, "{number}: {targets:?}");
+    }
+}
+
+/// One that is not evacuated any more has not left.
+#[test]
+fn pods_that_stay_since_a_restart_are_not_counted_as_evacuated() {
+    let mut world = World::new(Served::DEFAULT, &["n"]);
+    world.pod(pod("n", "web", 0));
+    for i in 0..7 {
+        world.pod(PodFacts { pod_type: DaemonSet, ..pod("n", &format!("daemon-{i}"), 0) });
+    }
+    // DaemonSets were served before: ten pods had to leave.
+    let facts = maintenance("m", 1, &["n"], &[], Served::DEFAULT);
+    world.planner.apply(Change::Maintenance(MaintenanceFacts { left_before: 10, ..facts }));
+    world.planner.settle();
+    assert_eq!(world.planner.maintenance("m").unwrap().evacuated, 2);
 }
