@@ -214,6 +214,9 @@ impl Interferer<'_> {
 
     /// Lets a budget have room while the API server has no time for evictions.
     async fn jam(&self) -> Result<(Option<Undo>, Option<String>)> {
+        if self.pending.iter().any(|(_, undo)| matches!(undo, Undo::Jam(_))) {
+            return Ok((None, None));
+        }
         let evacuations = self.ground.evacuation_api().list(&ListParams::default()).await?;
         let failed = |e: &Evacuation| e.status.as_ref().map_or(0, |status| status.failed_eviction_counter);
         let waits = |e: &&Evacuation| {
