@@ -215,12 +215,12 @@ impl Controller {
 
     /// Tells once that volumes of a node are not waited for.
     fn tell_of_volumes(&self, name: &Arc<str>, seen: &NodeSeen, plan: &NodePlan) {
-        let pods = self.pods.read();
-        let mut index = self.index();
         if plan.counts.volumes_ignored == 0 {
-            index.volumes_ignored.remove(name);
+            self.index().volumes_ignored.remove(name);
             return;
         }
+        let pods = self.pods.read();
+        let mut index = self.index();
         // What belongs to pods that stay is not known yet.
         let unknown = !index.unknown_claims(pods.on_node(name), self.clock.now()).is_empty()
             || !index.unknown_handles(name, pods.on_node(name)).is_empty();

@@ -376,7 +376,7 @@ fn what_is_held_back_stays_as_it_is() {
 }
 
 #[test]
-fn volumes_are_waited_for_no_longer_than_their_maintenances_want() {
+fn volumes_are_waited_for_no_longer_than_is_wanted() {
     let counts = |volumes, volumes_ignored| Counts { volumes, volumes_ignored, ..Counts::default() };
     let mut waiting = plan(&["a"], true, NodeState::Evacuating);
     (waiting.counts, waiting.volume_timeout) = (counts(1, 0), Some(SignedDuration::from_secs(60)));

@@ -210,7 +210,7 @@ fn volumes_are_not_waited_for_where_the_node_says_so() {
 
 /// The longest wait counts, and one that has no limit goes on however long others have waited.
 #[test]
-fn volumes_are_waited_for_as_long_as_one_of_the_maintenances_wants() {
+fn volumes_are_waited_for_as_long_as_one_maintenance_wants() {
     let seconds = |seconds: Option<i64>| seconds.map(SignedDuration::from_secs);
     let of = |name: &str, timeout| MaintenanceFacts {
         volume_timeout: seconds(timeout),

@@ -242,7 +242,7 @@ fn a_pod_leaves_for_those_who_have_reached_it() {
 }
 
 #[test]
-fn pods_wait_for_a_node_that_is_not_cordoned_or_does_not_announce_them() {
+fn pods_wait_until_their_node_is_cordoned_and_announces_them() {
     let mut world = World::new(Served::DEFAULT, &[]);
     world.pod(pod("n", "web", 0));
     world.planner.apply(Change::Maintenance(maintenance("m", 1, &["n"], &[], Served::DEFAULT)));
