@@ -29,6 +29,8 @@ use crate::status;
 /// What is said of a node that does not have what was written to it.
 const LOST: &str = "it takes the change, and the node does not have it afterwards: a mutating webhook or policy takes it off";
 
+/// What is said of a node on which somebody undoes what is written to it.
+const UNDONE: &str = "it takes the change, and somebody undoes it each time: find out who removes or changes annotations and conditions of the node";
 /// More steps than anything ever needs at one go.
 const MOST_STEPS: usize = 10;
 
@@ -126,10 +128,15 @@ impl Controller {
             if let Some(retry) = paused {
                 return self.leave_node(name, &seen, &plan, retry).await;
             }
+            let undone = self.index().rewrites.pause(name, changes.fingerprint(), now);
+            if let Some(retry) = undone.filter(|_| changes.urgent) {
+                self.tell(|index| index.node_undone(name, Failure::impossible(&UNDONE), now, retry));
+                return self.leave_node(name, &seen, &plan, retry).await;
+            }
             let allowed = self.index().throttle.ask(&Work::Node(name.clone()), now);
-            match allowed {
-                Err(when) if !changes.urgent => again = again.into_iter().chain([when]).min(),
-                _ => return self.try_mark(name, &seen, &plan, &changes).await,
+            match allowed.err().filter(|_| !changes.urgent).max(undone) {
+                Some(when) => again = again.into_iter().chain([when]).min(),
+                None => return self.try_mark(name, &seen, &plan, &changes).await,
             }
         }
         let ask = self.work_on_pods(name, &seen, &plan).await?;
@@ -207,7 +214,11 @@ impl Controller {
             return self.leave_node(name, seen, plan, retry).await;
         }
         if matches!(next, Next::Again) {
-            self.tell(|index| index.node_succeeded(name));
+            let now = self.clock.now();
+            self.tell(|index| {
+                index.rewrites.written(name.clone(), changes.fingerprint(), now);
+                index.node_succeeded(name);
+            });
             self.tell_of_cordon(name, plan, changes.notice);
         }
         Ok(next)

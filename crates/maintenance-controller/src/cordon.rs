@@ -2,6 +2,7 @@
 //! was there before is kept in an annotation of the node, so that any replica can put it back.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::names::{
@@ -24,6 +25,9 @@ const PROTECTIVE: [&str; 2] = [SCALE_DOWN_DISABLED_ANNOTATION, DO_NOT_DISRUPT_AN
 /// The conditions that are ours.
 const CONDITIONS: [&str; 3] =
     [condition::MAINTENANCE_IN_PROGRESS, condition::DRAIN_IN_PROGRESS, condition::DRAINED];
+
+/// As many maintenances as this are named on a node. All annotations of a node together may have 256 KiB.
+const MAX_NAMED: usize = 100;
 
 /// What a node shows of a maintenance.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -87,7 +91,7 @@ impl NodeMarks {
 
     /// Whether its admin does not want volumes to be waited for.
     pub fn ignores_volumes(&self) -> bool {
-        self.annotations.contains_key(EXCLUDE_VOLUME_DETACH_ANNOTATION)
+        self.annotations.get(EXCLUDE_VOLUME_DETACH_ANNOTATION).is_some_and(|value| value != "false")
     }
 
     /// Since when the node is under maintenance.
@@ -102,6 +106,11 @@ impl NodeMarks {
     pub fn cordon_due(&self) -> Option<Timestamp> {
         let reverts = self.before().filter(|_| !self.unschedulable)?.reverts?;
         Some(reverts.last.0.saturating_add(pause::after(reverts.times)).unwrap_or(Timestamp::MAX))
+    }
+
+    /// Whether somebody has uncordoned the node during the maintenance.
+    pub fn was_uncordoned(&self) -> bool {
+        self.before().is_some_and(|before| !self.unschedulable || before.reverts.is_some())
     }
 
     /// How the node was before; somebody's scribbling in the annotation counts as nothing.
@@ -143,6 +152,16 @@ impl NodeChanges {
     /// Whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
         self.node_patch("").is_none() && self.status_patch().is_none()
+    }
+
+    /// Stands for what is written: equal for equal changes, whenever they are decided.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (self.unschedulable, &self.annotations, &self.remove_conditions).hash(&mut hasher);
+        for set in &self.set_conditions {
+            (&set.type_, &set.status, &set.reason, &set.message).hash(&mut hasher);
+        }
+        hasher.finish()
     }
 
     fn annotate(&mut self, marks: &NodeMarks, key: &str, value: String) {
@@ -225,7 +244,7 @@ fn hold(marks: &NodeMarks, plan: &NodePlan, protect: bool, now: Timestamp) -> No
     let wait = volume_wait(marks, plan, now, &mut changes);
     changes.annotate(marks, MAINTENANCE_STATUS_ANNOTATION, status_annotation(marks, plan, wait));
     // Whoever comes after a crash has to know whose the node is, and whose its targets are.
-    changes.urgent |= marks.maintenances().as_ref() != Some(&plan.maintenances);
+    changes.urgent |= marks.maintenances() != named(plan);
     if plan.draining {
         let targets = DrainTargets::read(&plan.targets).unwrap_or_default();
         changes.urgent |= !marks.reached().includes(&targets);
@@ -273,16 +292,21 @@ fn volume_wait(
     let known = marks.status().and_then(|status| status.volume_wait).filter(|known| known.since.0 <= now);
     let mut wait = known.unwrap_or(VolumeWait { since: Time(now), over: false });
     let end = wait.since.0.saturating_add(most).unwrap_or(Timestamp::MAX);
-    wait.over |= end <= now;
+    wait.over = end <= now;
     if !wait.over {
         changes.again = changes.again.into_iter().chain([end]).min();
     }
     Some(wait)
 }
 
+/// The maintenances that the annotation names. Where they are too many it names none, and then any that cannot be read may
+/// hold the node.
+fn named(plan: &NodePlan) -> Option<Vec<MaintenanceOnNode>> {
+    (plan.maintenances.len() <= MAX_NAMED).then(|| plan.maintenances.clone())
+}
+
 fn status_annotation(marks: &NodeMarks, plan: &NodePlan, volume_wait: Option<VolumeWait>) -> String {
-    let maintenances = Some(plan.maintenances.clone());
-    let mut status = MaintenanceStatus { maintenances, volume_wait, ..Default::default() };
+    let mut status = MaintenanceStatus { maintenances: named(plan), volume_wait, ..Default::default() };
     if plan.draining {
         status.drain_targets.clone_from(&plan.targets);
         status.drain_message.clone_from(&plan.message);

@@ -83,12 +83,23 @@ pub struct Turn {
 /// A pod that was put onto a node after its drain had begun.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Returned {
-    /// Whether it tolerates `node.kubernetes.io/unschedulable:NoSchedule`.
-    pub tolerates_cordon: bool,
+    /// How that was possible although the node is cordoned.
+    pub how: Return,
     /// When it was created.
     pub since: Timestamp,
     /// Until when it is left alone, because pods of its owner come back again and again.
     pub until: Option<Timestamp>,
+}
+
+/// How a pod can be put onto a node that is cordoned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Return {
+    /// It tolerates `node.kubernetes.io/unschedulable:NoSchedule`.
+    ToleratesCordon,
+    /// Somebody had uncordoned the node.
+    Uncordoned,
+    /// Whoever put it there did not ask the scheduler.
+    BypassesScheduler,
 }
 
 /// Whether a pod has an Evacuation, and whose wish that is.

@@ -16,6 +16,7 @@ use jiff::{SignedDuration, Timestamp};
 use self::returns::Returns;
 use self::volumes::Volumes;
 use crate::facts::{Blocked, EvacuationOf, PodKey};
+use crate::pause::Rewrites;
 use crate::placement::NodeChoice;
 use crate::plan::Served;
 use crate::planner::{MaintenancePlan, NodePlan, Planner, Summary};
@@ -102,6 +103,8 @@ pub struct Index {
     /// Who last held a node, for what is told when it is released.
     pub(crate) holders: HashMap<Arc<str>, Vec<Arc<str>>>,
     returns: Returns,
+    /// What was last written to nodes.
+    pub(crate) rewrites: Rewrites<Arc<str>>,
     /// Nodes whose volumes are known not to be waited for.
     pub(crate) volumes_ignored: BTreeSet<Arc<str>>,
     pub(crate) throttle: Throttle<Work>,
@@ -129,6 +132,7 @@ impl Index {
             forwarded: HashMap::new(),
             holders: HashMap::new(),
             returns: Returns::new(now),
+            rewrites: Rewrites::default(),
             volumes_ignored: BTreeSet::new(),
             throttle: Throttle::new(APART),
         }

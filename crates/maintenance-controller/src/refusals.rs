@@ -89,6 +89,13 @@ impl<K: Hash + Eq> Refusals<K> {
         retry
     }
 
+    /// Takes note of a write that waits until then, because it would not last.
+    pub fn wait(&mut self, key: K, failure: Failure, now: Timestamp, until: Timestamp) {
+        let known = self.all.remove(&key);
+        let (failures, since) = known.map_or((0, now), |known| (known.failures, known.since));
+        self.all.insert(key, Refusal { failure, since, failures, retry: until });
+    }
+
     /// Forgets about an object that was written or does not have to be; whether there was something to forget.
     pub fn forget(&mut self, key: &K) -> bool {
         self.all.remove(key).is_some()

@@ -114,6 +114,8 @@ struct SlimAttachmentStatus {
     #[serde(default)]
     attached: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    attach_error: Option<serde_json::Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     detach_error: Option<serde_json::Value>,
 }
 
@@ -378,12 +380,12 @@ impl AttachmentSeen {
     /// Takes what is kept; `None` if nothing is attached.
     ///
     /// The attacher sets `status.attached` when the volume is attached, and takes it back together with its finalizer when
-    /// it is detached: before that, the kubelet has not used the volume. After a detach that failed nobody knows.
+    /// it is detached: before that, the kubelet has not used the volume. After an attempt that failed nobody knows.
     /// <https://github.com/kubernetes-csi/external-attacher/blob/v4.10.0/pkg/controller/csi_handler.go>
     pub fn new(attachment: SlimAttachment) -> Option<Self> {
         let SlimAttachment { metadata, spec, status } = attachment;
         let volume = spec.source.persistent_volume_name.or(metadata.name).unwrap_or_default();
-        let attached = status.attached || status.detach_error.is_some();
+        let attached = status.attached || status.attach_error.is_some() || status.detach_error.is_some();
         attached.then(|| Self { node: spec.node_name.into(), volume: volume.into() })
     }
 }

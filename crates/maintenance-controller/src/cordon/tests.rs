@@ -391,6 +391,12 @@ fn volumes_are_waited_for_no_longer_than_is_wanted() {
     assert_eq!(step(&mut marks, &waiting, 60), (Some((at(0), true)), None));
     let over = NodePlan { counts: counts(0, 1), ..waiting.clone() };
     assert_eq!(step(&mut marks, &over, 61), (Some((at(0), true)), None), "and it stays so");
+    let longer = NodePlan { volume_timeout: Some(SignedDuration::from_secs(90)), ..over };
+    assert_eq!(
+        step(&mut marks, &longer, 62),
+        (Some((at(0), false)), Some(at(90))),
+        "until the limit is raised"
+    );
 
     let detached = NodePlan { counts: counts(0, 0), ..waiting.clone() };
     assert_eq!(step(&mut marks, &detached, 70), (None, None));

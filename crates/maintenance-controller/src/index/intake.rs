@@ -35,7 +35,8 @@ impl Index {
             }
         };
         let is_new = !self.planner.knows_pod(&key(pod));
-        let returned = self.returns.put(pod, is_new, self.drain_began(&node), now);
+        let returned =
+            self.returns.put(pod, is_new, self.drain_began(&node), self.was_uncordoned(&node), now);
         let until = returned.as_ref().and_then(|returned| returned.until);
         let wake = wake.into_iter().chain(until).min();
         let facts = PodFacts {
@@ -89,6 +90,10 @@ impl Index {
         Some(joined.map_or(began, |joined| joined.max(began)))
     }
 
+    fn was_uncordoned(&self, node: &str) -> bool {
+        self.nodes.get(node).is_some_and(|seen| seen.marks.was_uncordoned())
+    }
+
     /// A pod is gone.
     pub fn remove_pod(&mut self, pod: &Pod, now: Timestamp) {
         self.planner.apply(Change::PodGone(key(pod)));
@@ -125,6 +130,12 @@ impl Index {
         let retry = self.refused_nodes.failed(name.clone(), failure, now, chance);
         self.tell_node(name);
         retry
+    }
+
+    /// What is to be written to a node was undone each time so far, and waits.
+    pub fn node_undone(&mut self, name: &Arc<str>, failure: Failure, now: Timestamp, until: Timestamp) {
+        self.refused_nodes.wait(name.clone(), failure, now, until);
+        self.tell_node(name);
     }
 
     /// A node was written, or does not have to be.
@@ -244,6 +255,7 @@ impl Index {
         self.refused_nodes.forget(name);
         self.holders.remove(name);
         self.returns.forget(name);
+        self.rewrites.forget(name);
         self.volumes_ignored.remove(name);
         self.throttle.forget(&Work::Node(name.clone()));
         self.planner.apply(Change::NodeGone(name.clone()));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use haulout_service_runtime::pods::{Pod, Uid};
 use jiff::Timestamp;
 
-use crate::facts::Returned;
+use crate::facts::{Return, Returned};
 use crate::pause;
 use crate::seen::tolerates_cordon;
 
@@ -39,12 +39,13 @@ impl Returns {
     }
 
     /// Takes in a pod on a node whose drain began at this time, if it has; tells whether the pod has come back.
-    /// `is_new` says that the pod was not there before.
+    /// `is_new` says that the pod was not there before, `was_uncordoned` that somebody uncordoned the node meanwhile.
     pub fn put(
         &mut self,
         pod: &Pod,
         is_new: bool,
         drain_began: Option<Timestamp>,
+        was_uncordoned: bool,
         now: Timestamp,
     ) -> Option<Returned> {
         let (node, created) = (pod.node.as_ref()?, pod.created_at()?);
@@ -66,11 +67,15 @@ impl Returns {
         if pod.terminating || pod.is_finished() {
             self.left(pod, times, now);
         }
-        let tolerates_cordon = tolerates_cordon(&pod.tolerations);
+        let how = match tolerates_cordon(&pod.tolerations) {
+            true => Return::ToleratesCordon,
+            false if was_uncordoned => Return::Uncordoned,
+            false => Return::BypassesScheduler,
+        };
         let leaves = created.saturating_add(pause::after(times.saturating_sub(1))).unwrap_or(Timestamp::MAX);
         // The first time it may have been scheduled right before the cordon.
-        (tolerates_cordon || times > 1).then(|| Returned {
-            tolerates_cordon,
+        (how == Return::ToleratesCordon || times > 1).then(|| Returned {
+            how,
             since: created,
             until: (now < leaves).then_some(leaves),
         })
@@ -150,7 +155,8 @@ mod tests {
     fn asked(returns: &mut Returns, owner: Option<&str>, tolerates: bool, until: i64) -> Vec<i64> {
         let (mut now, mut asked) = (1, Vec::new());
         for n in 0.. {
-            let returned = returns.put(&pod(n, now, owner, tolerates, false), true, Some(at(0)), at(now));
+            let returned =
+                returns.put(&pod(n, now, owner, tolerates, false), true, Some(at(0)), false, at(now));
             let created = now;
             if let Some(until) = returned.and_then(|returned| returned.until) {
                 now = until.as_second() - at(0).as_second();
@@ -161,7 +167,7 @@ mod tests {
             asked.push(now);
             // A ReplicaSet makes another as soon as this one is asked; without one, when it is gone.
             if owner.is_some() {
-                returns.put(&pod(n, created, owner, tolerates, true), false, Some(at(0)), at(now));
+                returns.put(&pod(n, created, owner, tolerates, true), false, Some(at(0)), false, at(now));
             } else {
                 returns.remove(&pod(n, created, owner, tolerates, false), at(now));
             }
@@ -184,8 +190,13 @@ mod tests {
             [(5, Some(at(15))), (40, Some(at(80))), (400, Some(at(720))), (9000, Some(at(9900)))]
         {
             let mut returns = Returns::new(at(created + 1));
-            let returned =
-                returns.put(&pod(1, created, Some("u1"), true, false), true, Some(at(0)), at(created + 1));
+            let returned = returns.put(
+                &pod(1, created, Some("u1"), true, false),
+                true,
+                Some(at(0)),
+                false,
+                at(created + 1),
+            );
             assert_eq!(returned.unwrap().until, expected, "created at {created}");
         }
     }
@@ -195,7 +206,7 @@ mod tests {
         let mut returns = Returns::new(at(-100));
         let put = |returns: &mut Returns, n, created, tolerates, began| {
             let pod = pod(n, created, Some("u1"), tolerates, false);
-            returns.put(&pod, false, began, at(created)).map(|r| r.until)
+            returns.put(&pod, false, began, false, at(created)).map(|r| r.until)
         };
         assert_eq!(put(&mut returns, 1, -5, true, Some(at(0))), None, "it was there before");
         assert_eq!(put(&mut returns, 2, 5, true, None), None, "nobody drains the node");
@@ -207,9 +218,10 @@ mod tests {
     fn pods_created_in_the_second_the_drain_began_have_returned() {
         let began = at(5).saturating_add(jiff::SignedDuration::from_millis(300)).unwrap();
         let put = |returns: &mut Returns, n, is_new| {
-            let returned = returns.put(&pod(n, 5, Some("u1"), true, false), is_new, Some(began), began);
+            let returned =
+                returns.put(&pod(n, 5, Some("u1"), true, false), is_new, Some(began), false, began);
             let leaving = returned.is_some();
-            returns.put(&pod(n, 5, Some("u1"), true, true), false, Some(began), began);
+            returns.put(&pod(n, 5, Some("u1"), true, true), false, Some(began), false, began);
             (leaving, returned.and_then(|returned| returned.until))
         };
         let mut returns = Returns::new(at(-100));
@@ -225,7 +237,8 @@ mod tests {
         let mut returns = Returns::new(at(-100));
         assert_eq!(asked(&mut returns, Some("u1"), true, 20), [1, 11]);
         let fresh = |returns: &mut Returns, n, owner: &str, now: i64| {
-            let returned = returns.put(&pod(n, now, Some(owner), true, false), true, Some(at(0)), at(now));
+            let returned =
+                returns.put(&pod(n, now, Some(owner), true, false), true, Some(at(0)), false, at(now));
             returned.unwrap().until.is_none()
         };
         assert!(fresh(&mut returns, 100, "u2", 12), "another owner");

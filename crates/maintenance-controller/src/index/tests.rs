@@ -322,10 +322,10 @@ fn an_attachment_counts_once_the_volume_is_attached() {
     let error = json!({"message": "no answer from the driver"});
     for (status, attached) in [
         (json!({"attached": false}), false),
-        (json!({"attached": false, "attachError": error}), false),
         (json!({"attached": true}), true),
         (json!({"attached": true, "detachError": error}), true),
         (json!({"attached": false, "detachError": error}), true),
+        (json!({"attached": false, "attachError": error}), true),
         (json!({"attached": false}), false),
     ] {
         world.attach_with("a1", Some("pv-1"), status.clone());

@@ -15,7 +15,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::Id;
 use super::leaving::{Awaited, Waiting, Waits};
 use crate::announce;
-use crate::facts::{Blocked, EvacuationOf, NodeFacts, PodFacts, PodKey, Wait};
+use crate::facts::{Blocked, EvacuationOf, NodeFacts, PodFacts, PodKey, Return, Wait};
 use crate::plan::{Plan, Served, StepNumber, is_targeted};
 
 /// A pod with what rules and plans make of it.
@@ -109,10 +109,15 @@ impl<L> PodRecord<L> {
             );
         }
         let returned = self.facts.returned.as_deref()?;
-        let (how, remedy) = if returned.tolerates_cordon {
-            ("it tolerates the cordon and was", "remove its toleration of node.kubernetes.io/unschedulable")
-        } else {
-            ("it was", "stop what puts it there past the scheduler")
+        let (how, remedy) = match returned.how {
+            Return::ToleratesCordon => (
+                "it tolerates the cordon and was",
+                "remove its toleration of node.kubernetes.io/unschedulable",
+            ),
+            Return::Uncordoned => {
+                ("the node was uncordoned during the drain and the pod", "find out who uncordons the node")
+            }
+            Return::BypassesScheduler => ("it was", "stop what puts it there past the scheduler"),
         };
         let until = returned.until.map(|until| {
             format!("; so that it is not killed in a loop, it is asked to leave again at {until:.0}")

@@ -14,7 +14,7 @@ use serde_json::json;
 use super::node::MAX_SKIPPED;
 use super::reference::{Item, Reference};
 use super::*;
-use crate::facts::{Blocked, EvacuationOf, Returned};
+use crate::facts::{Blocked, EvacuationOf, Return, Returned};
 use crate::placement::{NodeChoice, Placement, Taint};
 use crate::plan::is_targeted;
 use crate::testing::*;
@@ -141,12 +141,19 @@ impl Both {
         self.reference.apply(change);
     }
 
-    /// Makes the Evacuations that are wanted, as the controller would.
+    /// Announces targets on nodes and makes the Evacuations that are wanted, as the controller would.
     fn act(&mut self) {
+        for name in NODES {
+            let Some(plan) = self.planner.node(name).filter(|plan| plan.draining) else { continue };
+            let mut facts = self.reference.nodes[name].clone();
+            facts.reached = DrainTargets::read(&plan.targets).unwrap();
+            self.tell(Change::Node(facts));
+        }
         let wanted: Vec<PodKey> = NODES
             .iter()
             .filter_map(|name| self.planner.node(name))
-            .flat_map(|plan| plan.evacuate.into_iter().map(|evacuate| evacuate.pod))
+            .flat_map(|plan| plan.evacuate.into_iter().filter(|evacuate| evacuate.announced))
+            .map(|evacuate| evacuate.pod)
             .collect();
         for key in wanted {
             let mut pod = self.reference.pods[&key].clone();
@@ -415,7 +422,7 @@ fn cases() -> u32 {
 /// What is known of a pod that comes back again and again.
 #[allow(clippy::unnecessary_wraps, reason = "it is a field")]
 fn held() -> Option<Box<Returned>> {
-    Some(Box::new(Returned { tolerates_cordon: true, since: at(1), until: Some(at(2)) }))
+    Some(Box::new(Returned { how: Return::ToleratesCordon, since: at(1), until: Some(at(2)) }))
 }
 
 /// That of a pod of Haulout itself, which can run everywhere, only on some nodes, or also on tainted ones.

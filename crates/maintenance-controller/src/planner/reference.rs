@@ -10,7 +10,7 @@ use haulout_api_types::node_maintenance::{PodType, Stage};
 
 use super::{Change, Evacuate};
 use crate::facts::{EvacuationOf, MaintenanceFacts, NodeFacts, PodFacts, PodKey};
-use crate::plan::{Plan, Served, StepNumber};
+use crate::plan::{Plan, Served, StepNumber, is_targeted};
 use crate::testing::Map;
 
 type Name = Arc<str>;
@@ -377,7 +377,13 @@ impl Reference {
             .map(|(item, pod)| Evacuate {
                 pod: pod.key.clone(),
                 on_behalf_of: wanted_by(item),
-                announced: self.nodes[node].reached.selects(pod.pod_type, pod.priority, &pod.labels),
+                announced: is_targeted(
+                    &self.nodes[node].reached,
+                    pod.pod_type,
+                    pod.priority,
+                    self.treatment(pod).1,
+                    &pod.labels,
+                ),
             })
             .collect()
     }

@@ -11,6 +11,7 @@ async fn a_drain_comes_through_whatever_happens_and_writes_little() {
     let scenarios = scenarios![&world;
         a_drain_writes_its_status_once_a_second_and_nothing_at_rest,
         super::waiting::an_absent_evacuation_controller_is_a_blocker,
+        super::waiting::an_annotation_that_somebody_removes_comes_back_after_pauses,
         completion_and_deletion_need_no_write_of_the_status,
         new_leader_requests_nothing_after_completion_or_deletion,
         a_new_leader_carries_on_where_the_old_one_died,

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures::StreamExt as _;
 use haulout_api_types::evacuators::evacuation_for;
 use haulout_api_types::node_maintenance::WaitingFor;
 use haulout_e2e::service::NAMESPACE;
@@ -272,4 +273,49 @@ pub async fn an_absent_evacuation_controller_is_a_blocker(world: &World) {
     scene.until_drained("m").await;
     scene.until_condition("m", "False", names::reason::NOT_BLOCKED).await;
     scene.delete("m").await;
+}
+
+pub async fn an_annotation_that_somebody_removes_comes_back_after_pauses(world: &World) {
+    let scene = world.scene("undone").await;
+    let before = scene.node("n1", "blue").await;
+    let pod = scene.slow_pod("web", "n1").await;
+    scene.maintain("m", "blue", Stage::Drain).await;
+    scene.in_charge(&pod).await;
+    let nodes: Api<Node> = Api::all(world.client.clone());
+    let name = scene.of("n1");
+    let is_there = |node: &Node| node.annotations().contains_key(names::MAINTENANCE_STATUS_ANNOTATION);
+    let remove =
+        Patch::Merge(json!({"metadata": {"annotations": {names::MAINTENANCE_STATUS_ANNOTATION: null}}}));
+    let removed = async {
+        // Whenever it is there.
+        let mut watch = std::pin::pin!(watcher(
+            nodes.clone(),
+            watcher::Config::default().fields(&format!("metadata.name={name}"))
+        ));
+        let mut removed = 0;
+        while let Some(event) = watch.next().await {
+            let (watcher::Event::Apply(node) | watcher::Event::InitApply(node)) = event.unwrap() else {
+                continue;
+            };
+            if is_there(&node) {
+                nodes.patch(&name, &PatchParams::default(), &remove).await.unwrap();
+                removed += 1;
+            }
+            if removed == 3 {
+                return removed;
+            }
+        }
+        removed
+    };
+    let removed = tokio::time::timeout(SOON, removed).await.unwrap();
+    assert_eq!(removed, 3);
+    let found = scene.until_blocked("m", &[(None, names::reason::NODE_UPDATE_REFUSED)]).await;
+    let blocker = drain(&found).blockers.swap_remove(0);
+    assert!(blocker.message.contains("somebody undoes it each time"), "{}", blocker.message);
+    assert!(!is_there(&nodes.get(&name).await.unwrap()), "it waits");
+    world.controller().shift_clock(Duration::from_secs(60)).await.unwrap();
+    scene.until_blocked("m", &[]).await;
+    assert!(is_there(&nodes.get(&name).await.unwrap()));
+    scene.delete("m").await;
+    scene.until_as_before(&before).await;
 }

@@ -1,7 +1,7 @@
 //! The stories and sample rules of the MachineDrainRules proposal.
 
 use super::*;
-use crate::facts::Returned;
+use crate::facts::{Return, Returned};
 use haulout_api_types::names::reason;
 use haulout_api_types::node_maintenance::PodType;
 use serde_json::json;
@@ -42,7 +42,7 @@ fn pods_with_a_positive_order_leave_last_and_those_with_a_negative_one_first() {
 #[test]
 fn a_pod_that_comes_back_is_named() {
     let returned = |until: Option<i64>| {
-        Some(Box::new(Returned { tolerates_cordon: true, since: at(30), until: until.map(at) }))
+        Some(Box::new(Returned { how: Return::ToleratesCordon, since: at(30), until: until.map(at) }))
     };
     let second = |until| PodFacts { returned: returned(until), ..pod("n", "second", 0) };
     let mut world = one_node(DrainRules::default(), Served::DEFAULT, vec![pod("n", "first", 0)]);

@@ -393,7 +393,7 @@ fn a_busy_server_has_been_busy_a_moment_ago() {
 }
 
 #[test]
-fn a_pod_that_returns_tolerates_the_cordon_and_is_new() {
+fn a_pod_that_returns_is_new_and_had_a_way_to_the_node() {
     let returned = |tolerations: Value, created: i64| {
         let mut pod = pod("web-1", "web");
         pod["spec"]["tolerations"] = tolerations;
@@ -402,8 +402,18 @@ fn a_pod_that_returns_tolerates_the_cordon_and_is_new() {
     };
     let tolerates = json!([{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}]);
     assert_eq!(check("ReturnsToNode", "", &returned(tolerates.clone(), 600), &facts()), Ok(()));
-    is_untrue("ReturnsToNode", "", &returned(tolerates, 400), &facts(), "the drain began");
-    is_untrue("ReturnsToNode", "", &returned(json!([]), 600), &facts(), "does not tolerate");
+    is_untrue("ReturnsToNode", "", &returned(tolerates.clone(), 400), &facts(), "the drain began");
+    is_untrue("ReturnsToNode", "", &returned(json!([]), 600), &facts(), "tolerates the cordon: false");
+    let said = "the node was uncordoned during the drain";
+    is_untrue("ReturnsToNode", said, &returned(tolerates, 600), &facts(), "tolerates the cordon: true");
+    is_untrue("ReturnsToNode", said, &returned(json!([]), 600), &facts(), "nobody has uncordoned");
+    let mut world = returned(json!([]), 600);
+    let mut reverted = node("n1", true);
+    let before = json!({"unschedulable": false, "reverts": {"times": 1, "last": at(590).to_string()}});
+    reverted["metadata"]["annotations"] =
+        json!({"nodemaintenance.k8s.io/before-maintenance": before.to_string()});
+    world.put(Kind::Node, Arc::new(reverted));
+    assert_eq!(check("ReturnsToNode", said, &world, &facts()), Ok(()));
 }
 
 #[test]

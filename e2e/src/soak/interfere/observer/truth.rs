@@ -384,7 +384,18 @@ impl<'a> Check<'a> {
             matches!(toleration.text("/key"), "" | "node.kubernetes.io/unschedulable")
                 && matches!(toleration.text("/effect"), "" | "NoSchedule")
         });
-        ensure(tolerates, || "the pod does not tolerate the cordon".into())?;
+        let said = if self.claim.message.contains("uncordoned") { "uncordoned" } else { "tolerates" };
+        ensure(tolerates == (said == "tolerates"), || {
+            format!("the status says {said:?}, and the pod tolerates the cordon: {tolerates}")
+        })?;
+        if !tolerates {
+            let node = self.claim.node.as_ref().and_then(|name| self.world.get(Kind::Node, name));
+            let was_open = node.is_some_and(|node| {
+                let before = node.annotation("nodemaintenance.k8s.io/before-maintenance").unwrap_or_default();
+                !node.flag("/spec/unschedulable") || before.contains("reverts")
+            });
+            ensure(was_open, || "nobody has uncordoned the node".into())?;
+        }
         let stages = self.maintenance.list("/status/stageStatuses");
         let drain = stages.iter().find(|stage| stage.text("/name") == "Drain");
         let began = drain.and_then(|stage| stage.time("/startTimestamp")).unwrap_or_default();
