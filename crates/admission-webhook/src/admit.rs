@@ -19,6 +19,7 @@ use haulout_service_runtime::access::Permission;
 use haulout_service_runtime::clock::Clock;
 use haulout_service_runtime::pods::{self, Pod};
 use haulout_service_runtime::service::Context;
+use haulout_service_runtime::term::Term;
 use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::api::core::v1::NodeSelector;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -70,9 +71,9 @@ pub struct Rules {
 
 impl Rules {
     /// Starts to watch the cluster. The service is ready once the rules know it.
-    pub fn start(context: &Context, settings: &Settings) -> Self {
+    pub fn start(context: &Context, term: &mut Term, settings: &Settings) -> Self {
         let access = Access::new(context.clients.direct.clone(), &context.metrics);
-        Self::new(World::start(context), access, context.clock.clone(), settings)
+        Self::new(World::start(context, term), access, context.clock.clone(), settings)
     }
 
     fn new(world: World, access: Access, clock: Clock, settings: &Settings) -> Self {
@@ -107,7 +108,7 @@ impl Rules {
             (Hook::ValidateDrainRules, Operation::Create | Operation::Update) => {
                 let new: DrainRule = read(request.object.as_deref())?;
                 let rules = self.world.drain_rules().await;
-                Ok(drain_rule::judge(&new, rules.iter().filter_map(|rule| rule.0.as_ref().ok())))
+                Ok(drain_rule::judge(&new, rules.iter().map(AsRef::as_ref)))
             }
             (Hook::ValidatePods, Operation::Create) => {
                 Ok(pod::judge(None, &read(request.object.as_deref())?))
@@ -119,7 +120,7 @@ impl Rules {
             (Hook::ValidateNodes, Operation::Update) => {
                 let (old, new) = (read(request.old_object.as_deref())?, read(request.object.as_deref())?);
                 let maintenances = self.world.maintenances().await;
-                Ok(node::judge(&old, &new, maintenances.iter().filter_map(|object| object.0.as_ref().ok())))
+                Ok(node::judge(&old, &new, maintenances.iter().map(AsRef::as_ref)))
             }
             _ => Ok(Verdict::default()),
         }
@@ -140,7 +141,7 @@ impl Rules {
         let new: Evacuation = read(request.object.as_deref())?;
         self.authorize_pod(request, &new).await?;
         let (namespace, wanted) = (namespace(request), &new.spec.pod_ref);
-        let judge = |pod: Result<Option<Arc<Pod>>, pods::Error>| {
+        let judge = |pod: Result<Option<Arc<Pod>>, pods::FetchError>| {
             let pod = pod.map_err(|error| no_pod(&new, error))?.map(|pod| pod.metadata());
             Ok(evacuation::judge_new(&new, namespace, pod.as_ref(), &self.served))
         };
@@ -197,7 +198,7 @@ impl Rules {
         let drained_by = match node {
             Some(node) => {
                 let maintenances = self.world.maintenances().await;
-                let maintenances = maintenances.iter().filter_map(|object| object.0.as_ref().ok());
+                let maintenances = maintenances.iter().map(AsRef::as_ref);
                 let name = node.metadata.name.as_deref().unwrap_or_default();
                 node::drained_by(name, &node.metadata.labels, maintenances)
             }
@@ -311,7 +312,7 @@ fn unanswered(error: Arc<Unanswered>) -> Verdict {
     Verdict::refused(Cause::Unanswered, format!("{error}; try again"))
 }
 
-fn no_pod(evacuation: &Evacuation, error: pods::Error) -> Verdict {
+fn no_pod(evacuation: &Evacuation, error: pods::FetchError) -> Verdict {
     let message = format!("pod {} could not be looked up: {error}; try again", evacuation.spec.pod_ref.name);
     Verdict::refused(Cause::Unanswered, message)
 }

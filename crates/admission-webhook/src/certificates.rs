@@ -11,13 +11,16 @@ mod served;
 mod store;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use haulout_service_runtime::access::Permission;
 use haulout_service_runtime::service::Context;
+use haulout_service_runtime::term::Term;
+use haulout_service_runtime::watch::{Source, Store};
 use jiff::SignedDuration;
 use thiserror::Error;
 
-use self::configurations::Configurations;
+use self::configurations::{Configurations, named};
 use self::decide::Policy;
 pub use self::pair::PairError;
 pub use self::served::Served;
@@ -124,16 +127,23 @@ pub enum CertificateError {
 
 /// Keeps `served` up to date until the service is to end.
 pub async fn run(args: CertificateArgs, context: &Context, served: &Served) -> Result<(), CertificateError> {
-    let configurations = Configurations::new(
-        &context.clients.retrying,
-        &args.mutating_configurations,
-        &args.validating_configurations,
-    );
+    let (mut term, changed) = (Term::new(context), Arc::default());
+    let own = args.cert_dir.is_none();
+    let configurations = (own || args.manage_ca_bundle).then(|| {
+        let (mutating, validating) = (&args.mutating_configurations, &args.validating_configurations);
+        Configurations::watch(&context.clients.retrying, mutating, validating, &mut term, &changed)
+    });
     if let Some(dir) = args.cert_dir {
-        let configurations = args.manage_ca_bundle.then_some(configurations);
-        return files::run(dir, configurations, context, served).await;
+        let mut ended = Ok(());
+        let files = async { ended = files::run(dir, configurations, context, served, &changed).await };
+        term.run(files).await;
+        return ended;
     }
+    let Some(configurations) = configurations else { return Ok(()) };
+    let name = args.certificate_secret;
+    let secret = Arc::new(Store::new(|_| {}, Arc::clone(&changed)));
+    term.watch(named(Source::in_namespace("secrets", &context.namespace), &name), &secret);
     let policy = Policy::new(args.serving_names, args.certificate_lifetime);
-    manage::run(args.certificate_secret, policy, configurations, context, served).await;
+    term.run(manage::run((name, secret), policy, configurations, context, served, &changed)).await;
     Ok(())
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use haulout_service_runtime::server::{everywhere, listen};
 use haulout_service_runtime::service::{CommonArgs, Context};
+use haulout_service_runtime::term::Term;
 use thiserror::Error;
 use tracing::info;
 
@@ -73,19 +74,26 @@ pub async fn run(args: Args, context: Context) -> Result<(), WebhookError> {
     let not_listening = |source| WebhookError::Listen { address: args.webhook_listen, source };
     let listener = listen(args.webhook_listen).map_err(not_listening)?;
     info!(webhook = %listener.local_addr().map_err(not_listening)?, "the webhook listens");
+    let mut term = Term::new(&context);
     let server = Server {
-        admit: Rules::start(&context, &args.rules),
+        admit: Rules::start(&context, &mut term, &args.rules),
         tls,
         limits: Limits::default(),
         metrics: ServerMetrics::new(&context.metrics),
     };
-    let mut serving = pin!(server.serve(listener, context.stop.clone()));
-    tokio::select! {
-        () = serving.as_mut() => {}
-        ended = certificates::run(args.certificates, &context, &certificate) => {
-            ended?;
-            serving.await;
+    let mut ended = Ok(());
+    let work = async {
+        let mut serving = pin!(server.serve(listener, context.stop.clone()));
+        tokio::select! {
+            () = serving.as_mut() => {}
+            managed = certificates::run(args.certificates, &context, &certificate) => {
+                ended = managed;
+                if ended.is_ok() {
+                    serving.await;
+                }
+            }
         }
-    }
-    Ok(())
+    };
+    term.run(Box::pin(work)).await;
+    Ok(ended?)
 }

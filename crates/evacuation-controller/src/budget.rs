@@ -1,7 +1,7 @@
 //! PodDisruptionBudgets, and who may try when one of them frees up: the oldest first, and never more at once
 //! than it allows besides those that are on their way already.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -193,17 +193,12 @@ impl Budgets {
         }
     }
 
-    /// Keeps only these budgets, of which a list of all has told.
-    pub fn keep(&mut self, names: &BTreeSet<(String, String)>) {
+    /// Keeps only these budgets, by namespace and name.
+    pub fn retain(&mut self, keys: &HashSet<(String, String)>) {
         self.namespaces.retain(|namespace, all| {
-            all.retain(|budget| names.contains(&(namespace.to_string(), budget.name.to_string())));
+            all.retain(|budget| keys.contains(&(namespace.to_string(), budget.name.to_string())));
             !all.is_empty()
         });
-    }
-
-    /// The namespaces that have budgets.
-    pub fn namespaces(&self) -> Vec<Arc<str>> {
-        self.namespaces.keys().cloned().collect()
     }
 
     /// The budgets that cover this pod.

@@ -58,7 +58,7 @@ enum StepError {
     #[error(transparent)]
     Api(#[from] kube::Error),
     #[error(transparent)]
-    Pod(#[from] pods::Error),
+    Pod(#[from] pods::FetchError),
 }
 
 impl Controller {
@@ -66,8 +66,11 @@ impl Controller {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn saw_again(&self) {
+    /// A watch has synced or works again after a gap: from now on deadlines that passed meanwhile get their grace.
+    pub(crate) fn resumed(&self) {
         *self.resumed.lock().unwrap_or_else(PoisonError::into_inner) = self.clock.now();
+        let keys = self.index().keys();
+        self.enqueue(keys);
     }
 
     /// Has these looked at.
@@ -158,7 +161,7 @@ impl Controller {
     }
 
     /// The pod as the API server has it; notes that it is gone if it is.
-    async fn look_up(&self, record: &Record) -> Result<Option<Pod>, pods::Error> {
+    async fn look_up(&self, record: &Record) -> Result<Option<Pod>, pods::FetchError> {
         let found = pods::fetch(&self.clients.direct, &record.namespace, &record.pod_name).await?;
         let found = found.filter(|pod| pod.uid == record.pod_uid);
         if found.is_none() {

@@ -43,8 +43,6 @@ pub struct Index {
     texts: HashSet<Arc<str>>,
     /// How many have gone since texts that nobody uses were forgotten.
     removed: usize,
-    /// While everything is being listed anew: what has been listed so far.
-    relist: Option<HashSet<Key>>,
 }
 
 /// A place in the line: by creation and, because that is told in whole seconds, by when it was first seen.
@@ -120,9 +118,6 @@ impl Index {
     /// An Evacuation is there, in this state. Whether that is news.
     pub fn apply(&mut self, record: Record) -> bool {
         let key = record.uid;
-        if let Some(listed) = &mut self.relist {
-            listed.insert(key);
-        }
         let known = self.entries.get(&key).map(|entry| (Arc::clone(&entry.record), entry.seen));
         let seen = if let Some((old, seen)) = known {
             if !record.is_later_than(&old) {
@@ -145,13 +140,10 @@ impl Index {
         true
     }
 
-    /// Takes the answer to a write of ours. One that has been deleted meanwhile does not come back, and one that is not
-    /// among those that are being listed is gone whatever it was when we wrote.
+    /// Takes the answer to a write of ours. One that has been deleted meanwhile does not come back.
     pub fn refresh(&mut self, record: Record) {
         if self.entries.contains_key(&record.uid) {
-            let relist = self.relist.take();
             self.apply(record);
-            self.relist = relist;
         }
     }
 
@@ -176,17 +168,6 @@ impl Index {
             self.removed = 0;
             self.texts.retain(|text| Arc::strong_count(text) > 1);
         }
-    }
-
-    /// All Evacuations are about to be listed: what is applied from now on to [`Self::end_relist`] is all.
-    pub fn begin_relist(&mut self) {
-        self.relist = Some(HashSet::new());
-    }
-
-    /// All Evacuations have been listed: which of those that were known are gone.
-    pub fn end_relist(&mut self) -> Vec<Key> {
-        let Some(listed) = self.relist.take() else { return Vec::new() };
-        self.entries.keys().filter(|key| !listed.contains(key)).copied().collect()
     }
 
     /// A pod has changed. Which Evacuations have to be looked at.
@@ -230,9 +211,14 @@ impl Index {
         self.admit(namespace, pods)
     }
 
-    /// All budgets have been listed, and there are no others. Who may try now.
-    pub fn budgets_listed(&mut self, names: &BTreeSet<(String, String)>, pods: &PodIndex) -> Vec<Key> {
-        self.budgets.keep(names);
+    /// Only these budgets are there; all others are gone. Who may try now.
+    pub fn retain_budgets(&mut self, keys: &HashSet<(String, String)>, pods: &PodIndex) -> Vec<Key> {
+        self.budgets.retain(keys);
+        self.admit_all(pods)
+    }
+
+    /// All budgets are known. Who may try now.
+    pub fn budgets_synced(&mut self, pods: &PodIndex) -> Vec<Key> {
         self.budgets_known = true;
         self.admit_all(pods)
     }

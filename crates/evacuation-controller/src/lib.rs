@@ -7,7 +7,7 @@
 //! | what is to be done about it, and when? | [`decide`], [`backoff`] |
 //! | what does an answer of the Eviction API mean? | [`haulout_service_runtime::eviction`] |
 //! | who may try when a budget frees up? | [`budget`] |
-//! | how is it done? | [`controller`], `act`, `feed` |
+//! | how is it done? | [`controller`], `act`, `watch` |
 //! | what do people see? | [`events`], [`messages`], [`metrics`] |
 
 mod act;
@@ -16,13 +16,13 @@ pub mod budget;
 pub mod controller;
 pub mod decide;
 pub mod events;
-mod feed;
 pub mod index;
 pub mod messages;
 pub mod metrics;
 pub mod record;
 #[cfg(test)]
 mod testing;
+mod watch;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
@@ -33,10 +33,10 @@ use haulout_service_runtime::access::{self, Kind, Permission};
 use haulout_service_runtime::lease::InvalidTiming;
 use haulout_service_runtime::queue::Backoff;
 use haulout_service_runtime::service::{self, CommonArgs, Context, ElectionArgs, Leading, Service};
+use haulout_service_runtime::term::Term;
+use haulout_service_runtime::watch::{self as watches, Source};
 use haulout_service_runtime::workers::WorkQueue;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
-use tracing::info;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
 use crate::controller::Controller;
 use crate::index::Index;
@@ -55,19 +55,21 @@ pub struct Args {
     pub election: ElectionArgs,
 }
 
-const PERMISSIONS: &[Permission] = &[
-    Permission::cluster("list", names::EVACUATION_GROUP, "evacuations"),
-    Permission::cluster("watch", names::EVACUATION_GROUP, "evacuations"),
-    Permission::cluster("patch", names::EVACUATION_GROUP, "evacuations"),
-    Permission::cluster("delete", names::EVACUATION_GROUP, "evacuations"),
-    Permission::cluster("patch", names::EVACUATION_GROUP, "evacuations/status"),
-    Permission::cluster("get", "", "pods"),
-    Permission::cluster("list", "", "pods"),
-    Permission::cluster("watch", "", "pods"),
-    Permission::cluster("create", "", "pods/eviction"),
-    Permission::cluster("list", "policy", "poddisruptionbudgets"),
-    Permission::cluster("watch", "policy", "poddisruptionbudgets"),
-];
+fn permissions() -> Vec<Permission> {
+    let watched = [
+        watches::permissions(names::EVACUATION_GROUP, "evacuations"),
+        watches::permissions("", "pods"),
+        watches::permissions("policy", "poddisruptionbudgets"),
+    ];
+    let written = [
+        Permission::cluster("patch", names::EVACUATION_GROUP, "evacuations"),
+        Permission::cluster("delete", names::EVACUATION_GROUP, "evacuations"),
+        Permission::cluster("patch", names::EVACUATION_GROUP, "evacuations/status"),
+        Permission::cluster("get", "", "pods"),
+        Permission::cluster("create", "", "pods/eviction"),
+    ];
+    [watched.as_flattened(), &written, access::EVENTS, &access::election("evacuation-controller")].concat()
+}
 
 /// How long an Evacuation waits on which a step failed. A minute is short enough for a policy that refuses our writes for
 /// a while, and long enough for one that refuses thousands of them for ever.
@@ -79,7 +81,7 @@ pub fn run(args: Args) -> ExitCode {
         name: "evacuation-controller",
         version: env!("CARGO_PKG_VERSION"),
         kinds: vec![Kind::of::<Evacuation>()],
-        permissions: [PERMISSIONS, access::EVENTS, &access::election("evacuation-controller")].concat(),
+        permissions: permissions(),
     };
     let common = args.common.clone();
     service::run(service, common, |context| stand(args, context))
@@ -118,27 +120,14 @@ async fn lead(
         queue: queue.clone(),
         resumed: Mutex::new(context.clock.now()),
     });
-    let (evacuations, budgets) = (CancellationToken::new(), CancellationToken::new());
-    let all = &context.metrics;
-    let _feeds = [
-        tokio::spawn(feed::evacuations(Arc::clone(&controller), all.clone(), evacuations.clone())),
-        tokio::spawn(feed::budgets(Arc::clone(&controller), all.clone(), budgets.clone())),
-        tokio::spawn(feed::pods(Arc::clone(&controller))),
-        tokio::spawn(feed::gaps(Arc::clone(&controller))),
-    ]
-    .map(AbortOnDropHandle::new);
-    let known = async {
-        controller.pods.ready().await;
-        tokio::join!(evacuations.cancelled(), budgets.cancelled());
-    };
-    tokio::select! {
-        () = known => {}
-        () = context.stop.cancelled() => return,
+    let mut term = Term::new(context);
+    term.watch(Source::<Evacuation>::all("evacuations"), &controller);
+    term.watch(Source::<PodDisruptionBudget>::all("poddisruptionbudgets"), &controller);
+    term.subscribe(&controller.pods, &controller);
+    if !term.synced().await {
+        return;
     }
-    controller.saw_again();
-    let admitted = controller.index().admit_all(&controller.pods.read());
-    controller.enqueue(admitted);
-    info!("everything is known, and work begins");
+    controller.resumed();
     let workers = args.common.max_requests;
-    queue.run(workers, context.stop.clone(), |key| Arc::clone(&controller).handle(key)).await;
+    term.run(queue.run(workers, context.stop.clone(), |key| Arc::clone(&controller).handle(key))).await;
 }

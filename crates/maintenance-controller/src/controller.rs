@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use haulout_service_runtime::clients::Clients;
 use haulout_service_runtime::clock::Clock;
 use haulout_service_runtime::events::Events;
-use haulout_service_runtime::pods::PodCache;
+use haulout_service_runtime::pods::{PodCache, PodIndex};
 use haulout_service_runtime::queue::Outcome;
 use haulout_service_runtime::workers::WorkQueue;
 use jiff::Timestamp;
@@ -58,7 +58,6 @@ enum Next {
 }
 
 impl Controller {
-    /// Who needs the pods too reads them first: two who wait for each other would wait for ever.
     pub(crate) fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -68,6 +67,11 @@ impl Controller {
         let told = change(&mut self.index());
         self.behind.notify_one();
         told
+    }
+
+    /// The same with the pods at hand. The two locks are always taken in this order, here and nowhere else.
+    pub(crate) fn update<T>(&self, change: impl FnOnce(&mut Index, &PodIndex) -> T) -> T {
+        self.tell(|index| change(index, &self.pods.read()))
     }
 
     /// Lets the planner catch up whenever there is something, a little at a time, and has what follows from it
@@ -230,17 +234,20 @@ impl Controller {
             self.index().volumes_ignored.remove(name);
             return;
         }
-        let pods = self.pods.read();
-        let mut index = self.index();
-        // What belongs to pods that stay is not known yet.
-        let unknown = !index.unknown_claims(pods.on_node(name), self.clock.now()).is_empty()
-            || !index.unknown_handles(name, pods.on_node(name)).is_empty();
-        if unknown || !index.volumes_ignored.insert(name.clone()) {
+        let now = self.clock.now();
+        let first = self.update(|index, pods| {
+            let pods = pods.on_node(name);
+            // Else what belongs to pods that stay is not known yet.
+            let known =
+                index.unknown_claims(pods, now).is_empty() && index.unknown_handles(name, pods).is_empty();
+            known && index.volumes_ignored.insert(name.clone())
+        });
+        if !first {
             return;
         }
-        drop(pods);
         let by_annotation = seen.marks.ignores_volumes();
         let told = status::volumes_ignored(name, plan.counts.volumes_ignored, by_annotation);
+        let index = self.index();
         let seen = plan.holders.iter().filter_map(|name| index.maintenance_seen(name));
         let maintenances: Vec<_> = seen.map(|seen| seen.object.clone()).collect();
         drop(index);
@@ -288,27 +295,21 @@ impl Controller {
             }
         }
         if plan.counts.volumes + plan.counts.volumes_ignored > 0 {
-            let claims = {
-                let pods = self.pods.read();
-                self.index().unknown_claims(pods.on_node(name), self.clock.now())
-            };
+            let now = self.clock.now();
+            let claims = self.update(|index, pods| index.unknown_claims(pods.on_node(name), now));
             for claim in claims {
-                let volume = act::volume_of(&self.clients.retrying, &claim.0, &claim.1).await?;
-                let (now, pods) = (self.clock.now(), self.pods.read());
-                let volume = volume.map(Into::into);
-                self.tell(|index| index.learn_claim(claim, volume, pods.on_node(name), now));
+                let volume =
+                    act::volume_of(&self.clients.retrying, &claim.0, &claim.1).await?.map(Into::into);
+                let now = self.clock.now();
+                self.update(|index, pods| index.learn_claim(claim, volume, pods.on_node(name), now));
             }
-            let volumes = {
-                let pods = self.pods.read();
-                self.index().unknown_handles(name, pods.on_node(name))
-            };
+            let volumes = self.update(|index, pods| index.unknown_handles(name, pods.on_node(name)));
             for volume in volumes {
                 let handle = act::handle_of(&self.clients.retrying, &volume).await?;
-                let (now, pods) = (self.clock.now(), self.pods.read());
-                self.tell(|index| index.learn_handle(volume, handle, name, pods.on_node(name), now));
+                let now = self.clock.now();
+                self.update(|index, pods| index.learn_handle(volume, handle, name, pods.on_node(name), now));
             }
-            let pods = self.pods.read();
-            return Ok(self.index().next_claim(pods.on_node(name)));
+            return Ok(self.update(|index, pods| index.next_claim(pods.on_node(name))));
         }
         Ok(None)
     }

@@ -21,7 +21,7 @@
 //! | question | module |
 //! |---|---|
 //! | what is read and kept of the objects? | [`seen`], [`index`] |
-//! | how is it done? | [`controller`], `act`, `feed` |
+//! | how is it done? | [`controller`], `act`, `watch` |
 //! | what do people see? | [`news`], [`metrics`] |
 //! | does the installation work, and how does it end? | [`check`], [`cleanup`] |
 
@@ -33,7 +33,6 @@ pub mod cleanup;
 pub mod controller;
 pub mod cordon;
 pub mod facts;
-mod feed;
 pub mod index;
 pub mod leader;
 pub mod metrics;
@@ -49,6 +48,7 @@ pub mod status;
 #[cfg(test)]
 mod testing;
 pub mod throttle;
+mod watch;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
@@ -60,17 +60,19 @@ use haulout_service_runtime::access::{self, Kind, Permission};
 use haulout_service_runtime::lease::InvalidTiming;
 use haulout_service_runtime::queue::Backoff;
 use haulout_service_runtime::service::{self, CommonArgs, Context, ElectionArgs, Leading, Service};
+use haulout_service_runtime::term::Term;
+use haulout_service_runtime::watch::{self as watches, Source};
 use haulout_service_runtime::workers::WorkQueue;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::core::PartialObjectMeta;
 use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
-use tracing::info;
 
 use crate::controller::Controller;
-use crate::feed::Feed;
 use crate::index::{Index, Work};
 use crate::metrics::Metrics;
 use crate::plan::Served;
+use crate::seen::{SlimAttachment, SlimEvacuation, SlimNode};
+use crate::watch::EvacuationController;
 
 /// Cordons and drains nodes and puts them back into service, as NodeMaintenances say.
 #[derive(Clone, Debug, clap::Parser)]
@@ -117,31 +119,29 @@ fn parse_pod_type(text: &str) -> Result<PodType, String> {
     found.ok_or_else(|| "one of Default, DaemonSet and Static is needed".into())
 }
 
-const PERMISSIONS: &[Permission] = &[
-    Permission::cluster("list", names::NODE_MAINTENANCE_GROUP, "nodemaintenances"),
-    Permission::cluster("watch", names::NODE_MAINTENANCE_GROUP, "nodemaintenances"),
-    Permission::cluster("patch", names::NODE_MAINTENANCE_GROUP, "nodemaintenances"),
-    Permission::cluster("delete", names::NODE_MAINTENANCE_GROUP, "nodemaintenances"),
-    Permission::cluster("patch", names::NODE_MAINTENANCE_GROUP, "nodemaintenances/status"),
-    Permission::cluster("list", names::NODE_MAINTENANCE_GROUP, "drainrules"),
-    Permission::cluster("watch", names::NODE_MAINTENANCE_GROUP, "drainrules"),
-    Permission::cluster("list", names::EVACUATION_GROUP, "evacuations"),
-    Permission::cluster("watch", names::EVACUATION_GROUP, "evacuations"),
-    Permission::cluster("create", names::EVACUATION_GROUP, "evacuations"),
-    Permission::cluster("patch", names::EVACUATION_GROUP, "evacuations"),
-    Permission::cluster("list", "", "nodes"),
-    Permission::cluster("watch", "", "nodes"),
-    Permission::cluster("patch", "", "nodes"),
-    Permission::cluster("patch", "", "nodes/status"),
-    Permission::cluster("list", "", "namespaces"),
-    Permission::cluster("watch", "", "namespaces"),
-    Permission::cluster("list", "", "pods"),
-    Permission::cluster("watch", "", "pods"),
-    Permission::cluster("get", "", "persistentvolumeclaims"),
-    Permission::cluster("get", "", "persistentvolumes"),
-    Permission::cluster("list", "storage.k8s.io", "volumeattachments"),
-    Permission::cluster("watch", "storage.k8s.io", "volumeattachments"),
-];
+fn permissions() -> Vec<Permission> {
+    let watched = [
+        watches::permissions(names::NODE_MAINTENANCE_GROUP, "nodemaintenances"),
+        watches::permissions(names::NODE_MAINTENANCE_GROUP, "drainrules"),
+        watches::permissions(names::EVACUATION_GROUP, "evacuations"),
+        watches::permissions("", "nodes"),
+        watches::permissions("", "namespaces"),
+        watches::permissions("", "pods"),
+        watches::permissions("storage.k8s.io", "volumeattachments"),
+    ];
+    let written = [
+        Permission::cluster("patch", names::NODE_MAINTENANCE_GROUP, "nodemaintenances"),
+        Permission::cluster("delete", names::NODE_MAINTENANCE_GROUP, "nodemaintenances"),
+        Permission::cluster("patch", names::NODE_MAINTENANCE_GROUP, "nodemaintenances/status"),
+        Permission::cluster("create", names::EVACUATION_GROUP, "evacuations"),
+        Permission::cluster("patch", names::EVACUATION_GROUP, "evacuations"),
+        Permission::cluster("patch", "", "nodes"),
+        Permission::cluster("patch", "", "nodes/status"),
+        Permission::cluster("get", "", "persistentvolumeclaims"),
+        Permission::cluster("get", "", "persistentvolumes"),
+    ];
+    [watched.as_flattened(), &written, access::EVENTS, &access::election("maintenance-controller")].concat()
+}
 
 /// A write that failed is tried again at least this often: nobody tells when a webhook of others lets it through.
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), most: Duration::from_secs(60) };
@@ -177,7 +177,7 @@ fn kinds() -> Vec<Kind> {
 }
 
 fn control(args: Args) -> ExitCode {
-    let mut permissions = [PERMISSIONS, access::EVENTS, &access::election("maintenance-controller")].concat();
+    let mut permissions = permissions();
     if args.follow_evacuation_controller {
         let lease = access::lease_name("evacuation-controller");
         let on = |verb| Permission::own(verb, "coordination.k8s.io", "leases").on(&lease);
@@ -227,46 +227,28 @@ async fn lead(args: &Args, context: &Context, metrics: Metrics, queue: WorkQueue
         queue: queue.clone(),
         behind: Notify::new(),
     });
-    let feed = || Feed {
-        controller: Arc::clone(&controller),
-        metrics: context.metrics.clone(),
-        listed: CancellationToken::new(),
-    };
-    let feeds = [(); 7].map(|()| feed());
-    let listed: Vec<_> = feeds.iter().map(|feed| feed.listed.clone()).collect();
-    let [nodes, maintenances, rules, evacuations, attachments, namespaces, own_pods] = feeds;
-    let _feeds = [
-        tokio::spawn(feed::nodes(nodes)),
-        tokio::spawn(feed::maintenances(maintenances)),
-        tokio::spawn(feed::rules(rules)),
-        tokio::spawn(feed::evacuations(evacuations)),
-        tokio::spawn(feed::attachments(attachments)),
-        tokio::spawn(feed::namespaces(namespaces)),
-        tokio::spawn(feed::own_pods(own_pods, context.namespace.clone())),
-    ]
-    .map(AbortOnDropHandle::new);
-    let leader = args
-        .follow_evacuation_controller
-        .then(|| feed::evacuation_controller(feed(), context.namespace.clone()));
-    let _leader = leader.map(|leader| AbortOnDropHandle::new(tokio::spawn(leader)));
-    let known = async {
-        controller.pods.ready().await;
-        for listed in &listed {
-            listed.cancelled().await;
-        }
-    };
-    tokio::select! {
-        () = known => {}
-        () = context.stop.cancelled() => return,
+    let mut term = Term::new(context);
+    term.watch(Source::<SlimNode>::all("nodes"), &controller);
+    term.watch(Source::<NodeMaintenance>::all("nodemaintenances"), &controller);
+    term.watch(Source::<DrainRule>::all("drainrules"), &controller);
+    term.watch(Source::<SlimEvacuation>::all("evacuations"), &controller);
+    term.watch(Source::<SlimAttachment>::all("volumeattachments"), &controller);
+    term.watch(Source::<PartialObjectMeta<Namespace>>::all("namespaces").metadata_only(), &controller);
+    term.watch(watch::own_pods(&context.namespace), &controller);
+    if args.follow_evacuation_controller {
+        let leader = EvacuationController::new(Arc::clone(&controller), &context.namespace);
+        term.watch(leader.source(&context.namespace), &leader);
+        term.spawn(leader.follow());
     }
-    // All of them before the first plan is made: what the planner has not been told of counts as gone.
-    let pods = feed::learn_pods(&controller);
-    let _planning = [
-        tokio::spawn(feed::pods(Arc::clone(&controller), pods)),
-        tokio::spawn(Arc::clone(&controller).settle()),
-    ]
-    .map(AbortOnDropHandle::new);
-    info!("everything is known, and work begins");
+    if !term.synced().await {
+        return;
+    }
+    // All pods before the first plan is made: what the planner has not been told of counts as gone.
+    term.subscribe(&controller.pods, &controller);
+    if !term.synced().await {
+        return;
+    }
+    term.spawn(Arc::clone(&controller).settle());
     let workers = args.common.max_requests;
-    queue.run(workers, context.stop.clone(), |work| Arc::clone(&controller).handle(work)).await;
+    term.run(queue.run(workers, context.stop.clone(), |work| Arc::clone(&controller).handle(work))).await;
 }

@@ -235,6 +235,11 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         while self.settle_one() {}
     }
 
+    /// The namespaces whose labels it knows.
+    pub fn namespaces(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.namespaces.keys()
+    }
+
     /// Whether it has been told of this pod.
     pub fn knows_pod(&self, pod: &PodKey) -> bool {
         self.node_of_pod.contains_key(pod)

@@ -110,7 +110,7 @@ pub fn has_unique_name(pod: &Pod) -> bool {
 }
 
 /// Whether the API server has the pod with this UID.
-pub async fn exists(client: &Client, pod: &Pod) -> Result<bool, pods::Error> {
+pub async fn exists(client: &Client, pod: &Pod) -> Result<bool, pods::FetchError> {
     let found = pods::fetch(client, &pod.namespace, &pod.name).await?;
     Ok(found.is_some_and(|found| found.uid == pod.uid))
 }

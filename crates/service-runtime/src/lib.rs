@@ -8,10 +8,15 @@ pub mod events;
 pub mod eviction;
 mod host;
 pub mod lease;
+mod lenient_json;
 pub mod metrics;
 pub mod pods;
 pub mod queue;
 pub mod server;
 pub mod service;
 pub mod telemetry;
+pub mod term;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+pub mod watch;
 pub mod workers;

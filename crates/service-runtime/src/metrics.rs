@@ -180,6 +180,11 @@ impl Metrics {
         self.watch_restarts.get_or_create(&ResourceLabel { resource }).inc();
     }
 
+    /// How many watches of this resource have ended, for whatever reason.
+    pub fn watch_restarts(&self, resource: &'static str) -> u64 {
+        self.watch_restarts.get_or_create(&ResourceLabel { resource }).get()
+    }
+
     /// Says whether this replica leads in the election of this name.
     pub fn leading(&self, name: &'static str, leads: bool) {
         self.leading.get_or_create(&NameLabel { name }).set(i64::from(leads));

@@ -1,9 +1,9 @@
 //! The slim pod cache: all pods of the cluster, reduced to what our controllers read, found by UID, name
 //! and node, and shared by whoever needs them in one process.
 //!
-//! The API server's JSON is read (`forgiving`, `wire`, `read`) straight into a small [`Pod`] that shares
-//! what is equal in many (`intern`). [`PodIndex`] finds pods and says what changed; `watch` keeps it equal
-//! to the API, and [`PodCache`] lets others read, subscribe, and see gaps.
+//! The API server's JSON is read (`wire`, `read`) straight into a small [`Pod`] that shares
+//! what is equal in many (`intern`). [`PodIndex`] finds pods and says what changed; a [watch](crate::watch)
+//! keeps it equal to the API, and [`PodCache`] lets others read, subscribe, and see gaps.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -12,7 +12,7 @@
 //! use haulout_service_runtime::service::{Context, Leading};
 //! use haulout_service_runtime::workers::WorkQueue;
 //!
-//! async fn follow(context: &Context, leading: &Leading, nodes: &WorkQueue<String>) -> Result<(), pods::Error> {
+//! async fn follow(context: &Context, leading: &Leading, nodes: &WorkQueue<String>) -> Result<(), pods::FetchError> {
 //!     // Clones share it, and the last one ends it.
 //!     let cache = context.pod_cache();
 //!     cache.ready().await;
@@ -47,19 +47,15 @@
 
 mod cache;
 mod feed;
-mod forgiving;
 mod index;
 mod intern;
 mod pod;
 mod read;
-mod request;
 #[cfg(test)]
-mod testing;
-mod watch;
+pub(crate) mod testing;
 mod wire;
 
-pub use self::cache::{Continuity, Options, PodCache, Subscription, fetch};
+pub use self::cache::{Continuity, FetchError, PodCache, Subscriber, Subscription, fetch};
 pub use self::index::{Change, PodIndex};
 pub use self::pod::{LabelSet, NotAUid, Owner, Phase, Pod, Toleration, Uid};
 pub use self::read::{NotAPod, continue_token, decode_page};
-pub use self::request::Error;

@@ -49,7 +49,6 @@
 use std::fmt::Display;
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Config;
@@ -65,7 +64,7 @@ use crate::events::Events;
 use crate::host;
 use crate::lease::{self, Election, InvalidTiming, Leadership, Timing};
 use crate::metrics::Metrics;
-use crate::pods::{Options, PodCache};
+use crate::pods::PodCache;
 use crate::server::{self, Readiness, Shown};
 use crate::telemetry::{self, LogFormat};
 
@@ -208,12 +207,7 @@ impl Context {
     /// Starts the cache of all pods for the parts of this service to share, with its watch in the metrics. It
     /// ends with the last clone. Leaders have one; a standby needs none.
     pub fn pod_cache(&self) -> PodCache {
-        let metrics = self.metrics.clone();
-        let options = Options {
-            on_watch_restart: Some(Arc::new(move || metrics.watch_restarted("pods"))),
-            ..Options::default()
-        };
-        PodCache::start(self.clients.direct.clone(), options)
+        PodCache::start(self.clients.direct.clone(), self.metrics.clone())
     }
 }
 
@@ -361,47 +355,16 @@ fn text(error: impl Display) -> String {
 
 #[cfg(test)]
 mod tests {
-    use http::{Request, Response};
-    use kube::Client;
-    use kube::client::Body;
-
     use super::*;
-
-    /// A service whose API server has no pods, and closes every watch.
-    fn context() -> Context {
-        let service = tower::service_fn(|request: Request<Body>| async move {
-            let watch = request.uri().query().unwrap_or_default().contains("watch=true");
-            let list = br#"{"metadata": {"resourceVersion": "7"}, "items": []}"#.to_vec();
-            Ok::<_, kube::Error>(Response::new(Body::from(if watch { Vec::new() } else { list })))
-        });
-        let (client, clock, metrics) =
-            (Client::new(service, "default"), Clock::default(), Metrics::new("test", "0"));
-        let (events, _) = Events::new(
-            client.clone(),
-            "haulout-test".into(),
-            "test-1".into(),
-            clock.clone(),
-            metrics.clone(),
-        );
-        Context {
-            clients: Clients { retrying: client.clone(), direct: client.clone(), lease: client },
-            clock,
-            events,
-            instance: "test-1".into(),
-            name: "test",
-            metrics,
-            namespace: "default".into(),
-            readiness: Readiness::default(),
-            stop: CancellationToken::new(),
-        }
-    }
+    use crate::testing::context;
 
     #[tokio::test(start_paused = true)]
     async fn the_pod_cache_of_a_service_shows_its_watch_restarts() {
-        let context = context();
+        // Every watch is closed at once.
+        let context = context(|_| None);
         let cache = context.pod_cache();
         cache.ready().await;
-        while cache.watch_restarts() < 2 {
+        while context.metrics.watch_restarts("pods") < 2 {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         let text = context.metrics.encode().unwrap();

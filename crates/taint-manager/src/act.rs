@@ -30,7 +30,7 @@ pub enum ActError {
     Api(#[from] kube::Error),
     /// The pod could not be looked up.
     #[error(transparent)]
-    LookUp(#[from] pods::Error),
+    LookUp(#[from] pods::FetchError),
     /// The Eviction API did not evict the pod.
     #[error(transparent)]
     Eviction(#[from] eviction::Failure),

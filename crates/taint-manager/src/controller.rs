@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use haulout_service_runtime::clients::Clients;
 use haulout_service_runtime::clock::Clock;
@@ -9,6 +10,7 @@ use haulout_service_runtime::events::{Events, News};
 use haulout_service_runtime::pods::{PodCache, PodIndex};
 use haulout_service_runtime::queue::Outcome;
 use haulout_service_runtime::workers::WorkQueue;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use tracing::{debug, info, warn};
 
@@ -49,7 +51,11 @@ pub(crate) struct Controller {
     /// Nodes whose annotation has to be written.
     pub(crate) nodes: WorkQueue<Arc<str>>,
     pub(crate) wanted: Mutex<HashMap<Arc<str>, Wanted>>,
-    pub(crate) in_sight: Mutex<BTreeSet<Source>>,
+    /// The sources whose watch works.
+    pub(crate) synced: Mutex<BTreeSet<Source>>,
+    pub(crate) started: Timestamp,
+    /// Others who are known to act on the same taints.
+    pub(crate) rivals: Mutex<BTreeSet<String>>,
     pub(crate) dry_run: bool,
     /// Our own pod, on which people find what concerns no other object.
     pub(crate) own: ObjectReference,
@@ -76,24 +82,27 @@ impl Controller {
         }
     }
 
-    /// Something has come into sight, or is out of it.
-    pub(crate) fn sees(&self, source: Source, in_sight: bool) {
-        // Held to the end, so that nobody says that all is in sight after another has said that it is not.
-        let mut sources = lock(&self.in_sight);
-        if in_sight {
-            sources.insert(source)
-        } else {
-            sources.remove(&source)
-        };
-        let now = self.clock.now();
-        if sources.len() < SOURCES {
-            self.manager().gaps.begin(now);
+    /// The watch of a source is broken, and has been for so long.
+    pub(crate) fn interrupted(&self, source: Source, ago: Duration) {
+        // Held to the end, as below: otherwise a gap could end that has just begun.
+        let mut synced = lock(&self.synced);
+        synced.remove(&source);
+        let began = self.clock.now().saturating_sub(ago).unwrap_or(Timestamp::MIN);
+        self.manager().gaps.begin(began);
+    }
+
+    /// A source has been listed for the first time, or its watch works again.
+    pub(crate) fn resumed(&self, source: Source) {
+        let mut synced = lock(&self.synced);
+        synced.insert(source);
+        if synced.len() < SOURCES {
             return;
         }
+        let now = self.clock.now();
         self.tell(|manager, pods| {
             manager.gaps.end(now);
             let (everybody, tainted_nodes) = (manager.index.everybody(pods), manager.index.tainted_nodes());
-            info!(pods = everybody.len(), tainted_nodes, "everything is in sight");
+            info!(pods = everybody.len(), tainted_nodes, "all watches work");
             everybody
         });
     }
@@ -157,7 +166,7 @@ impl Controller {
     }
 
     /// What was planned comes in its time, even if the retry is later.
-    fn failed(&self, key: Key, again: Option<jiff::Timestamp>) -> Outcome {
+    fn failed(&self, key: Key, again: Option<Timestamp>) -> Outcome {
         if let Some(again) = again {
             self.queue.add_at(key, again);
         }

@@ -169,8 +169,8 @@ impl Index {
     }
 
     /// All nodes have been listed: others are gone.
-    pub fn retain_nodes(&mut self, listed: &HashSet<String>, pods: &PodIndex) -> Vec<Key> {
-        let gone: Vec<_> = self.nodes.keys().filter(|name| !listed.contains(&***name)).cloned().collect();
+    pub fn retain_nodes(&mut self, listed: &HashSet<Arc<str>>, pods: &PodIndex) -> Vec<Key> {
+        let gone: Vec<_> = self.nodes.keys().filter(|name| !listed.contains(*name)).cloned().collect();
         gone.iter().flat_map(|name| self.delete_node(name, pods)).collect()
     }
 
@@ -206,6 +206,11 @@ impl Index {
         self.namespaces.remove(name);
     }
 
+    /// All namespaces have been listed: others are gone.
+    pub fn retain_namespaces(&mut self, listed: &HashSet<Box<str>>) {
+        self.namespaces.retain(|name, _| listed.contains(name));
+    }
+
     /// Whether there is an Evacuation for a pod that we want. Whom that concerns: the pod, if it is there.
     pub fn apply_evacuation(&mut self, pod: Uid, wanted: bool, pods: &PodIndex) -> Option<Key> {
         let changed = if wanted { self.evacuations.insert(pod) } else { self.evacuations.remove(&pod) };
@@ -220,9 +225,10 @@ impl Index {
         self.past_recall.insert(pod);
     }
 
-    /// All Evacuations have been listed: which of those that we know are not among them.
-    pub fn evacuations_beside(&self, listed: &HashSet<Uid>) -> Vec<Uid> {
-        self.evacuations.difference(listed).copied().collect()
+    /// All Evacuations have been listed: others are gone. Whom that concerns.
+    pub fn retain_evacuations(&mut self, listed: &HashSet<Uid>, pods: &PodIndex) -> Vec<Key> {
+        let gone: Vec<_> = self.evacuations.difference(listed).copied().collect();
+        gone.into_iter().filter_map(|pod| self.apply_evacuation(pod, false, pods)).collect()
     }
 
     /// Decides about a pod.

@@ -14,18 +14,18 @@
 //! | all of that together: what is the next step for this pod? | [`manager`] |
 //! | who else does the same? | [`rival`] |
 //! | what are people told? | [`notice`], [`metrics`] |
-//! | how is it done? | [`service`], `feed`, `controller`, `act` |
+//! | how is it done? | [`service`], `watch`, `policy_file`, `controller`, `act` |
 
 mod act;
 mod controller;
 pub mod decide;
-mod feed;
 pub mod index;
 pub mod manager;
 pub mod metrics;
 pub mod notice;
 pub mod pace;
 pub mod policy;
+mod policy_file;
 pub mod rival;
 pub mod service;
 pub mod sight;
@@ -34,3 +34,4 @@ pub mod taint;
 mod testing;
 pub mod told;
 pub mod toleration;
+mod watch;

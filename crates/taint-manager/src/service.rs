@@ -9,19 +9,22 @@ use haulout_api_types::{Evacuation, names};
 use haulout_service_runtime::access::{self, Kind, Permission};
 use haulout_service_runtime::metrics::QueueMetrics;
 use haulout_service_runtime::service::{self, CommonArgs, Context, ElectionArgs, Leading, Service};
+use haulout_service_runtime::term::Term;
+use haulout_service_runtime::watch::{self as watches, Source};
 use haulout_service_runtime::workers::WorkQueue;
 use jiff::SignedDuration;
-use k8s_openapi::api::core::v1::ObjectReference;
-use tokio_util::task::AbortOnDropHandle;
+use k8s_openapi::api::core::v1::{Event, Namespace, ObjectReference};
+use kube::core::PartialObjectMeta;
 use tracing::{info, warn};
 
 use crate::controller::{Controller, lock};
-use crate::feed;
 use crate::index::Key;
 use crate::manager::Manager;
 use crate::metrics::Metrics;
 use crate::pace::BACKOFF;
 use crate::policy::Policy;
+use crate::rival::field_selector;
+use crate::{policy_file, watch};
 
 /// Makes pods leave nodes with NoExecute taints, instead of kube-controller-manager's taint-eviction-controller
 #[derive(Clone, Debug, clap::Parser)]
@@ -57,26 +60,26 @@ fn parse_rate(text: &str) -> Result<f64, String> {
     rate.ok_or_else(|| "a number above 0 is needed".into())
 }
 
-const PERMISSIONS: &[Permission] = &[
-    Permission::cluster("list", "", "nodes"),
-    Permission::cluster("watch", "", "nodes"),
-    Permission::cluster("patch", "", "nodes"),
-    Permission::cluster("list", "", "namespaces"),
-    Permission::cluster("watch", "", "namespaces"),
-    Permission::cluster("get", "", "pods"),
-    Permission::cluster("list", "", "pods"),
-    Permission::cluster("watch", "", "pods"),
-    Permission::cluster("delete", "", "pods"),
-    Permission::cluster("patch", "", "pods/status"),
-    Permission::cluster("create", "", "pods/eviction"),
-    Permission::cluster("list", "", "events"),
-    Permission::cluster("watch", "", "events"),
-    Permission::cluster("get", names::EVACUATION_GROUP, "evacuations"),
-    Permission::cluster("list", names::EVACUATION_GROUP, "evacuations"),
-    Permission::cluster("watch", names::EVACUATION_GROUP, "evacuations"),
-    Permission::cluster("create", names::EVACUATION_GROUP, "evacuations"),
-    Permission::cluster("patch", names::EVACUATION_GROUP, "evacuations"),
-];
+fn permissions() -> Vec<Permission> {
+    let watched = [
+        watches::permissions("", "nodes"),
+        watches::permissions("", "namespaces"),
+        watches::permissions("", "pods"),
+        watches::permissions("", "events"),
+        watches::permissions(names::EVACUATION_GROUP, "evacuations"),
+    ];
+    let written = [
+        Permission::cluster("patch", "", "nodes"),
+        Permission::cluster("get", "", "pods"),
+        Permission::cluster("delete", "", "pods"),
+        Permission::cluster("patch", "", "pods/status"),
+        Permission::cluster("create", "", "pods/eviction"),
+        Permission::cluster("get", names::EVACUATION_GROUP, "evacuations"),
+        Permission::cluster("create", names::EVACUATION_GROUP, "evacuations"),
+        Permission::cluster("patch", names::EVACUATION_GROUP, "evacuations"),
+    ];
+    [watched.as_flattened(), &written, access::EVENTS, &access::election("taint-manager")].concat()
+}
 
 /// Runs the service until it is told to end.
 pub fn run(args: Args) -> ExitCode {
@@ -84,7 +87,7 @@ pub fn run(args: Args) -> ExitCode {
         name: "taint-manager",
         version: env!("CARGO_PKG_VERSION"),
         kinds: vec![Kind::of::<Evacuation>()],
-        permissions: [PERMISSIONS, access::EVENTS, &access::election("taint-manager")].concat(),
+        permissions: permissions(),
     };
     let common = args.common.clone();
     service::run(service, common, |context| stand(args, context))
@@ -141,7 +144,9 @@ async fn lead(
         queue: WorkQueue::fair(context.clock.clone(), BACKOFF, pods, Key::lane),
         nodes: WorkQueue::new(context.clock.clone(), BACKOFF, nodes),
         wanted: Mutex::new(HashMap::new()),
-        in_sight: Mutex::new(BTreeSet::new()),
+        synced: Mutex::new(BTreeSet::new()),
+        started: context.clock.now(),
+        rivals: Mutex::new(BTreeSet::new()),
         dry_run: args.dry_run,
         own: ObjectReference {
             api_version: Some("v1".into()),
@@ -151,22 +156,19 @@ async fn lead(
             ..ObjectReference::default()
         },
     });
-    let all = &context.metrics;
-    let mut feeds = vec![
-        tokio::spawn(feed::pods(Arc::clone(&controller))),
-        tokio::spawn(feed::nodes(Arc::clone(&controller), all.clone())),
-        tokio::spawn(feed::namespaces(Arc::clone(&controller), all.clone())),
-        tokio::spawn(feed::evacuations(Arc::clone(&controller), all.clone())),
-        tokio::spawn(feed::rivals(Arc::clone(&controller), all.clone())),
-    ];
+    let mut term = Term::new(context);
+    term.watch(Source::<watch::Node>::all("nodes"), &controller);
+    term.watch(Source::<PartialObjectMeta<Namespace>>::all("namespaces").metadata_only(), &controller);
+    term.watch(Source::<PartialObjectMeta<Evacuation>>::all("evacuations").metadata_only(), &controller);
+    term.watch(Source::<Event>::all("events").fields(&field_selector()), &controller);
+    term.subscribe(&controller.pods, &controller);
     if let Some(path) = &args.policy {
-        feeds.push(tokio::spawn(feed::policy(Arc::clone(&controller), path.clone(), text)));
+        term.spawn(policy_file::follow(Arc::clone(&controller), path.clone(), text));
     }
-    let _feeds: Vec<_> = feeds.into_iter().map(AbortOnDropHandle::new).collect();
     info!(dry_run = args.dry_run, "watching nodes and pods");
     let workers = args.common.max_requests;
-    tokio::join!(
-        controller.queue.run(workers, context.stop.clone(), |key| Arc::clone(&controller).handle(key)),
-        controller.nodes.run(4, context.stop.clone(), |node| Arc::clone(&controller).annotate(node)),
-    );
+    let pods = controller.queue.run(workers, context.stop.clone(), |key| Arc::clone(&controller).handle(key));
+    let nodes = controller.nodes.run(4, context.stop.clone(), |node| Arc::clone(&controller).annotate(node));
+    // Nobody has to leave before all watches have synced: the manager sees a gap until then.
+    term.run(async { ((), ()) = tokio::join!(pods, nodes) }).await;
 }

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use haulout_e2e::etcd::Etcd;
 use haulout_e2e::{Cluster, Component, Handle, objects, wait};
-use haulout_service_runtime::pods::{Options, PodCache, Subscription, Uid};
+use haulout_service_runtime::metrics::Metrics;
+use haulout_service_runtime::pods::{PodCache, Subscription, Uid};
 use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
 use kube::Api;
 use kube::api::{ListParams, PostParams};
@@ -109,8 +110,8 @@ async fn equal_after(changes: usize) {
     for name in ["shop", "batch"] {
         namespace(&cluster, name).await;
     }
-    let cache =
-        PodCache::start(cluster.client().await.unwrap(), Options { page_size: 50, ..Options::default() });
+    let metrics = Metrics::new("test", "0");
+    let cache = PodCache::with_page_size(cluster.client().await.unwrap(), metrics.clone(), 50);
     cache.ready().await;
     let follower = follow(cache.subscribe());
     let mut churn = churn::Churn::start(&cluster, changes).await;
@@ -121,7 +122,7 @@ async fn equal_after(changes: usize) {
     let continuity = cache.continuity();
     assert!(continuity.gaps >= 1, "the restart of the API server was not told of: {continuity:?}");
     assert!(continuity.gap_since.is_none() && continuity.last_gap_ended.is_some(), "{continuity:?}");
-    assert!(cache.watch_restarts() >= 1);
+    assert!(metrics.watch_restarts("pods") >= 1);
     assert!(cache.read().len() > 100, "too little is left to compare: {}", cache.read().len());
 
     // The follower compares what it was told with what is there once this pod has reached it.
@@ -141,8 +142,7 @@ async fn the_cache_equals_the_api_after_its_version_has_expired() {
             objects::pod(&format!("pod-{n}")).node(&format!("node-{}", n % 3)).label("n", &n.to_string());
         pods.create(&PostParams::default(), &pod.build()).await.unwrap();
     }
-    let cache =
-        PodCache::start(cluster.client().await.unwrap(), Options { page_size: 7, ..Options::default() });
+    let cache = PodCache::with_page_size(cluster.client().await.unwrap(), Metrics::new("test", "0"), 7);
     cache.ready().await;
     until_equal(&cluster, &cache).await;
     let mut changes = cache.subscribe();

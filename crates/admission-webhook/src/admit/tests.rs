@@ -11,6 +11,7 @@ use kube::Client;
 use kube::client::Body;
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
 const UID: &str = "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11";
 const BUDGET: Duration = Duration::from_secs(5);
@@ -83,8 +84,12 @@ fn rules(review: impl Fn(&Value) -> Option<bool> + Clone + Send + Sync + 'static
 }
 
 fn world(client: &Client, metrics: &Metrics) -> World {
-    let pods = pods::PodCache::start(client.clone(), pods::Options::default());
-    World::watch(client, pods, metrics)
+    let pods = pods::PodCache::start(client.clone(), metrics.clone());
+    let mut term = Term::with(client.clone(), metrics.clone(), CancellationToken::new());
+    let world = World::watch(client, pods, metrics, &mut term);
+    // Its watches end with the test.
+    std::mem::forget(term);
+    world
 }
 
 /// Such as `ann: delete pods shop web-1`.

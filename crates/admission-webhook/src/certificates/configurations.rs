@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::sync::Arc;
 
-use futures::stream::{BoxStream, SelectAll};
-use futures::{StreamExt as _, TryStreamExt as _};
+use haulout_service_runtime::term::Term;
+use haulout_service_runtime::watch::{Source, Store};
 use json_patch::jsonptr::PointerBuf;
 use json_patch::{AddOperation, PatchOperation, TestOperation};
 use k8s_openapi::ByteString;
@@ -12,12 +13,11 @@ use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
 };
 use kube::api::{Patch, PatchParams};
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::runtime::{WatchStreamExt as _, watcher::Config};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use tokio::sync::Notify;
 
 /// What is trusted through one configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -59,16 +59,9 @@ impl Configuration {
     }
 }
 
-/// One of our configurations, by name.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Key {
-    Mutating(String),
-    Validating(String),
-}
-
 /// The two kinds of configurations.
 trait Webhooks:
-    Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize + Send + 'static
+    Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize + Send + Sync + 'static
 {
     fn clients(&self) -> Vec<&WebhookClientConfig>;
 
@@ -95,127 +88,82 @@ impl Webhooks for ValidatingWebhookConfiguration {
     }
 }
 
-/// What a watch of one object has shown.
-#[derive(Clone, Debug)]
-pub(super) struct Slot<T> {
-    listed: Option<T>,
-    /// Whether a list has been complete, so that no object means that there is none.
-    pub synced: bool,
-    /// The object, if there is one.
-    pub object: Option<T>,
-}
-
-impl<T> Default for Slot<T> {
-    fn default() -> Self {
-        Self { listed: None, synced: false, object: None }
-    }
-}
-
-impl<T> Slot<T> {
-    pub(super) fn apply(&mut self, event: Event<T>) {
-        match event {
-            Event::Init => self.listed = None,
-            Event::InitApply(object) => self.listed = Some(object),
-            Event::InitDone => {
-                self.object = self.listed.take();
-                self.synced = true;
-            }
-            Event::Apply(object) => self.object = Some(object),
-            Event::Delete(_) => self.object = None,
-        }
-    }
-}
-
-/// Watches one object by its name, which is all that our role lets us watch.
-pub(super) fn watch_one<K>(api: Api<K>, name: &str) -> BoxStream<'static, watcher::Result<Event<K>>>
-where
-    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
-{
-    watcher(api, Config::default().fields(&format!("metadata.name={name}"))).default_backoff().boxed()
-}
-
-/// News of one configuration.
-pub(super) type News = (Key, Event<Configuration>);
-
 /// All our configurations.
 pub(super) struct Configurations {
     client: Client,
-    slots: BTreeMap<Key, Slot<Configuration>>,
+    mutating: BTreeMap<String, Arc<Store<MutatingWebhookConfiguration>>>,
+    validating: BTreeMap<String, Arc<Store<ValidatingWebhookConfiguration>>>,
+}
+
+/// The object with this name alone, which is all that our role lets us watch.
+pub(super) fn named<K: Resource<DynamicType = ()>>(source: Source<K>, name: &str) -> Source<K> {
+    source.fields(&format!("metadata.name={name}"))
 }
 
 impl Configurations {
-    pub(super) fn new(client: &Client, mutating: &[String], validating: &[String]) -> Self {
-        let mutating = mutating.iter().cloned().map(Key::Mutating);
-        let keys = mutating.chain(validating.iter().cloned().map(Key::Validating));
-        Self { client: client.clone(), slots: keys.map(|key| (key, Slot::default())).collect() }
-    }
-
-    /// The news of all of them.
-    pub(super) fn watch(&self) -> SelectAll<BoxStream<'static, watcher::Result<News>>> {
-        fn one<K: Webhooks>(
-            client: &Client,
-            name: &str,
-            key: Key,
-        ) -> BoxStream<'static, watcher::Result<News>> {
-            let events = watch_one(Api::<K>::all(client.clone()), name);
-            events.map_ok(move |event| (key.clone(), map(event, |object: K| object.configuration()))).boxed()
+    /// Watches them, and notifies of every change.
+    pub(super) fn watch(
+        client: &Client,
+        mutating: &[String],
+        validating: &[String],
+        term: &mut Term,
+        changed: &Arc<Notify>,
+    ) -> Self {
+        fn all<K: Webhooks>(
+            resource: &'static str,
+            names: &[String],
+            term: &mut Term,
+            changed: &Arc<Notify>,
+        ) -> BTreeMap<String, Arc<Store<K>>> {
+            let one = |name: &String| {
+                let store = Arc::new(Store::new(|_| {}, Arc::clone(changed)));
+                term.watch(named(Source::all(resource), name), &store);
+                (name.clone(), store)
+            };
+            names.iter().map(one).collect()
         }
-        futures::stream::select_all(self.slots.keys().map(|key| match key {
-            Key::Mutating(name) => one::<MutatingWebhookConfiguration>(&self.client, name, key.clone()),
-            Key::Validating(name) => one::<ValidatingWebhookConfiguration>(&self.client, name, key.clone()),
-        }))
-    }
-
-    pub(super) fn apply(&mut self, (key, event): News) {
-        self.slots.entry(key).or_default().apply(event);
+        Self {
+            client: client.clone(),
+            mutating: all("mutatingwebhookconfigurations", mutating, term, changed),
+            validating: all("validatingwebhookconfigurations", validating, term, changed),
+        }
     }
 
     /// Whether all of them have been looked for.
     pub(super) fn synced(&self) -> bool {
-        self.slots.values().all(|slot| slot.synced)
+        self.mutating.values().all(|store| store.is_synced())
+            && self.validating.values().all(|store| store.is_synced())
     }
 
     /// Those that there are. Through one that is not there nobody calls us.
-    pub(super) fn present(&self) -> impl Iterator<Item = &Configuration> {
-        self.slots.values().filter_map(|slot| slot.object.as_ref())
+    pub(super) fn present(&self) -> Vec<Configuration> {
+        let mutating =
+            self.mutating.iter().filter_map(|(name, store)| Some(store.get(name)?.configuration()));
+        let validating =
+            self.validating.iter().filter_map(|(name, store)| Some(store.get(name)?.configuration()));
+        mutating.chain(validating).collect()
     }
 
     /// Puts this bundle into all of them where it is not there yet; returns whether it wrote.
-    pub(super) async fn trust(&mut self, bundle: &str) -> kube::Result<bool> {
+    pub(super) async fn trust(&self, bundle: &str) -> kube::Result<bool> {
         let mut wrote = false;
-        for (key, slot) in &mut self.slots {
-            let Some(known) = &slot.object else { continue };
-            let Some(patch) = known.patch(bundle.as_bytes()) else { continue };
-            slot.object = Some(match key {
-                Key::Mutating(name) => put::<MutatingWebhookConfiguration>(&self.client, name, patch).await?,
-                Key::Validating(name) => {
-                    put::<ValidatingWebhookConfiguration>(&self.client, name, patch).await?
-                }
-            });
-            wrote = true;
+        for (name, store) in &self.mutating {
+            wrote |= put(&self.client, name, store, bundle).await?;
+        }
+        for (name, store) in &self.validating {
+            wrote |= put(&self.client, name, store, bundle).await?;
         }
         Ok(wrote)
     }
 }
 
-async fn put<K: Webhooks>(
-    client: &Client,
-    name: &str,
-    patch: json_patch::Patch,
-) -> kube::Result<Configuration> {
+async fn put<K: Webhooks>(client: &Client, name: &str, store: &Store<K>, bundle: &str) -> kube::Result<bool> {
+    let patch = store.get(name).and_then(|known| known.configuration().patch(bundle.as_bytes()));
+    let Some(patch) = patch else { return Ok(false) };
     let api: Api<K> = Api::all(client.clone());
     let written = api.patch(name, &PatchParams::default(), &Patch::<()>::Json(patch)).await?;
-    Ok(written.configuration())
-}
-
-fn map<T, U>(event: Event<T>, change: impl Fn(T) -> U) -> Event<U> {
-    match event {
-        Event::Init => Event::Init,
-        Event::InitDone => Event::InitDone,
-        Event::InitApply(object) => Event::InitApply(change(object)),
-        Event::Apply(object) => Event::Apply(change(object)),
-        Event::Delete(object) => Event::Delete(change(object)),
-    }
+    store.put(name, written);
+    Ok(true)
 }
 
 #[cfg(test)]
@@ -258,19 +206,5 @@ mod tests {
         assert!(!configuration(&[Some("old+new"), Some("old")]).trusts(b"new"));
         assert!(!configuration(&[None]).trusts(b"new"));
         assert!(configuration(&[]).trusts(b"new"), "nobody calls us through it");
-    }
-
-    #[test]
-    fn nothing_is_known_before_a_list_is_complete_and_everything_stays_known_during_the_next() {
-        let mut slot = Slot::default();
-        slot.apply(Event::Init);
-        slot.apply(Event::InitApply(1));
-        assert_eq!((slot.synced, slot.object), (false, None));
-        slot.apply(Event::InitDone);
-        assert_eq!((slot.synced, slot.object), (true, Some(1)));
-        slot.apply(Event::Init);
-        assert_eq!((slot.synced, slot.object), (true, Some(1)));
-        slot.apply(Event::InitDone);
-        assert_eq!((slot.synced, slot.object), (true, None));
     }
 }

@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use futures::StreamExt as _;
 use haulout_service_runtime::service::Context;
+use tokio::sync::Notify;
 use tracing::{info, warn};
 
 use super::CertificateError;
@@ -47,28 +47,20 @@ pub(super) async fn run(
     configurations: Option<Configurations>,
     context: &Context,
     served: &Served,
+    changed: &Notify,
 ) -> Result<(), CertificateError> {
     let mut files = read(&dir).await?;
     serve(&dir, &files, served)?;
-    let mut configurations = configurations;
-    let mut news = configurations.as_ref().map(Configurations::watch).unwrap_or_default();
     let mut tick = tokio::time::Instant::now() + PAUSE;
     loop {
-        if let (Some(configurations), Some(authority)) = (&mut configurations, &files.authority)
+        if let (Some(configurations), Some(authority)) = (&configurations, &files.authority)
             && let Err(error) = configurations.trust(authority).await
         {
             warn!(%error, "putting ca.crt into the webhook configurations");
         }
         tokio::select! {
             () = context.stop.cancelled() => return Ok(()),
-            Some(seen) = news.next() => match (seen, &mut configurations) {
-                (Ok(seen), Some(configurations)) => configurations.apply(seen),
-                (Ok(_), None) => {}
-                (Err(error), _) => {
-                    context.metrics.watch_restarted("webhookconfigurations");
-                    warn!(%error, "a watch broke and begins anew");
-                }
-            },
+            () = changed.notified() => {}
             () = tokio::time::sleep_until(tick) => {
                 tick = tokio::time::Instant::now() + PAUSE;
                 match read(&dir).await {

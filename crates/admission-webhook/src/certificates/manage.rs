@@ -1,18 +1,20 @@
 //! Keeps our own certificate: watches the Secret and the configurations, does what `decide` says, and serves what
 //! the Secret holds. Every replica does all of it; whoever comes second finds nothing left to do.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt as _;
 use haulout_service_runtime::service::Context;
+use haulout_service_runtime::watch;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
 use thiserror::Error;
+use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
-use super::configurations::{Configurations, Slot, watch_one};
+use super::configurations::Configurations;
 use super::decide::{Policy, Step, decide};
 use super::issue::issue;
 use super::pair::PairError;
@@ -49,30 +51,30 @@ struct Manager<'a> {
     configurations: Configurations,
     context: &'a Context,
     served: &'a Served,
-    secret: Slot<Secret>,
+    secret: Arc<watch::Store<Secret>>,
+    changed: &'a Notify,
     /// The last one that was good; its current generation is what we serve.
     remembered: Option<Store>,
 }
 
 /// Runs until the service is to end.
 pub(super) async fn run(
-    name: String,
+    (name, secret): (String, Arc<watch::Store<Secret>>),
     policy: Policy,
     configurations: Configurations,
     context: &Context,
     served: &Served,
+    changed: &Notify,
 ) {
     let secrets: Api<Secret> = Api::namespaced(context.clients.retrying.clone(), &context.namespace);
-    let secret = Slot::default();
+    let remembered = None;
     let mut manager =
-        Manager { secrets, name, policy, configurations, context, served, secret, remembered: None };
+        Manager { secrets, name, policy, configurations, context, served, secret, changed, remembered };
     manager.run().await;
 }
 
 impl Manager<'_> {
     async fn run(&mut self) {
-        let mut secrets = watch_one(self.secrets.clone(), &self.name);
-        let mut configurations = self.configurations.watch();
         let mut failures = 0;
         loop {
             let wait = match self.go_on().await {
@@ -95,27 +97,15 @@ impl Manager<'_> {
                 () = self.context.stop.cancelled() => return,
                 () = tokio::time::sleep(wait) => {}
                 () = self.context.clock.shifted() => {}
-                Some(event) = secrets.next() => match event {
-                    Ok(event) => self.secret.apply(event),
-                    Err(error) => self.broken("secrets", &error),
-                },
-                Some(news) = configurations.next() => match news {
-                    Ok(news) => self.configurations.apply(news),
-                    Err(error) => self.broken("webhookconfigurations", &error),
-                },
+                () = self.changed.notified() => {}
             }
         }
-    }
-
-    fn broken(&self, resource: &'static str, error: &kube::runtime::watcher::Error) {
-        self.context.metrics.watch_restarted(resource);
-        warn!(%error, resource, "a watch broke and begins anew");
     }
 
     /// Takes all steps that are due; returns how long nothing will be if nothing changes.
     async fn go_on(&mut self) -> Result<Duration, StepError> {
         loop {
-            if !self.secret.synced || !self.configurations.synced() {
+            if !self.secret.is_synced() || !self.configurations.synced() {
                 return Ok(LONGEST_SLEEP);
             }
             let found = self.look();
@@ -133,7 +123,8 @@ impl Manager<'_> {
                 }
             }
             let present = self.configurations.present();
-            let decision = decide(found.as_ref(), self.remembered.as_ref(), present, &self.policy, now);
+            let decision =
+                decide(found.as_ref(), self.remembered.as_ref(), present.iter(), &self.policy, now);
             let Some(step) = decision.step else {
                 let wake = decision.wake.map_or(LONGEST_SLEEP, |wake| until(wake, now));
                 return Ok(wake.min(LONGEST_SLEEP));
@@ -146,7 +137,7 @@ impl Manager<'_> {
 
     /// What is in the Secret, if that is there and usable.
     fn look(&self) -> Option<Store> {
-        let read = Store::read(self.secret.object.as_ref()?);
+        let read = Store::read(&*self.secret.get(&self.name)?);
         let warn = |error: &Unusable| {
             warn!(%error, secret = self.name, "the Secret of our certificate is unusable and is written anew");
         };
@@ -180,7 +171,7 @@ impl Manager<'_> {
 
     /// Creates the Secret, or replaces it in the version that we know.
     async fn write(&mut self, store: &Store) -> Result<(), StepError> {
-        let known = self.secret.object.clone();
+        let known = self.secret.get(&self.name).map(|known| Secret::clone(&known));
         let exists = known.is_some();
         let mut secret = known.unwrap_or_else(|| Secret {
             metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
@@ -199,7 +190,7 @@ impl Manager<'_> {
             object: format!("{}/{}", self.context.namespace, self.name),
             source: Box::new(source),
         })?;
-        self.secret.object = Some(written);
+        self.secret.put(&self.name, written);
         Ok(())
     }
 }

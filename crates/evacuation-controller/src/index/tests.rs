@@ -29,7 +29,7 @@ fn failure(reason: &'static str) -> Failure {
 /// An index that knows all budgets, of which there are none.
 fn index() -> Index {
     let mut index = Index::default();
-    index.budgets_listed(&BTreeSet::new(), &pods([]));
+    index.budgets_synced(&pods([]));
     index
 }
 
@@ -91,28 +91,15 @@ fn a_pod_that_was_seen_to_go_stays_gone() {
 }
 
 #[test]
-fn what_is_not_listed_any_more_is_gone() {
+fn removed_evacuation_is_forgotten() {
     let mut index = Index::default();
     index.apply(record(1));
     index.apply(waiting(2));
-    index.begin_relist();
-    index.apply(record(1));
-    assert_eq!(index.end_relist(), [key(2)]);
     let (removed, _) = index.remove(key(2), &pods([pod(2)]));
     assert!(removed.is_some_and(|removed| !removed.pod_gone));
     assert_eq!(index.keys(), [key(1)]);
     assert!(index.waiting.is_empty() && index.by_pod.len() == 1);
     assert!(index.remove(key(2), &pods([])).0.is_none(), "it goes once");
-}
-
-/// Our last write took its last finalizer away, and its answer comes while all are listed anew.
-#[test]
-fn an_answer_during_a_relist_leaves_no_ghost() {
-    let mut index = Index::default();
-    index.apply(record(1));
-    index.begin_relist();
-    index.refresh(Record { version: "2".into(), finalizers: Box::new([]), ..record(1) });
-    assert_eq!(index.end_relist(), [key(1)]);
 }
 
 #[test]
@@ -160,8 +147,7 @@ fn nobody_is_woken_before_all_budgets_are_known() {
     assert_eq!(index.pod_changed(&new, &pods), [key(1)]);
     assert!(!index.view(key(1), &pods).unwrap().live.admitted, "its budget may be yet to come");
     assert_eq!(index.budget_applied(budget("web", 1, &[]), &pods), []);
-    let names = BTreeSet::from([("test".to_owned(), "web".to_owned())]);
-    assert_eq!(index.budgets_listed(&names, &pods), [key(1)]);
+    assert_eq!(index.budgets_synced(&pods), [key(1)]);
 }
 
 #[test]

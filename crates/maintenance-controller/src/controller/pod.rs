@@ -72,10 +72,9 @@ impl Controller {
     async fn write_wish(&self, pod: &Pod, seen: &EvacuationSeen, why: Option<&str>) -> kube::Result<Next> {
         match act::write_wish(&self.clients.retrying, seen, why).await {
             Ok(Written::Done(evacuation)) => {
-                let (now, pods) = (self.clock.now(), self.pods.read());
-                let seen = EvacuationSeen::new(evacuation);
-                self.tell(|index| {
-                    index.refresh_evacuation(pod.uid, seen, &pods, now);
+                let (now, seen) = (self.clock.now(), EvacuationSeen::new(evacuation));
+                self.update(|index, pods| {
+                    index.refresh_evacuation(pod.uid, seen, pods, now);
                     index.pod_succeeded(pod, now);
                 });
                 Ok(Next::Rest(Outcome::Done))

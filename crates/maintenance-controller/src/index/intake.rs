@@ -1,5 +1,7 @@
 //! Taking in what happens: keeps what is to be kept of each object and tells the planner.
 
+use std::collections::HashSet;
+use std::hash::Hash;
 use std::sync::Arc;
 
 use haulout_api_types::drain_rules::DrainRules;
@@ -322,8 +324,59 @@ impl Index {
     }
 
     /// Takes in the labels of a namespace; `None` if it is gone.
-    pub fn put_namespace(&mut self, name: &str, labels: Option<LabelSet>) {
-        self.planner.apply(Change::Namespace(name.into(), labels));
+    pub fn put_namespace(&mut self, name: Arc<str>, labels: Option<LabelSet>) {
+        self.planner.apply(Change::Namespace(name, labels));
+    }
+
+    /// All nodes have been listed: others are gone.
+    pub fn retain_nodes(&mut self, listed: &HashSet<Arc<str>>) {
+        for name in missing(self.nodes.keys(), listed) {
+            self.remove_node(&name);
+        }
+    }
+
+    /// All maintenances have been listed: others are gone.
+    pub fn retain_maintenances(&mut self, listed: &HashSet<Arc<str>>) {
+        for name in missing(self.maintenances.keys().chain(self.unfollowed.keys()), listed) {
+            self.remove_maintenance(&name);
+        }
+    }
+
+    /// All drain rules have been listed: others are gone.
+    pub fn retain_rules(&mut self, listed: &HashSet<Arc<str>>) {
+        let gone: Vec<_> =
+            self.rules.keys().filter(|name| !listed.contains(name.as_str())).cloned().collect();
+        for name in gone {
+            self.remove_rule(&name);
+        }
+    }
+
+    /// All Evacuations have been listed: those of other pods are gone.
+    pub fn retain_evacuations(&mut self, listed: &HashSet<Uid>, pods: &PodIndex, now: Timestamp) {
+        for pod in missing(self.evacuations.keys(), listed) {
+            self.remove_evacuation(pod, pods, now);
+        }
+    }
+
+    /// All attachments have been listed: others are gone.
+    pub fn retain_attachments(&mut self, listed: &HashSet<Arc<str>>) {
+        for name in missing(self.volumes.attachments(), listed) {
+            self.put_attachment(name, None);
+        }
+    }
+
+    /// All namespaces have been listed: others are gone.
+    pub fn retain_namespaces(&mut self, listed: &HashSet<Arc<str>>) {
+        for name in missing(self.planner.namespaces(), listed) {
+            self.put_namespace(name, None);
+        }
+    }
+
+    /// All pods of Haulout itself have been listed: others are gone.
+    pub fn retain_own_pods(&mut self, listed: &HashSet<Arc<str>>, pods: &PodIndex, now: Timestamp) {
+        for name in missing(self.own_pods.keys(), listed) {
+            self.put_own_pod(name, None, pods, now);
+        }
     }
 
     /// Takes in a drain rule, which cannot be read if it is `None`; tells what is wrong with its selectors.
@@ -359,6 +412,11 @@ impl Index {
             self.tell_node(&node);
         }
     }
+}
+
+/// What is known and not listed.
+fn missing<'a, K: Clone + Eq + Hash + 'a>(known: impl Iterator<Item = &'a K>, listed: &HashSet<K>) -> Vec<K> {
+    known.filter(|key| !listed.contains(*key)).cloned().collect()
 }
 
 fn key(pod: &Pod) -> PodKey {

@@ -345,6 +345,12 @@ impl Both {
         let (node, number) = (detail % NODES.len(), detail % self.random.maintenances.len());
         let facts = self.maintenance(number);
         let app = APPS[detail % APPS.len()];
+        if matches!(kind, 6..=9) {
+            // Nodes forget what was announced with the drain, which the next one would start from.
+            for facts in self.reference.nodes.values().cloned().collect::<Vec<_>>() {
+                self.tell(Change::Node(NodeFacts { reached: DrainTargets::default(), ..facts }));
+            }
+        }
         match kind {
             0 | 1 => self.make_pod(node, i32::try_from(detail % 5).unwrap(), app, PodType::Default, false),
             2 => self.make_pod(node, 1, app, PodType::DaemonSet, detail.is_multiple_of(2)),

@@ -1,45 +1,30 @@
 //! One cache of all pods for everybody in the process: who reads it, who is told of changes, and whether
 //! it shows the present.
 
-use std::fmt;
+use std::collections::HashSet;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use k8s_openapi::api::core::v1 as core;
 use kube::Client;
 use kube::api::GetParams;
 use kube::core::Request;
+use thiserror::Error;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
+use tracing::warn;
 
 use super::feed::Feed;
 use super::index::{Change, PodIndex};
+use super::intern::Interner;
 use super::pod::{Pod, Uid};
-use super::request::{self, Error};
-use super::watch::Reflector;
-
-/// How pods are watched.
-#[derive(Clone)]
-pub struct Options {
-    /// How many pods are listed at a time. More of them need more memory for a moment, fewer of them more
-    /// requests.
-    pub page_size: u32,
-    /// Called each time a watch has ended, for whatever reason.
-    pub on_watch_restart: Option<Arc<dyn Fn() + Send + Sync>>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { page_size: 500, on_watch_restart: None }
-    }
-}
-
-impl fmt::Debug for Options {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Options").field("page_size", &self.page_size).finish_non_exhaustive()
-    }
-}
+use super::read::NotAPod;
+use super::wire;
+use crate::metrics::Metrics;
+use crate::watch::{self as watches, Identity, PAGE_SIZE, Reflector, Sink, Source};
 
 /// Whether the cache shows the present. A gap is a time in which it may not have: a watch that was broken,
 /// or that could not be resumed, so that all pods had to be listed anew. Short gaps are counted too.
@@ -51,6 +36,8 @@ pub struct Continuity {
     pub gaps: u64,
     /// Since when there is a gap, if there is one now.
     pub gap_since: Option<Instant>,
+    /// When the present or last gap began.
+    pub last_gap_began: Option<Instant>,
     /// When the last gap ended. What happened in it is being caught up with from then on.
     pub last_gap_ended: Option<Instant>,
 }
@@ -64,9 +51,16 @@ pub struct PodCache {
 
 impl PodCache {
     /// Starts watching. The client should not retry by itself: that would hide a gap while it lasts.
-    pub fn start(client: Client, options: Options) -> Self {
+    pub fn start(client: Client, metrics: Metrics) -> Self {
+        Self::with_page_size(client, metrics, PAGE_SIZE)
+    }
+
+    /// The same, with this many pods in each page of a list.
+    pub fn with_page_size(client: Client, metrics: Metrics, page_size: u32) -> Self {
         let shared = Arc::new(Shared::default());
-        let reflector = Reflector::new(client, Arc::clone(&shared), options);
+        let sink = PodSink { shared: Arc::clone(&shared), interner: Interner::default() };
+        let source = Source::<core::Pod>::all("pods").page_size(page_size);
+        let reflector = Reflector::new(client, source, sink, metrics, CancellationToken::new());
         let task = tokio::spawn(async move { match reflector.run().await {} });
         Self { shared, _watch: Arc::new(AbortOnDropHandle::new(task)) }
     }
@@ -98,11 +92,6 @@ impl PodCache {
         self.shared.continuity.subscribe()
     }
 
-    /// How many watches have ended, for whatever reason. Each API server ends one every few minutes.
-    pub fn watch_restarts(&self) -> u64 {
-        self.shared.restarts.load(Ordering::Relaxed)
-    }
-
     /// How many times all pods have been listed since the first time.
     pub fn relists(&self) -> u64 {
         self.shared.relists.load(Ordering::Relaxed)
@@ -119,16 +108,27 @@ impl Deref for Reading<'_> {
     }
 }
 
+/// Why a pod could not be read from the API server.
+#[derive(Debug, Error)]
+pub enum FetchError {
+    /// The request failed.
+    #[error(transparent)]
+    Request(#[from] watches::Error),
+    /// The answer is no pod.
+    #[error(transparent)]
+    NotAPod(#[from] NotAPod),
+}
+
 /// Gets one pod from the API server, past every cache; `None` if there is no pod with this name.
-pub async fn fetch(client: &Client, namespace: &str, name: &str) -> Result<Option<Pod>, Error> {
+pub async fn fetch(client: &Client, namespace: &str, name: &str) -> Result<Option<Pod>, FetchError> {
     let pods = Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
-    let mut body = match request::open(client, pods.get(name, &GetParams::default())).await {
+    let mut body = match watches::open(client, pods.get(name, &GetParams::default())).await {
         Ok(body) => body,
-        Err(Error::Refused { code: 404, .. }) => return Ok(None),
-        Err(error) => return Err(error),
+        Err(watches::Error::Refused { code: 404, .. }) => return Ok(None),
+        Err(error) => return Err(error.into()),
     };
     let mut json = Vec::new();
-    request::read(&mut body, &mut json).await?;
+    watches::read(&mut body, &mut json).await?;
     Ok(Some(Pod::from_json(&json)?))
 }
 
@@ -159,7 +159,6 @@ impl Subscription {
 pub(super) struct Shared {
     state: RwLock<State>,
     continuity: watch::Sender<Continuity>,
-    restarts: AtomicU64,
     relists: AtomicU64,
 }
 
@@ -180,62 +179,67 @@ impl State {
     }
 }
 
-impl Shared {
-    pub(super) fn apply(&self, pod: Pod) {
-        let mut state = self.write();
-        let changes = state.index.apply(pod);
-        state.tell(changes);
+/// Applies what the API server tells to the cache.
+struct PodSink {
+    shared: Arc<Shared>,
+    interner: Interner,
+}
+
+impl Sink for PodSink {
+    type Object<'a> = wire::Object<'a>;
+    type Key = Uid;
+
+    fn key(identity: Identity<'_>) -> Option<Uid> {
+        identity.uid.parse().ok()
     }
 
-    pub(super) fn delete(&self, uid: Uid) {
-        let mut state = self.write();
-        let change = state.index.delete(uid);
-        state.tell(change);
-    }
-
-    pub(super) fn begin_relist(&self) {
-        self.begin_gap();
-        self.write().index.begin_relist();
-    }
-
-    /// Returns how many pods had gone.
-    pub(super) fn end_relist(&self) -> usize {
-        let mut state = self.write();
-        let gone = state.index.end_relist();
-        let count = gone.len();
-        state.tell(gone);
-        drop(state);
-        if self.continuity.borrow().ready {
-            self.relists.fetch_add(1, Ordering::Relaxed);
+    fn apply(&mut self, _: Uid, object: wire::Object<'_>) {
+        match Pod::read(&object, &mut self.interner) {
+            Ok(pod) => self.shared.change(|index| index.apply(pod)),
+            Err(problem) => warn!(%problem, "ignoring a pod that cannot be read"),
         }
-        self.continuity.send_if_modified(|continuity| !std::mem::replace(&mut continuity.ready, true));
-        count
     }
 
-    /// Before the first list there is nothing that could have a gap.
-    pub(super) fn begin_gap(&self) {
-        self.continuity.send_if_modified(|continuity| {
-            let begins = continuity.ready && continuity.gap_since.is_none();
-            if begins {
-                continuity.gaps += 1;
-                continuity.gap_since = Some(Instant::now());
+    fn delete(&mut self, uid: Uid) {
+        self.shared.change(|index| index.delete(uid));
+        self.interner.changed();
+    }
+
+    fn reset(&mut self, listed: &HashSet<Uid>) {
+        self.shared.change(|index| {
+            let gone = index.retain(listed);
+            for _ in &gone {
+                self.interner.changed();
             }
-            begins
+            gone
+        });
+        self.shared.relists.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn interrupted(&mut self, ago: Duration) {
+        self.shared.continuity.send_modify(|continuity| {
+            let now = Instant::now();
+            continuity.gaps += 1;
+            continuity.gap_since = Some(now.checked_sub(ago).unwrap_or(now));
+            continuity.last_gap_began = continuity.gap_since;
         });
     }
 
-    pub(super) fn end_gap(&self) {
-        self.continuity.send_if_modified(|continuity| {
-            let ends = continuity.gap_since.take().is_some();
-            if ends {
+    fn resumed(&mut self) {
+        self.shared.continuity.send_modify(|continuity| {
+            continuity.ready = true;
+            if continuity.gap_since.take().is_some() {
                 continuity.last_gap_ended = Some(Instant::now());
             }
-            ends
         });
     }
+}
 
-    pub(super) fn watch_ended(&self) {
-        self.restarts.fetch_add(1, Ordering::Relaxed);
+impl Shared {
+    fn change<C: IntoIterator<Item = Change>>(&self, change: impl FnOnce(&mut PodIndex) -> C) {
+        let mut state = self.write();
+        let changes = change(&mut state.index);
+        state.tell(changes);
     }
 
     fn subscribe(&self) -> Arc<Feed> {
@@ -252,4 +256,16 @@ impl Shared {
     fn write(&self) -> RwLockWriteGuard<'_, State> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Who is told of changes of pods; see [`Term::subscribe`](crate::term::Term::subscribe).
+pub trait Subscriber: Send + Sync + 'static {
+    /// These pods have changed.
+    fn apply(&self, changes: Vec<Change>);
+
+    /// A gap begins: changes may be missed from now on, or since so long ago if the watch turned out to be half-open.
+    fn interrupted(&self, _ago: Duration) {}
+
+    /// All pods are known, or a gap has ended.
+    fn resumed(&self) {}
 }

@@ -31,8 +31,6 @@ pub struct PodIndex {
     by_name: HashSet<ByName>,
     /// Sorted by UID. A node has hundreds of pods, so that a shift costs less than a tree's bookkeeping.
     by_node: HashMap<Arc<str>, Vec<Arc<Pod>>>,
-    /// While everything is being listed anew: which pods that were here before have been listed so far.
-    relist: Option<HashSet<Uid>>,
 }
 
 impl PodIndex {
@@ -74,9 +72,6 @@ impl PodIndex {
     /// A pod is there, in this state. There is no change if it was already there in this state but for its
     /// `resourceVersion`, and there are two if it took the name of another, which must have gone unseen.
     pub fn apply(&mut self, mut pod: Pod) -> Vec<Change> {
-        if let Some(listed) = &mut self.relist {
-            listed.insert(pod.uid);
-        }
         let mut changes = Vec::new();
         let old = self.remove(pod.uid);
         if let Some(other) = self.find(&pod.namespace, &pod.name).map(|other| other.uid) {
@@ -101,19 +96,9 @@ impl PodIndex {
         self.remove(uid).map(|old| Change { old: Some(old), new: None })
     }
 
-    /// All pods are about to be listed anew: what is applied from now on to [`PodIndex::end_relist`] is
-    /// all there is. A list that was begun before and never ended is forgotten.
-    pub fn begin_relist(&mut self) {
-        // The first list has nothing to compare with.
-        self.relist = (!self.is_empty()).then(HashSet::new);
-    }
-
-    /// All pods have been listed: those that were not listed are gone.
-    pub fn end_relist(&mut self) -> Vec<Change> {
-        let Some(listed) = self.relist.take() else {
-            return Vec::new();
-        };
-        let gone: Vec<_> = self.iter().map(|pod| pod.uid).filter(|uid| !listed.contains(uid)).collect();
+    /// Only pods with these UIDs are there; all others are gone.
+    pub fn retain(&mut self, uids: &HashSet<Uid>) -> Vec<Change> {
+        let gone: Vec<_> = self.iter().map(|pod| pod.uid).filter(|uid| !uids.contains(uid)).collect();
         gone.into_iter().filter_map(|uid| self.delete(uid)).collect()
     }
 

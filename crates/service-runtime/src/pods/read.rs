@@ -8,10 +8,11 @@ use haulout_api_types::node_maintenance::PodType;
 use jiff::Timestamp;
 use thiserror::Error;
 
-use super::forgiving::{Number, Text};
 use super::intern::Interner;
 use super::pod::{LabelSet, NotAUid, Owner, Phase, Pod, Toleration, Uid};
 use super::wire;
+use crate::lenient_json::{Number, Text};
+use crate::watch::Page;
 
 /// An object that cannot be told from others, and so cannot be a pod of any API server.
 #[derive(Debug, Error)]
@@ -92,13 +93,13 @@ impl Pod {
 /// pods there were. For benchmarks: it is what reading costs without anything else.
 #[doc(hidden)]
 pub fn decode_page(json: &[u8]) -> Result<usize, serde_json::Error> {
-    serde_json::from_slice::<wire::Page<'_>>(json).map(|page| page.items.0.len())
+    serde_json::from_slice::<Page<'_, wire::Object<'_>>>(json).map(|page| page.items.0.len())
 }
 
 /// The token with which a list of pods goes on after this page.
 #[doc(hidden)]
 pub fn continue_token(json: &[u8]) -> Result<Option<String>, serde_json::Error> {
-    let page: wire::Page<'_> = serde_json::from_slice(json)?;
+    let page: Page<'_, wire::Object<'_>> = serde_json::from_slice(json)?;
     Ok(page.metadata.more.get().map(ToOwned::to_owned))
 }
 

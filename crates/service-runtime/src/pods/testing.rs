@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::pod::{Pod, Uid};
 
 /// The UID of pod number `n`.
-pub(super) fn uid(n: u32) -> Uid {
+pub(crate) fn uid(n: u32) -> Uid {
     uid_text(n).parse().unwrap()
 }
 
@@ -15,10 +15,10 @@ fn uid_text(n: u32) -> String {
 
 /// A pod as the API server would give it out, with changes.
 #[derive(Clone, Debug)]
-pub(super) struct Json(pub(super) Value);
+pub(crate) struct Json(pub(crate) Value);
 
 /// Pod number `n`, named `pod-n`, in the namespace `default`.
-pub(super) fn pod(n: u32) -> Json {
+pub(crate) fn pod(n: u32) -> Json {
     Json(json!({
         "metadata": {"name": format!("pod-{n}"), "namespace": "default", "uid": uid_text(n), "resourceVersion": "1"},
         "spec": {},
@@ -28,14 +28,14 @@ pub(super) fn pod(n: u32) -> Json {
 
 impl Json {
     /// Sets the field at this JSON pointer, whose parent must be there.
-    pub(super) fn with(mut self, pointer: &str, value: impl Into<Value>) -> Self {
+    pub(crate) fn with(mut self, pointer: &str, value: impl Into<Value>) -> Self {
         let (parent, field) = pointer.rsplit_once('/').unwrap();
         self.0.pointer_mut(parent).unwrap()[field] = value.into();
         self
     }
 
     /// As the cache reads it.
-    pub(super) fn read(&self) -> Pod {
+    pub(crate) fn read(&self) -> Pod {
         Pod::from_json(self.0.to_string().as_bytes()).unwrap()
     }
 }

@@ -8,34 +8,15 @@ use std::marker::PhantomData;
 use haulout_api_types::names::{EVACUATOR_ANNOTATION_PREFIX, MIRROR_POD_ANNOTATION};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use super::forgiving::{Flag, Key, List, Number, Presence, Text, absent_if, objects};
+use crate::lenient_json::{Flag, Key, List, Number, Presence, Text, absent_if, objects};
+use crate::watch::{Identified, Identity};
 
 objects! {
-    /// One page of a list.
-    Page {
-        "metadata" => metadata: PageMetadata<'a>,
-        "items" => items: List<Object<'a>>,
-    }
-
-    PageMetadata {
-        "resourceVersion" => resource_version: Text<'a>,
-        "continue" => more: Text<'a>,
-    }
-
-    /// One line of a watch.
-    Event {
-        "type" => kind: Text<'a>,
-        "object" => object: Object<'a>,
-    }
-
-    /// A pod; in an event of type ERROR, and as the answer to a request that failed, a Status. They have
-    /// no field in common that we read: a Status has no pod's metadata, and its `status` is a word.
+    /// A pod.
     Object {
         "metadata" => metadata: Metadata<'a>,
         "spec" => spec: Spec<'a>,
         "status" => status: Status<'a>,
-        "code" => code: Number,
-        "message" => message: Text<'a>,
     }
 
     Metadata {
@@ -95,6 +76,18 @@ objects! {
         "type" => kind: Text<'a>,
         "status" => status: Text<'a>,
         "lastTransitionTime" => since: Text<'a>,
+    }
+}
+
+impl Identified for Object<'_> {
+    fn identity(&self) -> Identity<'_> {
+        let Metadata { namespace, name, uid, resource_version, .. } = &self.metadata;
+        Identity {
+            namespace: namespace.get().unwrap_or_default(),
+            name: name.get().unwrap_or_default(),
+            uid: uid.get().unwrap_or_default(),
+            version: resource_version.get(),
+        }
     }
 }
 

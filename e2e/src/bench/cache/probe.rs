@@ -10,8 +10,9 @@ use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use haulout_service_runtime::clock::Clock;
 use haulout_service_runtime::metrics::Metrics;
-use haulout_service_runtime::pods::{self, Options, PodCache};
+use haulout_service_runtime::pods::{self, PodCache};
 use haulout_service_runtime::queue::{Backoff, Outcome};
+use haulout_service_runtime::watch::PAGE_SIZE;
 use haulout_service_runtime::workers::WorkQueue;
 use jiff::{SignedDuration, Timestamp};
 use kube::Client;
@@ -48,7 +49,7 @@ const DECODINGS: usize = 3;
 pub(super) async fn run(cluster: &Path) -> Result<Results> {
     let client = Handle::from_file(cluster)?.client().await?;
     let (begun, cpu) = (Instant::now(), processor_seconds());
-    let cache = PodCache::start(client.clone(), Options::default());
+    let cache = PodCache::start(client.clone(), Metrics::new("probe", "0"));
     let mut changes = cache.subscribe();
     let subscriber = tokio::spawn(async move {
         loop {
@@ -83,7 +84,7 @@ pub(super) async fn run(cluster: &Path) -> Result<Results> {
     for _ in 0..DECODINGS {
         let client = replay(pages.clone());
         let cpu = processor_seconds();
-        let cache = PodCache::start(client, Options::default());
+        let cache = PodCache::start(client, Metrics::new("probe", "0"));
         cache.ready().await;
         took_from_memory.push(processor_seconds() - cpu);
         anyhow::ensure!(cache.read().len() == held, "not all pods came from memory");
@@ -115,7 +116,7 @@ fn sleeping_keys(stop: &CancellationToken) -> Result<tokio::task::JoinHandle<()>
 
 /// The same pages as the cache asks for.
 async fn pages(client: &Client) -> Result<Vec<Bytes>> {
-    let mut params = ListParams::default().limit(Options::default().page_size);
+    let mut params = ListParams::default().limit(PAGE_SIZE);
     let mut pages = Vec::new();
     loop {
         let request = Request::new("/api/v1/pods").list(&params).context("making a request")?;

@@ -63,21 +63,13 @@ fn a_pod_recreated_under_its_name_is_another_pod() {
 }
 
 #[test]
-fn what_a_new_list_does_not_have_is_gone() {
+fn pods_that_a_new_list_lacks_are_gone() {
     let mut index = PodIndex::default();
-    index.begin_relist();
-    (1..=3).for_each(|n| assert_eq!(index.apply(pod(n).read()).len(), 1));
-    assert_eq!(index.end_relist(), []);
-    index.begin_relist();
-    index.apply(pod(2).read());
-    index.begin_relist();
-    assert_eq!(index.apply(pod(3).read()), [], "nothing new");
-    assert_eq!(told(&index.apply(pod(4).read())), [(uid(4), None, Some(1))]);
-    assert_eq!(index.len(), 4, "until the list is complete, nothing is gone");
-    let mut gone = told(&index.end_relist());
+    (1..=4).for_each(|n| assert_eq!(index.apply(pod(n).read()).len(), 1));
+    let mut gone = told(&index.retain(&[uid(3), uid(4), uid(5)].into()));
     gone.sort();
     assert_eq!(gone, [(uid(1), Some(1), None), (uid(2), Some(1), None)]);
-    assert_eq!(index.end_relist(), [], "only a list that was begun can end");
+    assert_eq!(index.len(), 2);
 }
 
 /// What can happen, with few enough pods, names and nodes that everything meets everything.
@@ -170,18 +162,18 @@ proptest! {
                     follower.hear(index.delete(uid(n)).into_iter().collect());
                 }
                 Event::Relist(broken, whole) => {
-                    index.begin_relist();
                     for made in &broken {
                         follower.hear(index.apply(made.json().read()));
                     }
-                    index.begin_relist();
                     model.0.clear();
+                    let mut listed = HashSet::new();
                     for made in &whole {
                         let pod = made.json().read();
                         model.apply(&pod);
+                        listed.insert(pod.uid);
                         follower.hear(index.apply(pod));
                     }
-                    follower.hear(index.end_relist());
+                    follower.hear(index.retain(&listed));
                 }
             }
             check(&index, &model, &follower)?;

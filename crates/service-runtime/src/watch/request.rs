@@ -1,4 +1,4 @@
-//! Requests whose answers are read as they come, without the copies that a client for everybody makes.
+//! Requests whose answers are read as they come, without the copies that kube's own methods make.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -10,20 +10,19 @@ use kube::client::Body;
 use thiserror::Error;
 use tokio::time::timeout;
 
-use super::read::NotAPod;
-use super::wire;
+use super::object::Status;
 
 /// How long the API server may take to begin an answer, and to go on with a list.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Why pods could not be had from the API server.
+/// Why objects could not be listed or watched.
 #[derive(Debug, Error)]
 pub enum Error {
     /// The request could not be made, or the connection broke.
-    #[error("asking the API server for pods: {0}")]
+    #[error("the request failed: {0}")]
     Client(#[from] Box<kube::Error>),
     /// The API server refused.
-    #[error("the API server refused to give out pods with {code}: {message}")]
+    #[error("the API server answered {code}: {message}")]
     Refused {
         /// The HTTP status.
         code: u16,
@@ -34,24 +33,21 @@ pub enum Error {
     #[error("the API server was silent for {} s", .0.as_secs())]
     Silent(Duration),
     /// The API server does not remember what came after the version that we know.
-    #[error("the pods' resourceVersion has expired: {0}")]
+    #[error("the resourceVersion has expired: {0}")]
     Expired(String),
     /// The API server closed a watch before it had begun.
-    #[error("the API server closes every watch at once")]
+    #[error("the API server closed the watch at once")]
     Closed,
     /// The answer is no JSON.
     #[error("the API server's answer cannot be read: {0}")]
     Json(#[from] serde_json::Error),
     /// A list without a version, from which no watch can go on.
-    #[error("the API server gave out a list of pods without a resourceVersion")]
+    #[error("the API server sent a list without a resourceVersion")]
     NoVersion,
-    /// The answer is no pod.
-    #[error(transparent)]
-    NotAPod(#[from] NotAPod),
 }
 
 impl Error {
-    pub(super) fn refused(code: u16, message: Option<&str>) -> Self {
+    pub(crate) fn refused(code: u16, message: Option<&str>) -> Self {
         let message = message.unwrap_or("it did not say why").to_owned();
         match code {
             410 => Self::Expired(message),
@@ -61,10 +57,10 @@ impl Error {
 }
 
 /// A request as kube makes them.
-pub(super) type Request = Result<http::Request<Vec<u8>>, kube::core::request::Error>;
+pub(crate) type Request = Result<http::Request<Vec<u8>>, kube::core::request::Error>;
 
 /// Sends a request and waits for the beginning of a good answer.
-pub(super) async fn open(client: &Client, request: Request) -> Result<Body, Error> {
+pub(crate) async fn open(client: &Client, request: Request) -> Result<Body, Error> {
     let request = request.map_err(|error| Box::new(kube::Error::BuildRequest(error)))?;
     let answer = timeout(PATIENCE, client.send(request.map(Body::from))).await;
     let answer = answer.map_err(|_| Error::Silent(PATIENCE))?.map_err(Box::new)?;
@@ -75,12 +71,12 @@ pub(super) async fn open(client: &Client, request: Request) -> Result<Body, Erro
     let mut text = Vec::new();
     read(&mut body, &mut text).await?;
     // What is no Status, from a proxy on the way perhaps, has no message.
-    let said = serde_json::from_slice::<wire::Object<'_>>(&text).unwrap_or_default();
+    let said = serde_json::from_slice::<Status<'_>>(&text).unwrap_or_default();
     Err(Error::refused(status.as_u16(), said.message.get()))
 }
 
 /// Appends the whole body to the buffer.
-pub(super) async fn read(body: &mut Body, buffer: &mut Vec<u8>) -> Result<(), Error> {
+pub(crate) async fn read(body: &mut Body, buffer: &mut Vec<u8>) -> Result<(), Error> {
     loop {
         match timeout(PATIENCE, data(body)).await {
             Ok(Some(data)) => buffer.extend_from_slice(&data?),
@@ -91,7 +87,7 @@ pub(super) async fn read(body: &mut Body, buffer: &mut Vec<u8>) -> Result<(), Er
 }
 
 /// The next piece of a body; `None` at its end.
-pub(super) async fn data(body: &mut Body) -> Option<Result<Bytes, Error>> {
+pub(crate) async fn data(body: &mut Body) -> Option<Result<Bytes, Error>> {
     loop {
         match std::future::poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await? {
             Ok(frame) => {
@@ -107,7 +103,7 @@ pub(super) async fn data(body: &mut Body) -> Option<Result<Bytes, Error>> {
 
 /// Cuts what comes in pieces into lines.
 #[derive(Debug, Default)]
-pub(super) struct Lines {
+pub(crate) struct Lines {
     buffer: Vec<u8>,
     /// Up to here the buffer has been given out.
     given: usize,
@@ -120,7 +116,7 @@ const KEPT_CAPACITY: usize = 64 * 1024;
 
 impl Lines {
     /// Adds a piece.
-    pub(super) fn push(&mut self, piece: &[u8]) {
+    pub(crate) fn push(&mut self, piece: &[u8]) {
         self.buffer.drain(..self.given);
         self.searched -= self.given;
         self.given = 0;
@@ -129,7 +125,7 @@ impl Lines {
     }
 
     /// The next whole line, without its end.
-    pub(super) fn next(&mut self) -> Option<&[u8]> {
+    pub(crate) fn next(&mut self) -> Option<&[u8]> {
         let end = self.buffer.get(self.searched..)?.iter().position(|byte| *byte == b'\n');
         let Some(end) = end else {
             self.searched = self.buffer.len();

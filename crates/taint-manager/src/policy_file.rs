@@ -14,7 +14,7 @@ use crate::policy::Policy;
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Follows the policy file, of which this text is in force.
-pub(crate) async fn policy(controller: Arc<Controller>, path: PathBuf, mut known: String) {
+pub(crate) async fn follow(controller: Arc<Controller>, path: PathBuf, mut known: String) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         let read = tokio::fs::read_to_string(&path).await.map_err(|error| error.to_string());

@@ -14,7 +14,7 @@ macro_rules! absent_if {
         fn visit_bool<E: serde::de::Error>(self, _: bool) -> Result<Self::Value, E> {
             Ok(Self::Value::default())
         }
-        $crate::pods::forgiving::absent_if!($($rest)*);
+        $crate::lenient_json::absent_if!($($rest)*);
     };
     (number $($rest:ident)*) => {
         fn visit_i64<E: serde::de::Error>(self, _: i64) -> Result<Self::Value, E> {
@@ -23,51 +23,51 @@ macro_rules! absent_if {
         fn visit_u64<E: serde::de::Error>(self, _: u64) -> Result<Self::Value, E> {
             Ok(Self::Value::default())
         }
-        $crate::pods::forgiving::absent_if!(float $($rest)*);
+        $crate::lenient_json::absent_if!(float $($rest)*);
     };
     (float $($rest:ident)*) => {
         fn visit_f64<E: serde::de::Error>(self, _: f64) -> Result<Self::Value, E> {
             Ok(Self::Value::default())
         }
-        $crate::pods::forgiving::absent_if!($($rest)*);
+        $crate::lenient_json::absent_if!($($rest)*);
     };
     (text $($rest:ident)*) => {
         fn visit_str<E: serde::de::Error>(self, _: &str) -> Result<Self::Value, E> {
             Ok(Self::Value::default())
         }
-        $crate::pods::forgiving::absent_if!($($rest)*);
+        $crate::lenient_json::absent_if!($($rest)*);
     };
     (null $($rest:ident)*) => {
         fn visit_unit<E: serde::de::Error>(self) -> Result<Self::Value, E> {
             Ok(Self::Value::default())
         }
-        $crate::pods::forgiving::absent_if!($($rest)*);
+        $crate::lenient_json::absent_if!($($rest)*);
     };
     (list $($rest:ident)*) => {
         fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
             while list.next_element::<serde::de::IgnoredAny>()?.is_some() {}
             Ok(Self::Value::default())
         }
-        $crate::pods::forgiving::absent_if!($($rest)*);
+        $crate::lenient_json::absent_if!($($rest)*);
     };
     (object $($rest:ident)*) => {
         fn visit_map<A: serde::de::MapAccess<'de>>(self, mut object: A) -> Result<Self::Value, A::Error> {
             while object.next_entry::<serde::de::IgnoredAny, serde::de::IgnoredAny>()?.is_some() {}
             Ok(Self::Value::default())
         }
-        $crate::pods::forgiving::absent_if!($($rest)*);
+        $crate::lenient_json::absent_if!($($rest)*);
     };
 }
-pub(super) use absent_if;
+pub(crate) use absent_if;
 
 /// Defines objects of which only the named fields are read; all of them may be absent.
 macro_rules! objects {
     ($($(#[$doc:meta])* $name:ident { $($json:literal => $field:ident: $type:ty,)+ })+) => {$(
         $(#[$doc])*
         #[derive(Debug, Default)]
-        pub(super) struct $name<'a> {
-            $(pub(super) $field: $type,)+
-            pub(super) _borrows: std::marker::PhantomData<&'a str>,
+        pub(crate) struct $name<'a> {
+            $(pub(crate) $field: $type,)+
+            pub(crate) _borrows: std::marker::PhantomData<&'a str>,
         }
 
         impl<'de: 'a, 'a> serde::Deserialize<'de> for $name<'a> {
@@ -86,7 +86,7 @@ macro_rules! objects {
                         mut object: A,
                     ) -> Result<Self::Value, A::Error> {
                         let mut value = $name::default();
-                        while let Some(key) = object.next_key::<$crate::pods::forgiving::Key>()? {
+                        while let Some(key) = object.next_key::<$crate::lenient_json::Key>()? {
                             match key.0.as_ref() {
                                 $($json => value.$field = object.next_value()?,)+
                                 _ => {
@@ -97,7 +97,7 @@ macro_rules! objects {
                         Ok(value)
                     }
 
-                    $crate::pods::forgiving::absent_if!(bool number text null list);
+                    $crate::lenient_json::absent_if!(bool number text null list);
                 }
 
                 deserializer.deserialize_any(Reader(std::marker::PhantomData))
@@ -105,19 +105,19 @@ macro_rules! objects {
         }
     )+};
 }
-pub(super) use objects;
+pub(crate) use objects;
 
 /// The key of a field.
 #[derive(serde::Deserialize)]
-pub(super) struct Key<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
+pub(crate) struct Key<'a>(#[serde(borrow)] pub(crate) Cow<'a, str>);
 
 /// A string.
 #[derive(Debug, Default)]
-pub(super) struct Text<'a>(pub(super) Option<Cow<'a, str>>);
+pub(crate) struct Text<'a>(pub(crate) Option<Cow<'a, str>>);
 
 impl Text<'_> {
     /// The string if there is one and it is not empty.
-    pub(super) fn get(&self) -> Option<&str> {
+    pub(crate) fn get(&self) -> Option<&str> {
         self.0.as_deref().filter(|text| !text.is_empty())
     }
 }
@@ -150,7 +150,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
 
 /// A whole number.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Number(pub(super) Option<i64>);
+pub(crate) struct Number(pub(crate) Option<i64>);
 
 struct NumberReader;
 
@@ -180,7 +180,7 @@ impl<'de> Deserialize<'de> for Number {
 
 /// A truth value; absent is false.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Flag(pub(super) bool);
+pub(crate) struct Flag(pub(crate) bool);
 
 struct FlagReader;
 
@@ -206,7 +206,7 @@ impl<'de> Deserialize<'de> for Flag {
 
 /// Whether there is an object at all, whatever is in it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Presence(pub(super) bool);
+pub(crate) struct Presence(pub(crate) bool);
 
 struct PresenceReader;
 
@@ -233,7 +233,7 @@ impl<'de> Deserialize<'de> for Presence {
 
 /// A list; absent is empty.
 #[derive(Debug)]
-pub(super) struct List<T>(pub(super) Vec<T>);
+pub(crate) struct List<T>(pub(crate) Vec<T>);
 
 impl<T> Default for List<T> {
     fn default() -> Self {

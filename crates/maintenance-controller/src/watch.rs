@@ -1,0 +1,333 @@
+//! Which kinds are watched, and what each change means for the index.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use haulout_api_types::{DrainRule, NodeMaintenance};
+use haulout_service_runtime::access::lease_name;
+use haulout_service_runtime::events::reference;
+use haulout_service_runtime::pods::{Change, LabelSet, Subscriber, Uid};
+use haulout_service_runtime::watch::{Handler, Identity, Source, Unreadable};
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Namespace, ObjectReference};
+use kube::api::ListParams;
+use kube::core::PartialObjectMeta;
+use kube::{Api, ResourceExt as _};
+use tokio::sync::Notify;
+use tracing::warn;
+
+use crate::BACKOFF;
+use crate::controller::Controller;
+use crate::index::Work;
+use crate::leader::Leader;
+use crate::news;
+use crate::seen::{
+    self, AttachmentSeen, EvacuationSeen, NodeSeen, SlimAttachment, SlimEvacuation, SlimNode, SlimOwnPod,
+};
+
+/// The labels that the chart gives to the pods of all services.
+const OWN_PODS: &str = "app.kubernetes.io/name=haulout,app.kubernetes.io/component";
+
+/// The pods of Haulout itself, to know where else they can run.
+pub(crate) fn own_pods(namespace: &str) -> Source<SlimOwnPod> {
+    Source::in_namespace("pods", namespace).labels(OWN_PODS)
+}
+
+impl Subscriber for Controller {
+    fn apply(&self, changes: Vec<Change>) {
+        let now = self.clock.now();
+        for change in changes {
+            let wake = self.tell(|index| match (&change.old, &change.new) {
+                (_, Some(pod)) => Some((pod.uid, index.put_pod(pod, now)?)),
+                (Some(pod), None) => {
+                    index.remove_pod(pod, now);
+                    None
+                }
+                (None, None) => None,
+            });
+            if let Some((uid, when)) = wake {
+                self.queue.add_at(Work::Pod(uid), when);
+            }
+        }
+    }
+}
+
+#[allow(clippy::unnecessary_wraps, reason = "as `Handler::key` wants it")]
+fn by_name(identity: Identity<'_>) -> Option<Arc<str>> {
+    Some(identity.name.into())
+}
+
+impl Handler<SlimNode> for Controller {
+    type Key = Arc<str>;
+
+    fn key(identity: Identity<'_>) -> Option<Arc<str>> {
+        by_name(identity)
+    }
+
+    fn apply(&self, name: Arc<str>, node: SlimNode) {
+        self.tell(|index| index.put_node(name, NodeSeen::new(node)));
+    }
+
+    fn delete(&self, name: Arc<str>) {
+        self.tell(|index| index.remove_node(&name));
+    }
+
+    fn reset(&self, listed: &HashSet<Arc<str>>) {
+        self.tell(|index| index.retain_nodes(listed));
+    }
+}
+
+impl Handler<NodeMaintenance> for Controller {
+    type Key = Arc<str>;
+
+    fn key(identity: Identity<'_>) -> Option<Arc<str>> {
+        by_name(identity)
+    }
+
+    fn apply(&self, name: Arc<str>, maintenance: NodeMaintenance) {
+        let regarding = reference(&maintenance);
+        if let Err(error) = self.tell(|index| index.put_maintenance(maintenance)) {
+            warn!(%name, %error, "a NodeMaintenance cannot be followed; until it can, its nodes are not released");
+            self.not_followed(regarding, &error.to_string());
+        }
+    }
+
+    fn unreadable(&self, name: Arc<str>, Unreadable { metadata, error }: Unreadable) {
+        let uid = metadata.uid.as_deref().unwrap_or_default();
+        self.tell(|index| index.do_not_follow(name, uid, None, error.clone()));
+        self.not_followed(news::unreadable::<NodeMaintenance>(&metadata), &error);
+    }
+
+    fn delete(&self, name: Arc<str>) {
+        self.tell(|index| index.remove_maintenance(&name));
+    }
+
+    fn reset(&self, listed: &HashSet<Arc<str>>) {
+        self.tell(|index| index.retain_maintenances(listed));
+    }
+}
+
+impl Handler<DrainRule> for Controller {
+    type Key = Arc<str>;
+
+    fn key(identity: Identity<'_>) -> Option<Arc<str>> {
+        by_name(identity)
+    }
+
+    fn apply(&self, name: Arc<str>, rule: DrainRule) {
+        let regarding = reference(&rule);
+        if let Err(error) = self.tell(|index| index.put_rule(name.to_string(), Some(rule))) {
+            warn!(%name, %error, "a DrainRule cannot be followed; until it can, pods that it may mean stay");
+            self.not_followed(regarding, &error.to_string());
+        }
+    }
+
+    fn unreadable(&self, name: Arc<str>, Unreadable { metadata, error }: Unreadable) {
+        // That it cannot be read is all that is wrong with it.
+        let _ = self.tell(|index| index.put_rule(name.to_string(), None));
+        self.not_followed(news::unreadable::<DrainRule>(&metadata), &error);
+    }
+
+    fn delete(&self, name: Arc<str>) {
+        self.tell(|index| index.remove_rule(&name));
+    }
+
+    fn reset(&self, listed: &HashSet<Arc<str>>) {
+        self.tell(|index| index.retain_rules(listed));
+    }
+}
+
+impl Handler<SlimEvacuation> for Controller {
+    /// The UID of its pod.
+    type Key = Uid;
+
+    fn key(identity: Identity<'_>) -> Option<Uid> {
+        seen::pod_of(identity.name)
+    }
+
+    fn apply(&self, pod: Uid, evacuation: SlimEvacuation) {
+        let now = self.clock.now();
+        self.update(|index, pods| index.put_evacuation(pod, EvacuationSeen::new(evacuation), pods, now));
+    }
+
+    fn delete(&self, pod: Uid) {
+        let now = self.clock.now();
+        self.update(|index, pods| index.remove_evacuation(pod, pods, now));
+    }
+
+    fn reset(&self, listed: &HashSet<Uid>) {
+        let now = self.clock.now();
+        self.update(|index, pods| index.retain_evacuations(listed, pods, now));
+    }
+}
+
+impl Handler<SlimAttachment> for Controller {
+    type Key = Arc<str>;
+
+    fn key(identity: Identity<'_>) -> Option<Arc<str>> {
+        by_name(identity)
+    }
+
+    fn apply(&self, name: Arc<str>, attachment: SlimAttachment) {
+        self.tell(|index| index.put_attachment(name, AttachmentSeen::new(attachment)));
+    }
+
+    fn delete(&self, name: Arc<str>) {
+        self.tell(|index| index.put_attachment(name, None));
+    }
+
+    fn reset(&self, listed: &HashSet<Arc<str>>) {
+        self.tell(|index| index.retain_attachments(listed));
+    }
+}
+
+impl Handler<PartialObjectMeta<Namespace>> for Controller {
+    type Key = Arc<str>;
+
+    fn key(identity: Identity<'_>) -> Option<Arc<str>> {
+        by_name(identity)
+    }
+
+    fn apply(&self, name: Arc<str>, namespace: PartialObjectMeta<Namespace>) {
+        let labels = namespace.labels().iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        let labels: LabelSet = labels.collect();
+        self.tell(|index| index.put_namespace(name, Some(labels)));
+    }
+
+    fn delete(&self, name: Arc<str>) {
+        self.tell(|index| index.put_namespace(name, None));
+    }
+
+    fn reset(&self, listed: &HashSet<Arc<str>>) {
+        self.tell(|index| index.retain_namespaces(listed));
+    }
+}
+
+impl Handler<SlimOwnPod> for Controller {
+    type Key = Arc<str>;
+
+    fn key(identity: Identity<'_>) -> Option<Arc<str>> {
+        by_name(identity)
+    }
+
+    fn apply(&self, name: Arc<str>, pod: SlimOwnPod) {
+        let now = self.clock.now();
+        self.update(|index, pods| index.put_own_pod(name, pod.keep(), pods, now));
+    }
+
+    fn delete(&self, name: Arc<str>) {
+        let now = self.clock.now();
+        self.update(|index, pods| index.put_own_pod(name, None, pods, now));
+    }
+
+    fn reset(&self, listed: &HashSet<Arc<str>>) {
+        let now = self.clock.now();
+        self.update(|index, pods| index.retain_own_pods(listed, pods, now));
+    }
+}
+
+impl Controller {
+    fn not_followed(&self, regarding: ObjectReference, why: &str) {
+        self.events.publish(news::not_followed(regarding, why));
+    }
+}
+
+/// Watches the Lease of the evacuation controller, and notices when nobody renews it any longer.
+pub(crate) struct EvacuationController {
+    leader: Mutex<Leader>,
+    changed: Notify,
+    controller: Arc<Controller>,
+    api: Api<Lease>,
+    fields: String,
+}
+
+impl EvacuationController {
+    pub(crate) fn new(controller: Arc<Controller>, namespace: &str) -> Arc<Self> {
+        Arc::new(Self {
+            leader: Mutex::new(Leader::new(controller.clock.now())),
+            changed: Notify::new(),
+            api: Api::namespaced(controller.clients.direct.clone(), namespace),
+            fields: format!("metadata.name={}", lease_name("evacuation-controller")),
+            controller,
+        })
+    }
+
+    pub(crate) fn source(&self, namespace: &str) -> Source<Lease> {
+        Source::in_namespace("leases", namespace).fields(&self.fields)
+    }
+
+    fn leader(&self) -> MutexGuard<'_, Leader> {
+        self.leader.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn observe(&self, lease: Option<&Lease>) {
+        let lease = lease.and_then(|lease| lease.spec.as_ref());
+        self.leader().observe(lease, self.controller.clock.now());
+        self.changed.notify_one();
+    }
+
+    /// Tells the index since when nobody leads, once the API server has confirmed it: a watch that is half-open looks like a
+    /// leader that is gone.
+    pub(crate) async fn follow(self: Arc<Self>) {
+        let clock = &self.controller.clock;
+        let (mut confirmed, mut failures) = (false, 0);
+        loop {
+            let now = clock.now();
+            let (absent, due) = {
+                let leader = self.leader();
+                (leader.absent_since(now), leader.due())
+            };
+            let ask_at = match absent {
+                None => {
+                    (confirmed, failures) = (false, 0);
+                    due
+                }
+                // The watch tells when somebody leads again.
+                Some(_) if confirmed => Timestamp::MAX,
+                Some(_) if failures == 0 => now,
+                Some(_) => {
+                    now.saturating_add(BACKOFF.delay(failures, fastrand::f64())).unwrap_or(Timestamp::MAX)
+                }
+            };
+            self.controller.tell(|index| index.put_evacuation_controller(absent.filter(|_| confirmed)));
+            tokio::select! {
+                () = self.changed.notified() => {}
+                () = clock.sleep_until(ask_at) => {
+                    match self.api.list(&ListParams::default().fields(&self.fields)).await {
+                        Ok(found) => {
+                            self.observe(found.items.first());
+                            confirmed = true;
+                        }
+                        Err(error) => {
+                            warn!(%error, "failed to read the Lease of the evacuation controller, retrying");
+                            failures += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Handler<Lease> for EvacuationController {
+    type Key = ();
+
+    fn key(_: Identity<'_>) -> Option<()> {
+        Some(())
+    }
+
+    fn apply(&self, (): (), lease: Lease) {
+        self.observe(Some(&lease));
+    }
+
+    fn delete(&self, (): ()) {
+        self.observe(None);
+    }
+
+    fn reset(&self, listed: &HashSet<()>) {
+        if listed.is_empty() {
+            self.observe(None);
+        }
+    }
+}
