@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 
 use super::{Claim, Index, Unfollowed, Work};
-use crate::facts::{Blocked, NodeFacts, PodFacts, PodKey, Wait};
+use crate::facts::{Blocked, MaintenanceFacts, NodeFacts, PodFacts, PodKey, Wait};
 use crate::placement::{NodeChoice, Placement};
 use crate::planner::Change;
 use crate::refusals::Failure;
@@ -222,8 +222,13 @@ impl Index {
         if known.is_some_and(|known| known.version.makes_old(&seen.version)) {
             return;
         }
+        let held = |seen: &NodeSeen| (seen.marks.held_since(), seen.labels.clone());
+        let held_anew = known.is_some_and(|known| held(known) != held(&seen));
         self.nodes.insert(name.clone(), seen);
         self.tell_node(&name);
+        if held_anew {
+            self.look_at_returned();
+        }
     }
 
     /// Takes in what a write answered, if the node is still there.
@@ -280,8 +285,14 @@ impl Index {
         if known.is_some_and(|known| known.version.makes_old(&seen.version)) {
             return Ok(());
         }
-        self.planner.apply(Change::Maintenance(seen.facts(&name)));
+        let facts = seen.facts(&name);
+        let drain = |facts: &MaintenanceFacts| (facts.stage, facts.drain_began);
+        let redrained = known.is_none_or(|known| drain(&known.facts(&name)) != drain(&facts));
+        self.planner.apply(Change::Maintenance(facts));
         self.maintenances.insert(name.clone(), seen);
+        if redrained {
+            self.look_at_returned();
+        }
         self.follow(&name);
         Ok(())
     }
@@ -321,6 +332,12 @@ impl Index {
         self.throttle.forget(&Work::Maintenance(name.clone()));
         self.planner.apply(Change::MaintenanceGone(name.clone()));
         self.follow(name);
+        self.look_at_returned();
+    }
+
+    /// The drain of a node may have ended or another begun: whether a pod has come back is to be found out again.
+    fn look_at_returned(&mut self) {
+        self.waiting.extend(self.returns.pods().map(Work::Pod));
     }
 
     /// Takes in the labels of a namespace; `None` if it is gone.

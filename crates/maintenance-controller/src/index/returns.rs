@@ -100,6 +100,11 @@ impl Returns {
         *left = Left { times: left.times.max(times), at: now };
     }
 
+    /// The pods that came after the drain of their node had begun.
+    pub fn pods(&self) -> impl Iterator<Item = Uid> {
+        self.times.keys().copied()
+    }
+
     /// A pod is gone.
     pub fn remove(&mut self, pod: &Pod, now: Timestamp) {
         if let Some(times) = self.times.remove(&pod.uid) {

@@ -237,6 +237,27 @@ fn returned_pod_is_asked_to_leave_when_its_pause_is_over() {
     assert_eq!((world.wish(), world.plan().blockers.len()), (Some(evacuate()), 1));
 }
 
+/// Found by the campaign: the next drain of the node held a pod back that had come back to the one before.
+#[test]
+fn returned_pod_is_looked_at_again_when_the_drain_ends() {
+    let mut world = World::new(&["node", "maintenance"]);
+    let created = json!({"creationTimestamp": "2026-01-01T00:00:10Z"});
+    world.index.returns = Returns::new("2026-01-01T00:00:11Z".parse().unwrap());
+    world.pod_with(created, json!([{"operator": "Exists"}]));
+    assert_eq!(world.plan().blockers.len(), 1);
+    let work = Work::Pod(uid());
+    world.settle();
+    assert!(!world.settle().contains(&work));
+    world.maintenance("Drain", &["Drain"]);
+    assert!(!world.settle().contains(&work), "the same drain goes on");
+    world.index.remove_maintenance(&"m".into());
+    assert!(world.settle().contains(&work));
+    let pod = world.pods.get(uid()).unwrap().clone();
+    world.index.put_pod(&pod, at(0));
+    world.maintenance("Drain", &["Drain"]);
+    assert_eq!(world.plan().blockers.len(), 0, "what was said of the drain before is forgotten");
+}
+
 #[test]
 fn an_evacuation_is_wanted_until_the_maintenance_is_completed() {
     let mut world = World::new(&["node", "pod", "maintenance"]);
