@@ -21,7 +21,7 @@ use crate::act::{self, Written};
 use crate::backoff::{self, after};
 use crate::budget::Cover;
 use crate::decide::{Action, Before, End, Known, Moment, Plan, Why, after_pod, decide};
-use crate::index::{Index, Key, Removed, View};
+use crate::index::{Index, Key, Queued, Removed, View};
 use crate::metrics::Metrics;
 use crate::record::Record;
 use crate::{events, messages};
@@ -37,7 +37,7 @@ pub struct Controller {
     pub(crate) index: Arc<Mutex<Index>>,
     pub(crate) metrics: Metrics,
     pub(crate) pods: PodCache,
-    pub(crate) queue: WorkQueue<Key>,
+    pub(crate) queue: WorkQueue<Queued>,
     /// Since when we have seen everything.
     pub(crate) resumed: Mutex<Timestamp>,
 }
@@ -75,13 +75,17 @@ impl Controller {
 
     /// Has these looked at.
     pub(crate) fn enqueue(&self, keys: Vec<Key>) {
-        for key in keys {
-            self.queue.add(key);
+        let queued: Vec<_> = {
+            let index = self.index();
+            keys.into_iter().filter_map(|key| index.queued(key)).collect()
+        };
+        for queued in queued {
+            self.queue.add(queued);
         }
     }
 
     /// Works on one Evacuation until there is nothing more to do for now.
-    pub(crate) async fn handle(self: Arc<Self>, key: Key) -> Outcome {
+    pub(crate) async fn handle(self: Arc<Self>, Queued { key, .. }: Queued) -> Outcome {
         let (outcome, admitted) = self.work(key).await;
         // Whatever kept it from using the room that its budget had for it: others may have it.
         if admitted {

@@ -8,6 +8,7 @@ use haulout_api_types::evacuators;
 use haulout_api_types::names::reason;
 use haulout_service_runtime::eviction::{Failure, is_transient, waits_for_budget};
 use haulout_service_runtime::pods::{Change, Pod, PodIndex, Uid};
+use haulout_service_runtime::queue::number_of;
 use jiff::Timestamp;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
@@ -21,6 +22,15 @@ const REMOVED_BETWEEN_SWEEPS: usize = 1024;
 
 /// The Evacuation that is meant: its UID.
 pub type Key = Uid;
+
+/// An Evacuation that has to be looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Queued {
+    /// Which one.
+    pub key: Key,
+    /// The number of its namespace, whose admission webhooks may be slow.
+    pub namespace: u64,
+}
 
 /// All that is known.
 #[derive(Debug, Default)]
@@ -413,6 +423,12 @@ impl Index {
     /// All Evacuations, in no particular order.
     pub fn records(&self) -> impl Iterator<Item = &Record> {
         self.entries.values().map(|entry| entry.record.as_ref())
+    }
+
+    /// What to put into the queue for an Evacuation; `None` if there is no such.
+    pub fn queued(&self, key: Key) -> Option<Queued> {
+        let namespace = number_of(&self.entries.get(&key)?.record.namespace);
+        Some(Queued { key, namespace })
     }
 
     /// All keys.

@@ -39,7 +39,7 @@ use haulout_service_runtime::workers::WorkQueue;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
 use crate::controller::Controller;
-use crate::index::Index;
+use crate::index::{Index, Queued};
 use crate::metrics::Metrics;
 
 /// Takes pods off their nodes: asks their evacuators, and evicts as the last resort.
@@ -93,20 +93,20 @@ async fn stand(args: Args, context: Context) -> Result<(), InvalidTiming> {
     let queue_metrics = context.metrics.queue("evacuations");
     let timing = args.election.timing();
     let lead = |leading| {
-        let queue = WorkQueue::new(context.clock.clone(), BACKOFF, queue_metrics.clone());
+        let queue = WorkQueue::fair(
+            context.clock.clone(),
+            BACKOFF,
+            queue_metrics.clone(),
+            |_| 0,
+            |queued: &Queued| Some(queued.namespace),
+        );
         lead(&args, &context, metrics.clone(), queue, leading)
     };
     context.lead(timing, lead).await
 }
 
 /// One term of office. Everything that is known is learnt anew, and forgotten at its end.
-async fn lead(
-    args: &Args,
-    context: &Context,
-    metrics: Metrics,
-    queue: WorkQueue<index::Key>,
-    leading: Leading,
-) {
+async fn lead(args: &Args, context: &Context, metrics: Metrics, queue: WorkQueue<Queued>, leading: Leading) {
     let pods = context.pod_cache();
     let index: Arc<Mutex<Index>> = Arc::default();
     let _shown = metrics.show(&index, context.clock.clone());

@@ -34,14 +34,13 @@ impl Handler<Evacuation> for Controller {
 
     fn apply(&self, key: Key, evacuation: Evacuation) {
         let mut index = self.index();
-        match Record::read(evacuation, |text| index.share(text)) {
-            Ok(record) => {
-                if index.apply(record) {
-                    self.queue.add(key);
-                }
-            }
+        let read = Record::read(evacuation, |text| index.share(text));
+        let changed = read.map(|record| index.apply(record));
+        drop(index);
+        match changed {
+            Ok(true) => self.enqueue(vec![key]),
+            Ok(false) => {}
             Err(problem) => {
-                drop(index);
                 warn!(uid = %key, %problem, "failed to read Evacuation, ignoring it");
                 self.forget(key);
             }

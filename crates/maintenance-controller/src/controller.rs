@@ -100,7 +100,7 @@ impl Controller {
             let next = match &work {
                 Work::Node(name) => self.node(name).await,
                 Work::Maintenance(name) => self.maintenance(name).await,
-                Work::Pod(uid) => self.pod(*uid).await,
+                Work::Pod(pod) => self.pod(pod.uid).await,
             };
             match next {
                 Ok(Next::Again) => {}

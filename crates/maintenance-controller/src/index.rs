@@ -11,6 +11,7 @@ use std::sync::Arc;
 use haulout_api_types::names::reason;
 use haulout_api_types::{DrainRule, NodeMaintenance};
 use haulout_service_runtime::pods::{LabelSet, Pod, Uid};
+use haulout_service_runtime::queue::number_of;
 use jiff::{SignedDuration, Timestamp};
 
 use self::returns::Returns;
@@ -39,7 +40,42 @@ pub enum Work {
     /// The life and status of a maintenance.
     Maintenance(Arc<str>),
     /// The Evacuation of a pod.
-    Pod(Uid),
+    Pod(PodRef),
+}
+
+/// A pod to be worked on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PodRef {
+    /// Which one.
+    pub uid: Uid,
+    /// The number of its namespace, whose admission webhooks may be slow.
+    pub namespace: u64,
+}
+
+impl PodRef {
+    /// That of a pod.
+    pub fn of(pod: &Pod) -> Self {
+        Self { uid: pod.uid, namespace: number_of(&pod.namespace) }
+    }
+}
+
+impl Work {
+    /// Nodes, maintenances and pods take turns, so that very many pods hold up no cordon.
+    pub fn lane(&self) -> u64 {
+        match self {
+            Self::Node(_) => 0,
+            Self::Maintenance(_) => 1,
+            Self::Pod(_) => 2,
+        }
+    }
+
+    /// Evacuations of one namespace share its admission webhooks.
+    pub fn group(&self) -> Option<u64> {
+        match self {
+            Self::Pod(pod) => Some(pod.namespace),
+            Self::Node(_) | Self::Maintenance(_) => None,
+        }
+    }
 }
 
 /// What we want of a pod's Evacuation.
@@ -187,7 +223,7 @@ impl Index {
     /// What is wanted for a pod, if anything. Nobody is asked to leave a node that still takes new pods, or that does not
     /// say yet that its pods are to leave.
     pub fn wish(&mut self, pod: &Pod) -> Result<Option<Wish>, Unsettled> {
-        self.settled(|| Work::Pod(pod.uid))?;
+        self.settled(|| Work::Pod(PodRef::of(pod)))?;
         let Some(node) = &pod.node else { return Ok(None) };
         let Some(plan) = self.planner.node(node) else { return Ok(None) };
         let cordoned = self.nodes.get(node).is_some_and(|seen| seen.marks.unschedulable);
@@ -201,20 +237,22 @@ impl Index {
     }
 
     /// The pods of a node whose Evacuations are not as its plan wants them.
-    pub fn to_do(&self, plan: &NodePlan, now: Timestamp) -> Vec<Uid> {
+    pub fn to_do(&self, plan: &NodePlan, now: Timestamp) -> Vec<PodRef> {
         let ours = |uid: &Uid| {
             self.evacuations.get(uid).is_some_and(|seen| seen.of() == EvacuationOf::Us)
                 || self.made.get(uid).is_some_and(|until| now < *until)
         };
         let pauses = |uid: &Uid| self.refused_pods.pause(uid, now).is_some();
+        let pod =
+            |key: &PodKey| Some(PodRef { uid: key.uid.parse().ok()?, namespace: number_of(&key.namespace) });
         let evacuate = plan
             .evacuate
             .iter()
             .filter(|wanted| wanted.announced)
-            .filter_map(|evacuate| evacuate.pod.uid.parse().ok())
-            .filter(|uid| !ours(uid));
-        let withdraw = plan.withdraw.iter().filter_map(|key| key.uid.parse().ok());
-        evacuate.chain(withdraw).filter(|uid| !pauses(uid)).collect()
+            .filter_map(|evacuate| pod(&evacuate.pod))
+            .filter(|pod| !ours(&pod.uid));
+        let withdraw = plan.withdraw.iter().filter_map(pod);
+        evacuate.chain(withdraw).filter(|pod| !pauses(&pod.uid)).collect()
     }
 
     /// The Evacuation of a pod.

@@ -198,14 +198,9 @@ async fn stand(args: Args, context: Context) -> Result<(), InvalidTiming> {
     // Once for all terms of office: the metrics of a queue are those of its name.
     let queue_metrics = context.metrics.queue("maintenance");
     let timing = args.election.timing();
-    // Nodes, maintenances and pods take turns, so that very many pods hold up no cordon.
-    let lane = |work: &Work| match work {
-        Work::Node(_) => 0,
-        Work::Maintenance(_) => 1,
-        Work::Pod(_) => 2,
-    };
     let lead = |leading| {
-        let queue = WorkQueue::fair(context.clock.clone(), BACKOFF, queue_metrics.clone(), lane);
+        let queue =
+            WorkQueue::fair(context.clock.clone(), BACKOFF, queue_metrics.clone(), Work::lane, Work::group);
         lead(&args, &context, metrics.clone(), queue, leading)
     };
     context.lead(timing, lead).await

@@ -19,7 +19,7 @@ use tracing::warn;
 
 use crate::BACKOFF;
 use crate::controller::Controller;
-use crate::index::Work;
+use crate::index::{PodRef, Work};
 use crate::leader::Leader;
 use crate::news;
 use crate::seen::{
@@ -39,15 +39,15 @@ impl Subscriber for Controller {
         let now = self.clock.now();
         for change in changes {
             let wake = self.tell(|index| match (&change.old, &change.new) {
-                (_, Some(pod)) => Some((pod.uid, index.put_pod(pod, now)?)),
+                (_, Some(pod)) => Some((PodRef::of(pod), index.put_pod(pod, now)?)),
                 (Some(pod), None) => {
                     index.remove_pod(pod, now);
                     None
                 }
                 (None, None) => None,
             });
-            if let Some((uid, when)) = wake {
-                self.queue.add_at(Work::Pod(uid), when);
+            if let Some((pod, when)) = wake {
+                self.queue.add_at(Work::Pod(pod), when);
             }
         }
     }

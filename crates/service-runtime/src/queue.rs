@@ -8,8 +8,8 @@
 mod lanes;
 
 use std::collections::hash_map::Entry as MapEntry;
-use std::collections::{BTreeSet, HashMap};
-use std::hash::Hash;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -39,6 +39,13 @@ impl Backoff {
         let full = doubled.min(self.most);
         full / 2 + full.mul_f64(chance.clamp(0.0, 1.0) / 2.0)
     }
+}
+
+/// The number of the lane or group of this name.
+pub fn number_of(name: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// What came of working on a key.
@@ -76,6 +83,18 @@ pub struct Queue<K> {
     /// Keeps keys that are due at the same time in the order in which they came.
     next_number: u64,
     backoff: Backoff,
+    group: fn(&K) -> Option<u64>,
+    groups: HashMap<u64, Group<K>>,
+    /// How many keys of one group may run at once.
+    group_limit: usize,
+}
+
+/// Keys that share something slow, such as the admission webhooks of their namespace.
+#[derive(Debug)]
+struct Group<K> {
+    running: usize,
+    /// Keys that are ready and whose group has no room.
+    parked: VecDeque<K>,
 }
 
 impl<K: Clone + Eq + Hash + Ord> Queue<K> {
@@ -93,7 +112,21 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
             asleep: BTreeSet::new(),
             next_number: 0,
             backoff,
+            group: |_| None,
+            groups: HashMap::new(),
+            group_limit: usize::MAX,
         }
+    }
+
+    /// The same queue with groups of keys; `None` for a key that is in none.
+    #[must_use]
+    pub fn with_groups(self, group: fn(&K) -> Option<u64>) -> Self {
+        Self { group, ..self }
+    }
+
+    /// How many keys of one group may run at once, at least one: those that are slow leave room for all others.
+    pub fn limit_groups(&mut self, limit: usize) {
+        self.group_limit = limit.max(1);
     }
 
     /// Asks for work on a key now. Whether that is news: a key that is ready already stays where it is.
@@ -135,7 +168,16 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
     /// The next key to work on, and how long it was ready. It is running from now on, until [`Self::finish`].
     pub fn next(&mut self, now: Timestamp) -> Option<(K, Duration)> {
         self.wake(now);
-        let key = self.ready.pop_front()?;
+        let key = loop {
+            let key = self.ready.pop_front()?;
+            let Some(group) = (self.group)(&key) else { break key };
+            let group = self.groups.entry(group).or_insert(Group { running: 0, parked: VecDeque::new() });
+            if group.running < self.group_limit {
+                group.running += 1;
+                break key;
+            }
+            group.parked.push_back(key);
+        };
         let entry = self.entries.get_mut(&key)?;
         let waited = match entry.place {
             Place::Ready { since } => Duration::try_from(now.duration_since(since)).unwrap_or_default(),
@@ -151,7 +193,20 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
             && matches!(entry.place, Place::Running { .. })
         {
             entry.place = Place::Asleep;
+            self.leave_group(key);
             self.add(key.clone(), now);
+        }
+    }
+
+    /// A key runs no longer: the next one of its group is ready.
+    fn leave_group(&mut self, key: &K) {
+        let Some(name) = (self.group)(key) else { return };
+        let Some(group) = self.groups.get_mut(&name) else { return };
+        group.running = group.running.saturating_sub(1);
+        if let Some(next) = group.parked.pop_front() {
+            self.ready.push_back(next);
+        } else if group.running == 0 {
+            self.groups.remove(&name);
         }
     }
 
@@ -164,6 +219,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
     pub fn finish(&mut self, key: &K, outcome: Outcome, now: Timestamp, chance: f64) -> bool {
         let Some(entry) = self.entries.get_mut(key) else { return false };
         let again = entry.place == Place::Running { again: true };
+        let ran = matches!(entry.place, Place::Running { .. });
         entry.place = Place::Asleep;
         let due = match outcome {
             Outcome::Done => None,
@@ -176,11 +232,15 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         if outcome != Outcome::Failed {
             entry.failures = 0;
         }
+        let planned = entry.due.is_some();
+        if ran {
+            self.leave_group(key);
+        }
         if again {
             self.add(key.clone(), now);
         } else if let Some(due) = due {
             self.add_at(key.clone(), due);
-        } else if entry.due.is_none() {
+        } else if !planned {
             self.entries.remove(key);
         }
         outcome == Outcome::Failed
@@ -188,7 +248,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
 
     /// How many keys are ready.
     pub fn depth(&self) -> usize {
-        self.ready.len()
+        self.ready.len() + self.groups.values().map(|group| group.parked.len()).sum::<usize>()
     }
 
     /// How many keys sleep until they are due.

@@ -86,9 +86,15 @@ impl<K: Key> WorkQueue<K> {
         Self::of(Queue::new(backoff), clock, metrics)
     }
 
-    /// An empty queue in which keys of different lanes take turns.
-    pub fn fair(clock: Clock, backoff: Backoff, metrics: QueueMetrics, lane: fn(&K) -> u64) -> Self {
-        Self::of(Queue::fair(backoff, lane), clock, metrics)
+    /// An empty queue in which keys of different lanes take turns, and keys of one group have at most half of the workers.
+    pub fn fair(
+        clock: Clock,
+        backoff: Backoff,
+        metrics: QueueMetrics,
+        lane: fn(&K) -> u64,
+        group: fn(&K) -> Option<u64>,
+    ) -> Self {
+        Self::of(Queue::fair(backoff, lane).with_groups(group), clock, metrics)
     }
 
     fn of(queue: Queue<K>, clock: Clock, metrics: QueueMetrics) -> Self {
@@ -127,6 +133,7 @@ impl<K: Key> WorkQueue<K> {
     where
         F: Future<Output = Outcome> + Send + 'static,
     {
+        self.lock().limit_groups(workers / 2);
         let mut work = Work { queue: self, running: JoinSet::new(), keys: HashMap::new() };
         while !stop.is_cancelled() {
             let due = work.start(workers.max(1), &handle);

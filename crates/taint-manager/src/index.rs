@@ -4,11 +4,11 @@
 //! Nothing depends on the order in which things are seen: a pod before its node, a namespace after its pod.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use haulout_api_types::names::TAINTS_FIRST_SEEN_ANNOTATION;
 use haulout_service_runtime::pods::{Change, Pod, PodIndex, Uid};
+use haulout_service_runtime::queue::number_of;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -26,19 +26,25 @@ pub struct Key {
     pub node: Arc<str>,
     /// The pod.
     pub uid: Uid,
+    /// The number of its namespace.
+    namespace: u64,
 }
 
 impl Key {
     /// The key of a pod; `None` if it has no node yet.
     pub fn of(pod: &Pod) -> Option<Self> {
-        pod.node.as_ref().map(|node| Self { node: Arc::clone(node), uid: pod.uid })
+        let node = Arc::clone(pod.node.as_ref()?);
+        Some(Self { node, uid: pod.uid, namespace: number_of(&pod.namespace) })
     }
 
-    /// The line that it stands in: that of its node.
+    /// Pods of one node stand in one line.
     pub fn lane(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        self.node.hash(&mut hasher);
-        hasher.finish()
+        number_of(&self.node)
+    }
+
+    /// Pods of one namespace share its admission webhooks, which may be slow.
+    pub fn group(&self) -> Option<u64> {
+        Some(self.namespace)
     }
 }
 

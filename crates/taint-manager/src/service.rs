@@ -141,7 +141,7 @@ async fn lead(
         metrics: metrics.clone(),
         manager,
         pods: context.pod_cache(),
-        queue: WorkQueue::fair(context.clock.clone(), BACKOFF, pods, Key::lane),
+        queue: WorkQueue::fair(context.clock.clone(), BACKOFF, pods, Key::lane, Key::group),
         nodes: WorkQueue::new(context.clock.clone(), BACKOFF, nodes),
         wanted: Mutex::new(HashMap::new()),
         synced: Mutex::new(BTreeSet::new()),

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use haulout_service_runtime::pods::{Pod, Uid};
 use jiff::Timestamp;
 
+use super::PodRef;
 use crate::facts::{Return, Returned};
 use crate::pause;
 use crate::seen::tolerates_cordon;
@@ -22,8 +23,8 @@ pub(super) struct Returns {
     started: Timestamp,
     /// Of each node, whose pods have come back and left again.
     nodes: HashMap<Arc<str>, HashMap<Owner, Left>>,
-    /// Which time it is that a pod of its owner has come back, for pods created after the drain began.
-    times: HashMap<Uid, u32>,
+    /// The number of its namespace, and which time it is that a pod of its owner has come back, for pods created after the drain began.
+    times: HashMap<Uid, (u64, u32)>,
 }
 
 /// A pod that had come back has left.
@@ -49,7 +50,7 @@ impl Returns {
         now: Timestamp,
     ) -> Option<Returned> {
         let (node, created) = (pod.node.as_ref()?, pod.created_at()?);
-        let known = self.times.get(&pod.uid).copied();
+        let known = self.times.get(&pod.uid).map(|(_, times)| *times);
         // Creation times are whole seconds: within the second in which the drain began, what is new came later.
         let came_after = |began: &Timestamp| {
             let new = known.is_some() || (is_new && created >= whole_second(self.started));
@@ -63,7 +64,8 @@ impl Returns {
             return None;
         };
         let times = known.unwrap_or_else(|| self.times(pod, node, began, created, now));
-        self.times.insert(pod.uid, times);
+        let PodRef { uid, namespace } = PodRef::of(pod);
+        self.times.insert(uid, (namespace, times));
         if pod.terminating || pod.is_finished() {
             self.left(pod, times, now);
         }
@@ -101,13 +103,13 @@ impl Returns {
     }
 
     /// The pods that came after the drain of their node had begun.
-    pub fn pods(&self) -> impl Iterator<Item = Uid> {
-        self.times.keys().copied()
+    pub fn pods(&self) -> impl Iterator<Item = PodRef> {
+        self.times.iter().map(|(uid, (namespace, _))| PodRef { uid: *uid, namespace: *namespace })
     }
 
     /// A pod is gone.
     pub fn remove(&mut self, pod: &Pod, now: Timestamp) {
-        if let Some(times) = self.times.remove(&pod.uid) {
+        if let Some((_, times)) = self.times.remove(&pod.uid) {
             self.left(pod, times, now);
         }
     }

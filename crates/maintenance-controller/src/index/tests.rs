@@ -245,7 +245,7 @@ fn returned_pod_is_looked_at_again_when_the_drain_ends() {
     world.index.returns = Returns::new("2026-01-01T00:00:11Z".parse().unwrap());
     world.pod_with(created, json!([{"operator": "Exists"}]));
     assert_eq!(world.plan().blockers.len(), 1);
-    let work = Work::Pod(uid());
+    let work = Work::Pod(PodRef::of(world.pods.get(uid()).unwrap()));
     world.settle();
     assert!(!world.settle().contains(&work));
     world.maintenance("Drain", &["Drain"]);
@@ -470,7 +470,7 @@ fn a_refused_evacuation_is_a_blocker_until_it_is_written() {
     assert_eq!(world.said(), (vec!["n1 web-1 EvacuationRefused".into()], vec![]));
     let plan = world.plan();
     assert_eq!(world.index.to_do(&plan, at(0)), [], "not at every event");
-    assert_eq!(world.index.to_do(&plan, retry), [uid()]);
+    assert_eq!(world.index.to_do(&plan, retry).iter().map(|pod| pod.uid).collect::<Vec<_>>(), [uid()]);
     world.index.pod_succeeded(&pod, at(1));
     world.evacuation(&[&ours()]);
     assert_eq!(world.said(), (vec![], vec!["EvacuationRequested"]));

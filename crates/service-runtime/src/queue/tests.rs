@@ -105,6 +105,35 @@ fn a_new_event_does_not_wait_for_the_backoff() {
     assert_eq!(queue.sleeping(), 0, "the planned retry is gone");
 }
 
+#[test]
+fn slow_group_leaves_room_for_others() {
+    // Keys are in the group of their first letter; those with a dash are in none.
+    let group = |key: &&'static str| key.bytes().next().filter(|first| *first != b'-').map(u64::from);
+    let mut queue = queue().with_groups(group);
+    queue.limit_groups(2);
+    for key in ["a1", "a2", "a3", "a4", "b1", "-1", "-2", "-3"] {
+        queue.add(key, at(0));
+    }
+    assert_eq!(drain(&mut queue, at(0)), ["a1", "a2", "b1", "-1", "-2", "-3"]);
+    assert_eq!(queue.depth(), 2, "a3 and a4 are ready");
+    queue.add("a3", at(1));
+    queue.finish(&"b1", Outcome::Done, at(1), 0.0);
+    assert_eq!(drain(&mut queue, at(1)), [""; 0]);
+    queue.finish(&"a2", Outcome::Failed, at(2), 0.0);
+    assert_eq!(queue.next(at(2)), Some(("a3", Duration::from_secs(2))));
+    assert_eq!(queue.next(at(2)), None);
+    queue.give_back(&"a1", at(2));
+    assert_eq!(drain(&mut queue, at(2)), ["a4"], "who was cut short is behind");
+    for key in ["a3", "a4"] {
+        queue.finish(&key, Outcome::Done, at(3), 0.0);
+    }
+    assert_eq!(drain(&mut queue, at(100)), ["a1", "a2"]);
+    for key in ["a1", "a2"] {
+        queue.finish(&key, Outcome::Done, at(100), 0.0);
+    }
+    assert!(queue.groups.is_empty(), "nothing is kept of an idle group");
+}
+
 /// What can happen to a queue.
 #[derive(Clone, Debug)]
 enum Step {
@@ -134,7 +163,11 @@ proptest! {
     /// round the ones that were ready before it.
     #[test]
     fn no_key_is_lost_none_runs_twice_and_all_get_their_turn(steps in proptest::collection::vec(any_step(), 0..200)) {
-        let mut queue: Queue<u8> = Queue::new(Backoff { first: Duration::from_secs(1), most: Duration::from_secs(30) });
+        let backoff = Backoff { first: Duration::from_secs(1), most: Duration::from_secs(30) };
+        // Two groups, of which two keys each may run at once.
+        let group = |key: u8| key % 2;
+        let mut queue: Queue<u8> = Queue::new(backoff).with_groups(|key| Some(u64::from(key % 2)));
+        queue.limit_groups(2);
         let mut now = at(0);
         let mut running = BTreeSet::new();
         // Keys for which somebody asked and no run has begun since.
@@ -152,9 +185,12 @@ proptest! {
                     want(&mut wanted, key, due);
                 }
                 Step::Next => {
-                    let overdue: Vec<_> = wanted.iter().filter(|(key, due)| **due <= now && !running.contains(*key)).collect();
+                    let has_room = |key: u8| running.iter().filter(|other| group(**other) == group(key)).count() < 2;
+                    let may_run = |key: u8| !running.contains(&key) && has_room(key);
+                    let overdue: Vec<_> = wanted.iter().filter(|(key, due)| **due <= now && may_run(**key)).map(|(key, _)| *key).collect();
                     match queue.next(now) {
                         Some((key, _)) => {
+                            prop_assert!(has_room(key), "{key} has no room in its group");
                             prop_assert!(running.insert(key), "{key} runs twice at once");
                             let due = wanted.remove(&key);
                             prop_assert!(due.is_some_and(|due| due <= now), "{key} ran though nobody asked: {due:?}");
