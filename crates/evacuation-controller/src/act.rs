@@ -3,6 +3,7 @@
 
 use haulout_api_types::Evacuation;
 use haulout_api_types::names::condition;
+use haulout_service_runtime::api::{Doing, RequestError, Written};
 use haulout_service_runtime::eviction::Failure;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -16,39 +17,41 @@ use crate::record::Record;
 /// Who writes, as `kubectl get --show-managed-fields` tells.
 const MANAGER: &str = "haulout-evacuation-controller";
 
-/// What came of a write.
-#[derive(Debug)]
-pub enum Written {
-    /// It took effect; the object as it is now, unless it cannot be read.
-    Done(Option<Box<Evacuation>>),
-    /// Somebody else wrote before us: what we knew is old, and the watch will tell what is new.
-    Outdated,
-    /// There is no such object any more.
-    Gone,
-}
+/// The object as it is after a write, unless it cannot be read.
+pub type Answer = Option<Box<Evacuation>>;
 
 /// Changes fields of the status. With none, nothing is written, and the answer still tells whether the record is up to
 /// date.
-pub async fn write_status(client: &Client, record: &Record, status: Value) -> kube::Result<Written> {
+pub async fn write_status(
+    client: &Client,
+    record: &Record,
+    status: Value,
+) -> Result<Written<Answer>, RequestError> {
     let patch = json!({
         "metadata": {"uid": record.uid.to_string(), "resourceVersion": &*record.version},
         "status": status,
     });
     let params = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
-    written(evacuations(client, record).patch_status(&record.name, &params, &Patch::Merge(patch)).await)
+    let answer = evacuations(client, record).patch_status(&record.name, &params, &Patch::Merge(patch)).await;
+    written("patch the status of", record, answer)
 }
 
 /// Leaves only these finalizers.
-pub async fn write_finalizers(client: &Client, record: &Record, keep: &[String]) -> kube::Result<Written> {
+pub async fn write_finalizers(
+    client: &Client,
+    record: &Record,
+    keep: &[String],
+) -> Result<Written<Answer>, RequestError> {
     let patch = json!({
         "metadata": {"uid": record.uid.to_string(), "resourceVersion": &*record.version, "finalizers": keep},
     });
     let params = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
-    written(evacuations(client, record).patch(&record.name, &params, &Patch::Merge(patch)).await)
+    let answer = evacuations(client, record).patch(&record.name, &params, &Patch::Merge(patch)).await;
+    written("patch", record, answer)
 }
 
 /// Deletes the Evacuation if it is still as it was.
-pub async fn delete(client: &Client, record: &Record) -> kube::Result<Written> {
+pub async fn delete(client: &Client, record: &Record) -> Result<Written<Answer>, RequestError> {
     let params = DeleteParams {
         preconditions: Some(Preconditions {
             uid: Some(record.uid.to_string()),
@@ -57,7 +60,8 @@ pub async fn delete(client: &Client, record: &Record) -> kube::Result<Written> {
         ..DeleteParams::default()
     };
     let answer = evacuations(client, record).delete(&record.name, &params).await;
-    written(answer.map(|either| either.left().unwrap_or(DeserializeGuard(Ok(Evacuation::default())))))
+    let answer = answer.map(|either| either.left().unwrap_or(DeserializeGuard(Ok(Evacuation::default()))));
+    written("delete", record, answer)
 }
 
 /// The status after an attempt to evict has failed.
@@ -104,11 +108,11 @@ fn evacuations(client: &Client, record: &Record) -> Api<DeserializeGuard<Evacuat
     Api::namespaced(client.clone(), &record.namespace)
 }
 
-fn written(answer: kube::Result<DeserializeGuard<Evacuation>>) -> kube::Result<Written> {
-    match answer {
-        Ok(DeserializeGuard(object)) => Ok(Written::Done(object.ok().map(Box::new))),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Written::Gone),
-        Err(kube::Error::Api(status)) if status.code == 409 => Ok(Written::Outdated),
-        Err(error) => Err(error),
-    }
+fn written(
+    verb: &'static str,
+    record: &Record,
+    answer: kube::Result<DeserializeGuard<Evacuation>>,
+) -> Result<Written<Answer>, RequestError> {
+    let answer = answer.map(|DeserializeGuard(object)| object.ok().map(Box::new));
+    Doing::new(verb, "Evacuation", &record.namespace, &record.name).written(answer)
 }

@@ -5,19 +5,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use haulout_api_types::Evacuation;
 use haulout_api_types::names::reason;
+use haulout_service_runtime::api::{RequestError, Written};
 use haulout_service_runtime::clients::Clients;
 use haulout_service_runtime::clock::Clock;
 use haulout_service_runtime::events::{Events, News};
 use haulout_service_runtime::eviction::{self, Answer, Failure};
 use haulout_service_runtime::pods::{self, Phase, Pod, PodCache};
 use haulout_service_runtime::queue::Outcome;
-use haulout_service_runtime::workers::WorkQueue;
+use haulout_service_runtime::workers::{WorkQueue, reconciling};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 
-use crate::act::{self, Written};
+use crate::act::{self, Answer as WriteAnswer};
 use crate::backoff::{self, after};
 use crate::budget::Cover;
 use crate::decide::{Action, Before, End, Known, Moment, Plan, Why, after_pod, decide};
@@ -54,9 +55,9 @@ enum Next {
 
 /// Why a step failed.
 #[derive(Debug, thiserror::Error)]
-enum StepError {
+pub(crate) enum StepError {
     #[error(transparent)]
-    Api(#[from] kube::Error),
+    Api(#[from] RequestError),
     #[error(transparent)]
     Pod(#[from] pods::FetchError),
 }
@@ -85,11 +86,11 @@ impl Controller {
     }
 
     /// Works on one Evacuation until there is nothing more to do for now.
-    pub(crate) async fn handle(self: Arc<Self>, Queued { key, .. }: Queued) -> Outcome {
+    pub(crate) async fn handle(self: Arc<Self>, Queued { key, .. }: Queued) -> Result<Outcome, StepError> {
         let (outcome, admitted) = self.work(key).await;
         // Whatever kept it from using the room that its budget had for it: others may have it.
         if admitted {
-            let failed = outcome == Outcome::Failed;
+            let failed = !matches!(outcome, Ok(Outcome::Done | Outcome::Until(_)));
             let others = self.index().give_back(key, failed, &self.pods.read());
             self.enqueue(others);
         }
@@ -97,13 +98,14 @@ impl Controller {
     }
 
     /// What came of it, and whether the last decision was made for one that a budget has admitted.
-    async fn work(&self, key: Key) -> (Outcome, bool) {
+    async fn work(&self, key: Key) -> (Result<Outcome, StepError>, bool) {
         // A pod that the cache does not know, from the API server.
         let mut looked_up = None;
         let mut admitted = false;
         for _ in 0..MOST_STEPS {
             let view = self.index().view(key, &self.pods.read());
-            let Some(view) = view else { return (Outcome::Done, false) };
+            let Some(view) = view else { return (Ok(Outcome::Done), false) };
+            reconciling(&view.record.namespace, &view.record.name);
             admitted = view.live.admitted;
             let pod = view.pod.clone().or_else(|| looked_up.clone());
             let known = match &pod {
@@ -125,7 +127,7 @@ impl Controller {
                     let unwatched = view.pod.is_none() && looked_up.is_some();
                     let again =
                         unwatched.then(|| after(self.clock.now(), backoff::unwatched(view.live.unwatched)));
-                    return (sleep(&plan, again), admitted);
+                    return (Ok(sleep(&plan, again)), admitted);
                 }
                 (Action::LookUp, None) => match self.look_up(&view.record).await {
                     Ok(found) => {
@@ -141,19 +143,15 @@ impl Controller {
                 },
                 (action, None) => self.step(&view, pod.as_deref(), action).await,
             };
-            let Record { namespace, name, .. } = &*view.record;
             match done {
                 Ok(Next::Again) => {}
-                Ok(Next::Nothing) => return (Outcome::Done, admitted),
-                Ok(Next::Retry) => return (Outcome::Failed, admitted),
-                Err(error) => {
-                    warn!(%namespace, %name, action = ?plan.action, %error, "step failed, retrying");
-                    return (Outcome::Failed, admitted);
-                }
+                Ok(Next::Nothing) => return (Ok(Outcome::Done), admitted),
+                Ok(Next::Retry) => return (Ok(Outcome::Failed), admitted),
+                Err(error) => return (Err(error), admitted),
             }
         }
         warn!(%key, "Evacuation is not at rest after {MOST_STEPS} steps, retrying");
-        (Outcome::Failed, admitted)
+        (Ok(Outcome::Failed), admitted)
     }
 
     fn moment(&self) -> Moment {
@@ -239,9 +237,9 @@ impl Controller {
                 Ok(next)
             }
             Action::Release { keep } => {
-                Ok(self.take(act::write_finalizers(&self.clients.retrying, record, keep).await?))
+                Ok(self.take(act::write_finalizers(&self.clients.direct, record, keep).await?))
             }
-            Action::Delete { end } => match act::delete(&self.clients.retrying, record).await? {
+            Action::Delete { end } => match act::delete(&self.clients.direct, record).await? {
                 Written::Done(_) => {
                     self.index().deleted(record.uid, *end);
                     Ok(Next::Again)
@@ -308,12 +306,12 @@ impl Controller {
     }
 
     async fn write(&self, record: &Record, status: Value) -> Result<Next, StepError> {
-        let written = act::write_status(&self.clients.retrying, record, status).await?;
+        let written = act::write_status(&self.clients.direct, record, status).await?;
         Ok(self.take(written))
     }
 
     /// Takes in what the API server answered to a write.
-    fn take(&self, written: Written) -> Next {
+    fn take(&self, written: Written<WriteAnswer>) -> Next {
         match written {
             Written::Done(Some(evacuation)) => {
                 self.refresh(*evacuation);

@@ -3,11 +3,11 @@
 
 use haulout_api_types::names::MAINTENANCES_ANNOTATION;
 use haulout_api_types::{Evacuation, NodeMaintenance};
+use haulout_service_runtime::api::{Doing, RequestError, Written};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::Client;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::{DeserializeGuard, PartialObjectMeta};
-use kube::{Client, Resource};
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::seen::{EvacuationSeen, MaintenanceSeen, SlimEvacuation, SlimNode, Version};
@@ -15,28 +15,8 @@ use crate::seen::{EvacuationSeen, MaintenanceSeen, SlimEvacuation, SlimNode, Ver
 /// Who writes, as `kubectl get --show-managed-fields` tells.
 const MANAGER: &str = "haulout-maintenance-controller";
 
-/// What came of a write.
-#[derive(Debug)]
-pub enum Written<K> {
-    /// It took effect; the object as it is now.
-    Done(K),
-    /// Somebody else wrote before us: what we knew is old, and the watch will tell what is new.
-    Outdated,
-    /// There is no such object any more.
-    Gone,
-}
-
 fn params() -> PatchParams {
     PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() }
-}
-
-fn written<K>(answer: kube::Result<K>) -> kube::Result<Written<K>> {
-    match answer {
-        Ok(object) => Ok(Written::Done(object)),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Written::Gone),
-        Err(kube::Error::Api(status)) if status.code == 409 => Ok(Written::Outdated),
-        Err(error) => Err(error),
-    }
 }
 
 /// Adds to a patch which object it means.
@@ -56,9 +36,10 @@ pub async fn mark_node(
     name: &str,
     uid: &str,
     patch: Value,
-) -> kube::Result<Written<SlimNode>> {
+) -> Result<Written<SlimNode>, RequestError> {
     let patch = Patch::Merge(means(patch, uid));
-    written(Api::<SlimNode>::all(client.clone()).patch(name, &params(), &patch).await)
+    let answer = Api::<SlimNode>::all(client.clone()).patch(name, &params(), &patch).await;
+    Doing::new("patch", "Node", "", name).written(answer)
 }
 
 /// Changes conditions of a node.
@@ -67,17 +48,20 @@ pub async fn mark_node_status(
     name: &str,
     uid: &str,
     patch: Value,
-) -> kube::Result<Written<SlimNode>> {
+) -> Result<Written<SlimNode>, RequestError> {
     let patch = Patch::Strategic(means(patch, uid));
-    written(Api::<SlimNode>::all(client.clone()).patch_status(name, &params(), &patch).await)
+    let answer = Api::<SlimNode>::all(client.clone()).patch_status(name, &params(), &patch).await;
+    Doing::new("patch the status of", "Node", "", name).written(answer)
 }
 
 /// Makes an Evacuation. If there is one already, that is a failure: it has to be seen before anything is decided.
-pub async fn create_evacuation(client: &Client, evacuation: &Evacuation) -> kube::Result<()> {
+pub async fn create_evacuation(client: &Client, evacuation: &Evacuation) -> Result<(), RequestError> {
     let namespace = evacuation.metadata.namespace.as_deref().unwrap_or_default();
     let api: Api<Evacuation> = Api::namespaced(client.clone(), namespace);
     let params = PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() };
-    api.create(&params, evacuation).await.map(|_| ())
+    let name = evacuation.metadata.name.as_deref().unwrap_or_default();
+    let answer = api.create(&params, evacuation).await.map(|_| ());
+    Doing::new("create", "Evacuation", namespace, name).result(answer)
 }
 
 /// Puts our finalizer onto an Evacuation, with the maintenances that we want it for; or takes both off.
@@ -85,12 +69,13 @@ pub async fn write_wish(
     client: &Client,
     evacuation: &EvacuationSeen,
     why: Option<&str>,
-) -> kube::Result<Written<SlimEvacuation>> {
+) -> Result<Written<SlimEvacuation>, RequestError> {
     let api: Api<SlimEvacuation> = Api::namespaced(client.clone(), &evacuation.namespace);
     let finalizers = evacuation.finalizers_with_ours(why.is_some());
     let metadata = json!({"finalizers": finalizers, "annotations": {MAINTENANCES_ANNOTATION: why}});
     let patch = at(&evacuation.version, json!({"metadata": metadata}));
-    written(api.patch(&evacuation.name, &params(), &Patch::Merge(patch)).await)
+    let answer = api.patch(&evacuation.name, &params(), &Patch::Merge(patch)).await;
+    Doing::new("patch", "Evacuation", &evacuation.namespace, &evacuation.name).written(answer)
 }
 
 /// Changes metadata or spec of a maintenance.
@@ -98,14 +83,18 @@ pub async fn write_maintenance(
     client: &Client,
     seen: &MaintenanceSeen,
     patch: Value,
-) -> kube::Result<Written<Option<NodeMaintenance>>> {
+) -> Result<Written<Option<NodeMaintenance>>, RequestError> {
     let name = seen.object.metadata.name.as_deref().unwrap_or_default();
     let patch = Patch::Merge(at(&seen.version, patch));
-    guarded(Api::all(client.clone()).patch(name, &params(), &patch).await)
+    let answer = Api::all(client.clone()).patch(name, &params(), &patch).await;
+    Doing::new("patch", "NodeMaintenance", "", name).written(answer.map(readable))
 }
 
 /// Deletes a maintenance, if it is still as it was seen.
-pub async fn delete_maintenance(client: &Client, seen: &MaintenanceSeen) -> kube::Result<Written<()>> {
+pub async fn delete_maintenance(
+    client: &Client,
+    seen: &MaintenanceSeen,
+) -> Result<Written<()>, RequestError> {
     let name = seen.object.metadata.name.as_deref().unwrap_or_default();
     let preconditions = Preconditions {
         uid: Some(seen.version.uid.to_string()),
@@ -113,7 +102,8 @@ pub async fn delete_maintenance(client: &Client, seen: &MaintenanceSeen) -> kube
     };
     let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
     let api: Api<PartialObjectMeta<NodeMaintenance>> = Api::all(client.clone());
-    written(api.delete(name, &params).await.map(|_| ()))
+    let answer = api.delete(name, &params).await.map(|_| ());
+    Doing::new("delete", "NodeMaintenance", "", name).written(answer)
 }
 
 /// Turns the status of a maintenance into this one.
@@ -121,18 +111,17 @@ pub async fn write_status(
     client: &Client,
     object: &NodeMaintenance,
     status: Value,
-) -> kube::Result<Written<Option<NodeMaintenance>>> {
+) -> Result<Written<Option<NodeMaintenance>>, RequestError> {
     let name = object.metadata.name.as_deref().unwrap_or_default();
     let patch = difference(&json!(object.status), &status);
     let patch = Patch::Merge(at(&Version::of(&object.metadata), json!({"status": patch})));
-    guarded(Api::all(client.clone()).patch_status(name, &params(), &patch).await)
+    let answer = Api::all(client.clone()).patch_status(name, &params(), &patch).await;
+    Doing::new("patch the status of", "NodeMaintenance", "", name).written(answer.map(readable))
 }
 
-fn guarded<K>(answer: kube::Result<DeserializeGuard<K>>) -> kube::Result<Written<Option<K>>>
-where
-    K: Resource + DeserializeOwned,
-{
-    written(answer.map(|DeserializeGuard(object)| object.ok()))
+/// The answer to a write is of use only if it can be read.
+fn readable(DeserializeGuard(object): DeserializeGuard<NodeMaintenance>) -> Option<NodeMaintenance> {
+    object.ok()
 }
 
 /// Adds to a patch which state of which object it means.
@@ -166,15 +155,21 @@ fn difference(old: &Value, new: &Value) -> Value {
 }
 
 /// The name of the volume that a claim is bound to; `None` if it is to none, or gone.
-pub async fn volume_of(client: &Client, namespace: &str, claim: &str) -> kube::Result<Option<String>> {
+pub async fn volume_of(
+    client: &Client,
+    namespace: &str,
+    claim: &str,
+) -> Result<Option<String>, RequestError> {
     let api: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), namespace);
-    let found = api.get_opt(claim).await?;
+    let doing = Doing::new("get", "PersistentVolumeClaim", namespace, claim);
+    let found = doing.result(api.get_opt(claim).await)?;
     Ok(found.and_then(|claim| claim.spec?.volume_name).filter(|name| !name.is_empty()))
 }
 
 /// What a persistent volume is called in the `volumesAttached` of a node; `None` if it is none of CSI, or gone.
-pub async fn handle_of(client: &Client, volume: &str) -> kube::Result<Option<String>> {
-    let found = Api::<PersistentVolume>::all(client.clone()).get_opt(volume).await?;
+pub async fn handle_of(client: &Client, volume: &str) -> Result<Option<String>, RequestError> {
+    let found = Api::<PersistentVolume>::all(client.clone()).get_opt(volume).await;
+    let found = Doing::new("get", "PersistentVolume", "", volume).result(found)?;
     let csi = found.and_then(|volume| volume.spec?.csi);
     Ok(csi.map(|csi| format!("kubernetes.io/csi/{}^{}", csi.driver, csi.volume_handle)))
 }

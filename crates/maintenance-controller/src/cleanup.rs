@@ -17,6 +17,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use haulout_api_types::names::{COMPLETION_FINALIZER, TAINTS_FIRST_SEEN_ANNOTATION, instigator};
 use haulout_api_types::{NodeMaintenance, names};
 use haulout_service_runtime::access::{Permission, lease_name};
+use haulout_service_runtime::api::Written;
 use haulout_service_runtime::service::Context;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Secret;
@@ -30,7 +31,7 @@ use serde_json::json;
 use thiserror::Error;
 use tracing::info;
 
-use crate::act::{self, Written};
+use crate::act;
 use crate::cordon;
 use crate::seen::{NodeSeen, SlimNode};
 
@@ -307,12 +308,14 @@ async fn nodes(client: &Client) -> Result<usize, CleanupError> {
         if let Some(patch) = changes.node_patch(&seen.version.version) {
             let written = act::mark_node(client, &name, uid, patch).await;
             touched = true;
-            if !matches!(doing(written, what)?, Written::Done(_)) {
+            let written = doing(written.map_err(|error| *error.source), what)?;
+            if !matches!(written, Written::Done(_)) {
                 return Ok(touched);
             }
         }
         if let Some(patch) = changes.status_patch() {
-            doing(act::mark_node_status(client, &name, uid, patch).await, what)?;
+            let written = act::mark_node_status(client, &name, uid, patch).await;
+            doing(written.map_err(|error| *error.source), what)?;
             touched = true;
         }
         Ok(touched)

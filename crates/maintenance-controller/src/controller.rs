@@ -6,17 +6,18 @@ mod pod;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use haulout_service_runtime::api::{RequestError, Written};
 use haulout_service_runtime::clients::Clients;
 use haulout_service_runtime::clock::Clock;
 use haulout_service_runtime::events::Events;
 use haulout_service_runtime::pods::{PodCache, PodIndex};
 use haulout_service_runtime::queue::Outcome;
-use haulout_service_runtime::workers::WorkQueue;
+use haulout_service_runtime::workers::{WorkQueue, reconciling};
 use jiff::Timestamp;
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
-use crate::act::{self, Written};
+use crate::act;
 use crate::cordon::{self, CordonNotice, NodeChanges};
 use crate::index::{Index, Unsettled, Work};
 use crate::metrics::Metrics;
@@ -95,26 +96,29 @@ impl Controller {
     }
 
     /// Works on one thing until there is nothing more to do for now.
-    pub(crate) async fn handle(self: Arc<Self>, work: Work) -> Outcome {
+    pub(crate) async fn handle(self: Arc<Self>, work: Work) -> Result<Outcome, RequestError> {
         for _ in 0..MOST_STEPS {
             let next = match &work {
-                Work::Node(name) => self.node(name).await,
-                Work::Maintenance(name) => self.maintenance(name).await,
+                Work::Node(name) => {
+                    reconciling("", name);
+                    self.node(name).await
+                }
+                Work::Maintenance(name) => {
+                    reconciling("", name);
+                    self.maintenance(name).await
+                }
                 Work::Pod(pod) => self.pod(pod.uid).await,
             };
-            match next {
-                Ok(Next::Again) => {}
-                Ok(Next::Rest(outcome)) => return outcome,
-                Err(error) => {
-                    warn!(?work, %error, "a step failed and will be repeated");
-                    return Outcome::Failed;
-                }
+            match next? {
+                Next::Again => {}
+                Next::Rest(outcome) => return Ok(outcome),
             }
         }
-        Outcome::Failed
+        warn!(?work, "not at rest after {MOST_STEPS} steps, retrying");
+        Ok(Outcome::Failed)
     }
 
-    async fn node(&self, name: &Arc<str>) -> kube::Result<Next> {
+    async fn node(&self, name: &Arc<str>) -> Result<Next, RequestError> {
         let now = self.clock.now();
         let view = self.index().node(name);
         let (seen, plan) = match view {
@@ -155,7 +159,7 @@ impl Controller {
         seen: &NodeSeen,
         plan: &NodePlan,
         changes: &NodeChanges,
-    ) -> kube::Result<Next> {
+    ) -> Result<Next, RequestError> {
         match self.mark(name, seen, plan, changes).await {
             Ok(next) => Ok(next),
             Err(error) => {
@@ -175,7 +179,7 @@ impl Controller {
         seen: &NodeSeen,
         plan: &NodePlan,
         retry: Timestamp,
-    ) -> kube::Result<Next> {
+    ) -> Result<Next, RequestError> {
         if plan.holders.is_empty() {
             self.work_on_pods(name, seen, plan).await?;
         }
@@ -188,9 +192,9 @@ impl Controller {
         seen: &NodeSeen,
         plan: &NodePlan,
         changes: &NodeChanges,
-    ) -> kube::Result<Next> {
+    ) -> Result<Next, RequestError> {
         debug!(%name, ?changes, "marking a node");
-        let (client, uid) = (&self.clients.retrying, &seen.version.uid);
+        let (client, uid) = (&self.clients.direct, &seen.version.uid);
         let mut answers = Vec::new();
         if let Some(patch) = changes.node_patch(&seen.version.version) {
             answers.push(act::mark_node(client, name, uid, patch).await?);
@@ -287,7 +291,7 @@ impl Controller {
         name: &str,
         seen: &NodeSeen,
         plan: &NodePlan,
-    ) -> kube::Result<Option<Timestamp>> {
+    ) -> Result<Option<Timestamp>, RequestError> {
         if seen.marks.unschedulable || plan.holders.is_empty() {
             let pods = self.index().to_do(plan, self.clock.now());
             for pod in pods {
@@ -298,14 +302,13 @@ impl Controller {
             let now = self.clock.now();
             let claims = self.update(|index, pods| index.unknown_claims(pods.on_node(name), now));
             for claim in claims {
-                let volume =
-                    act::volume_of(&self.clients.retrying, &claim.0, &claim.1).await?.map(Into::into);
+                let volume = act::volume_of(&self.clients.direct, &claim.0, &claim.1).await?.map(Into::into);
                 let now = self.clock.now();
                 self.update(|index, pods| index.learn_claim(claim, volume, pods.on_node(name), now));
             }
             let volumes = self.update(|index, pods| index.unknown_handles(name, pods.on_node(name)));
             for volume in volumes {
-                let handle = act::handle_of(&self.clients.retrying, &volume).await?;
+                let handle = act::handle_of(&self.clients.direct, &volume).await?;
                 let now = self.clock.now();
                 self.update(|index, pods| index.learn_handle(volume, handle, name, pods.on_node(name), now));
             }

@@ -5,6 +5,7 @@ use std::hash::Hash;
 use std::time::Duration;
 
 use haulout_api_types::names::reason;
+use haulout_service_runtime::api::RequestError;
 use haulout_service_runtime::queue::Backoff;
 use jiff::Timestamp;
 
@@ -31,6 +32,12 @@ impl Failure {
     /// Something that we cannot even ask for.
     pub fn impossible(why: &dyn std::fmt::Display) -> Self {
         Self { said: bounded::text(&why.to_string()), refused: true, terminating: false }
+    }
+}
+
+impl From<&RequestError> for Failure {
+    fn from(error: &RequestError) -> Self {
+        Self::from(error.source.as_ref())
     }
 }
 

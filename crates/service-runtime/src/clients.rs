@@ -13,6 +13,8 @@ use tower::limit::ConcurrencyLimitLayer;
 use tower::timeout::TimeoutLayer;
 use tower::{BoxError, Layer, Service};
 use tower_http::timeout::TimeoutBody;
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span, info_span};
 
 use crate::lease::Leadership;
 use crate::metrics::Metrics;
@@ -123,13 +125,23 @@ where
         let OverseeLayer { metrics, limit } = self.with.clone();
         let silence = if verb == "watch" { WATCH_SILENCE } else { limit };
         let begun = Instant::now();
+        // Requests that belong to no reconcile, such as renewals of the Lease, would be noise.
+        let span = if Span::current().is_none() {
+            Span::none()
+        } else {
+            info_span!("request", otel.kind = "client", verb, path = request.uri().path(), code = Empty)
+        };
         let answer = self.inner.call(request);
-        Box::pin(async move {
+        let answered = async move {
             let answer = answer.await;
             let code = answer.as_ref().ok().map(|answer| answer.status().as_u16());
+            if let Some(code) = code {
+                Span::current().record("code", code);
+            }
             metrics.request(verb, code, begun.elapsed());
             Ok(answer?.map(|body| TimeoutBody::new(silence, body)))
-        })
+        };
+        Box::pin(answered.instrument(span))
     }
 }
 

@@ -1,6 +1,7 @@
 //! What every Haulout service stands on, so that a service crate holds nothing but its own decisions.
 
 pub mod access;
+pub mod api;
 mod causes;
 pub mod clients;
 pub mod clock;

@@ -159,6 +159,7 @@ impl Metrics {
         let label = NameLabel { name };
         let running = Arc::clone(lock(&self.queues.unfinished.0).entry(name).or_default());
         QueueMetrics {
+            name,
             depth: self.queues.depth.get_or_create(&label).clone(),
             adds: self.queues.adds.get_or_create(&label).clone(),
             retries: self.queues.retries.get_or_create(&label).clone(),
@@ -206,6 +207,8 @@ impl Metrics {
 /// The metrics of one work queue.
 #[derive(Clone, Debug)]
 pub struct QueueMetrics {
+    /// The name of the queue.
+    pub(crate) name: &'static str,
     depth: Gauge,
     adds: Counter,
     retries: Counter,

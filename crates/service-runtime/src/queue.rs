@@ -85,6 +85,8 @@ pub struct Queue<K> {
     backoff: Backoff,
     group: fn(&K) -> Option<u64>,
     groups: HashMap<u64, Group<K>>,
+    /// Groups that have parked keys and room for one of them.
+    roomy: VecDeque<u64>,
     /// How many keys of one group may run at once.
     group_limit: usize,
 }
@@ -94,7 +96,7 @@ pub struct Queue<K> {
 struct Group<K> {
     running: usize,
     /// Keys that are ready and whose group has no room.
-    parked: VecDeque<K>,
+    parked: Lanes<K>,
 }
 
 impl<K: Clone + Eq + Hash + Ord> Queue<K> {
@@ -114,6 +116,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
             backoff,
             group: |_| None,
             groups: HashMap::new(),
+            roomy: VecDeque::new(),
             group_limit: usize::MAX,
         }
     }
@@ -141,7 +144,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
                 if let Some((time, number)) = entry.due.take() {
                     self.asleep.remove(&(time, number, key.clone()));
                 }
-                self.ready.push_back(key);
+                self.make_ready(key);
                 true
             }
         }
@@ -168,16 +171,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
     /// The next key to work on, and how long it was ready. It is running from now on, until [`Self::finish`].
     pub fn next(&mut self, now: Timestamp) -> Option<(K, Duration)> {
         self.wake(now);
-        let key = loop {
-            let key = self.ready.pop_front()?;
-            let Some(group) = (self.group)(&key) else { break key };
-            let group = self.groups.entry(group).or_insert(Group { running: 0, parked: VecDeque::new() });
-            if group.running < self.group_limit {
-                group.running += 1;
-                break key;
-            }
-            group.parked.push_back(key);
-        };
+        let key = self.next_parked().or_else(|| self.next_ready())?;
         let entry = self.entries.get_mut(&key)?;
         let waited = match entry.place {
             Place::Ready { since } => Duration::try_from(now.duration_since(since)).unwrap_or_default(),
@@ -185,6 +179,45 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         };
         entry.place = Place::Running { again: false };
         Some((key, waited))
+    }
+
+    /// Puts a key behind all that wait with it: where its group has no room, with the others of its group.
+    fn make_ready(&mut self, key: K) {
+        let group = (self.group)(&key).and_then(|name| self.groups.get_mut(&name));
+        match group.filter(|group| group.running >= self.group_limit || !group.parked.is_empty()) {
+            Some(group) => group.parked.push_back(key),
+            None => self.ready.push_back(key),
+        }
+    }
+
+    /// The first key of a group that has room again.
+    fn next_parked(&mut self) -> Option<K> {
+        while let Some(name) = self.roomy.pop_front() {
+            let Some(group) = self.groups.get_mut(&name) else { continue };
+            if group.running < self.group_limit
+                && let Some(key) = group.parked.pop_front()
+            {
+                group.running += 1;
+                return Some(key);
+            }
+        }
+        None
+    }
+
+    /// The first key whose group has room. Who comes later than parked keys of its group is parked behind them.
+    fn next_ready(&mut self) -> Option<K> {
+        loop {
+            let key = self.ready.pop_front()?;
+            let Some(name) = (self.group)(&key) else { return Some(key) };
+            let lane = self.ready.lane();
+            let group =
+                self.groups.entry(name).or_insert_with(|| Group { running: 0, parked: Lanes::new(lane) });
+            if group.running < self.group_limit && group.parked.is_empty() {
+                group.running += 1;
+                return Some(key);
+            }
+            group.parked.push_back(key);
+        }
     }
 
     /// Ends work on a key that was cut short and is to be done again.
@@ -198,13 +231,13 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         }
     }
 
-    /// A key runs no longer: the next one of its group is ready.
+    /// A key runs no longer: the next one of its group may run.
     fn leave_group(&mut self, key: &K) {
         let Some(name) = (self.group)(key) else { return };
         let Some(group) = self.groups.get_mut(&name) else { return };
         group.running = group.running.saturating_sub(1);
-        if let Some(next) = group.parked.pop_front() {
-            self.ready.push_back(next);
+        if !group.parked.is_empty() {
+            self.roomy.push_back(name);
         } else if group.running == 0 {
             self.groups.remove(&name);
         }
@@ -215,18 +248,19 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         self.asleep.first().map(|(due, _, _)| *due)
     }
 
-    /// Ends the work on a key. `chance`, from 0 to 1, spreads retries. Whether it will be retried.
-    pub fn finish(&mut self, key: &K, outcome: Outcome, now: Timestamp, chance: f64) -> bool {
-        let Some(entry) = self.entries.get_mut(key) else { return false };
+    /// Ends the work on a key. `chance`, from 0 to 1, spreads retries. After which pause it is retried, if it failed.
+    pub fn finish(&mut self, key: &K, outcome: Outcome, now: Timestamp, chance: f64) -> Option<Duration> {
+        let entry = self.entries.get_mut(key)?;
         let again = entry.place == Place::Running { again: true };
         let ran = matches!(entry.place, Place::Running { .. });
         entry.place = Place::Asleep;
-        let due = match outcome {
-            Outcome::Done => None,
-            Outcome::Until(due) => Some(due),
+        let (due, pause) = match outcome {
+            Outcome::Done => (None, None),
+            Outcome::Until(due) => (Some(due), None),
             Outcome::Failed => {
                 entry.failures = entry.failures.saturating_add(1);
-                Some(now.saturating_add(self.backoff.delay(entry.failures, chance)).unwrap_or(Timestamp::MAX))
+                let pause = self.backoff.delay(entry.failures, chance);
+                (Some(now.saturating_add(pause).unwrap_or(Timestamp::MAX)), Some(pause))
             }
         };
         if outcome != Outcome::Failed {
@@ -243,7 +277,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         } else if !planned {
             self.entries.remove(key);
         }
-        outcome == Outcome::Failed
+        pause.map(|pause| if again { Duration::ZERO } else { pause })
     }
 
     /// How many keys are ready.
@@ -269,7 +303,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
                 Place::Asleep => {
                     // Ready since it was due: how late we are is part of how long it waited.
                     entry.place = Place::Ready { since: due };
-                    self.ready.push_back(key);
+                    self.make_ready(key);
                     woken += 1;
                 }
                 Place::Running { again } => woken += usize::from(!std::mem::replace(again, true)),

@@ -99,8 +99,8 @@ pub struct CommonArgs {
     #[arg(long, env = "HAULOUT_TRACE_SAMPLING", default_value_t = 0.1, value_parser = parse_share)]
     pub trace_sampling: f64,
 
-    /// How many API requests are under way at once at most
-    #[arg(long, env = "HAULOUT_MAX_REQUESTS", default_value_t = 32, value_parser = parse_positive)]
+    /// How many API requests are under way at once at most; one namespace takes up at most half of them
+    #[arg(long, env = "HAULOUT_MAX_REQUESTS", default_value_t = 64, value_parser = parse_positive)]
     pub max_requests: usize,
 }
 

@@ -79,7 +79,7 @@ pub fn begin(
     let logs = if to_people {
         lines.with_ansi(colour).boxed()
     } else {
-        lines.json().flatten_event(true).with_current_span(false).boxed()
+        lines.json().flatten_event(true).with_current_span(false).with_span_list(false).boxed()
     };
     let provider = endpoint.map(|endpoint| traces(service, endpoint, sampling)).transpose()?;
     let spans = provider

@@ -4,6 +4,7 @@
 //! ```no_run
 //! use std::sync::Arc;
 //!
+//! use haulout_service_runtime::api::RequestError;
 //! use haulout_service_runtime::queue::{Backoff, Outcome};
 //! use haulout_service_runtime::service::{Context, Leading};
 //! use haulout_service_runtime::workers::WorkQueue;
@@ -12,9 +13,9 @@
 //!
 //! impl Controller {
 //!     /// Looks at everything anew, whatever it was called for.
-//!     async fn work_on(&self, node: &str) -> Outcome {
-//!         // Done, or Until(the next deadline), or Failed, which is tried again after a growing pause.
-//!         Outcome::Done
+//!     async fn work_on(&self, node: &str) -> Result<Outcome, RequestError> {
+//!         // Done, or Until(the next deadline). What fails is tried again after a growing pause.
+//!         Ok(Outcome::Done)
 //!     }
 //! }
 //!
@@ -42,6 +43,7 @@
 //! - One run at a time works on a queue.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::future::Future;
 use std::hash::Hash;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -52,7 +54,8 @@ use jiff::Timestamp;
 use tokio::sync::Notify;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
-use tracing::error;
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span, info_span, warn};
 
 use crate::clock::Clock;
 use crate::metrics::QueueMetrics;
@@ -127,11 +130,12 @@ impl<K: Key> WorkQueue<K> {
     }
 
     /// Works on keys, at most `workers` at once and at least one, until the order to stop; then what has begun
-    /// has five seconds. A handler that panics has failed. What was not finished when this ends or is dropped is
+    /// has five seconds. A handler that panics has failed, and so has one that returns an error, which is logged. What was not finished when this ends or is dropped is
     /// worked on again by the next run.
-    pub async fn run<F>(&self, workers: usize, stop: CancellationToken, handle: impl Fn(K) -> F)
+    pub async fn run<F, E>(&self, workers: usize, stop: CancellationToken, handle: impl Fn(K) -> F)
     where
-        F: Future<Output = Outcome> + Send + 'static,
+        F: Future<Output = Result<Outcome, E>> + Send + 'static,
+        E: Display + Send + 'static,
     {
         self.lock().limit_groups(workers / 2);
         let mut work = Work { queue: self, running: JoinSet::new(), keys: HashMap::new() };
@@ -158,17 +162,17 @@ impl<K: Key> WorkQueue<K> {
 }
 
 /// The work of one run that is under way.
-struct Work<'a, K: Key> {
+struct Work<'a, K: Key, E: 'static> {
     queue: &'a WorkQueue<K>,
-    running: JoinSet<Outcome>,
+    running: JoinSet<Result<Outcome, E>>,
     keys: HashMap<Id, K>,
 }
 
-impl<K: Key> Work<'_, K> {
+impl<K: Key, E: Display + Send + 'static> Work<'_, K, E> {
     /// Starts work on what is ready, and tells when to look again.
     fn start<F>(&mut self, workers: usize, handle: &impl Fn(K) -> F) -> Option<Timestamp>
     where
-        F: Future<Output = Outcome> + Send + 'static,
+        F: Future<Output = Result<Outcome, E>> + Send + 'static,
     {
         let Inner { clock, metrics, .. } = &*self.queue.inner;
         let woken = self.queue.lock().wake(clock.now());
@@ -177,7 +181,7 @@ impl<K: Key> Work<'_, K> {
             // The lock is not held while the handler is called: it may want to use the queue.
             let Some((key, waited)) = self.queue.lock().next(clock.now()) else { break };
             let id = match catch_unwind(AssertUnwindSafe(|| handle(key.clone()))) {
-                Ok(work) => self.running.spawn(work).id(),
+                Ok(work) => self.running.spawn(work.instrument(span(metrics.name, &key))).id(),
                 Err(panic) => self.running.spawn(async move { resume_unwind(panic) }).id(),
             };
             metrics.started(id, waited);
@@ -188,25 +192,25 @@ impl<K: Key> Work<'_, K> {
         queue.next_due()
     }
 
-    fn end(&mut self, ended: Result<(Id, Outcome), JoinError>) {
+    fn end(&mut self, ended: Result<(Id, Result<Outcome, E>), JoinError>) {
         let Inner { clock, metrics, .. } = &*self.queue.inner;
-        let (id, outcome) = match ended {
-            Ok(ended) => ended,
-            Err(panic) => {
-                let key = self.keys.get(&panic.id());
-                error!(?key, %panic, "working on a key panicked; it will be retried");
-                (panic.id(), Outcome::Failed)
-            }
+        let (id, outcome, problem) = match ended {
+            Ok((id, Ok(outcome))) => (id, outcome, None),
+            Ok((id, Err(error))) => (id, Outcome::Failed, Some(error.to_string())),
+            Err(panic) => (panic.id(), Outcome::Failed, Some(panic.to_string())),
         };
-        let retried = self
-            .keys
-            .remove(&id)
-            .is_some_and(|key| self.queue.lock().finish(&key, outcome, clock.now(), fastrand::f64()));
-        metrics.ended(id, retried);
+        let key = self.keys.remove(&id);
+        let pause =
+            key.as_ref().and_then(|key| self.queue.lock().finish(key, outcome, clock.now(), fastrand::f64()));
+        if let (Some(problem), Some(pause)) = (problem, pause) {
+            let queue = metrics.name;
+            warn!(queue, ?key, "{problem}; retrying in {:.1} s", pause.as_secs_f64());
+        }
+        metrics.ended(id, pause.is_some());
     }
 }
 
-impl<K: Key> Drop for Work<'_, K> {
+impl<K: Key, E: 'static> Drop for Work<'_, K, E> {
     /// Leadership was lost, or the last work took too long. A key that stayed at work would never be worked on
     /// again, though the queue may outlive this run.
     fn drop(&mut self) {
@@ -219,6 +223,20 @@ impl<K: Key> Drop for Work<'_, K> {
         // Whoever does not lead has nothing to do, whatever the next run finds.
         metrics.depth(0);
     }
+}
+
+/// The span of one reconcile. Requests to the API server are spans under it.
+fn span<K: std::fmt::Debug>(queue: &'static str, key: &K) -> Span {
+    info_span!("reconcile", queue, ?key, namespace = Empty, name = Empty)
+}
+
+/// Says in the present span which object is reconciled; the key may be a number that tells people nothing.
+pub fn reconciling(namespace: &str, name: &str) {
+    let span = Span::current();
+    if !namespace.is_empty() {
+        span.record("namespace", namespace);
+    }
+    span.record("name", name);
 }
 
 async fn sleep_until(due: Option<Timestamp>, clock: &Clock) {
@@ -248,7 +266,7 @@ mod tests {
         done: impl Fn() -> bool,
         handle: impl Fn(u32) -> F,
     ) where
-        F: Future<Output = Outcome> + Send + 'static,
+        F: Future<Output = Result<Outcome, String>> + Send + 'static,
     {
         let stop = CancellationToken::new();
         let watch = async {
@@ -275,7 +293,7 @@ mod tests {
                 tokio::task::yield_now().await;
                 now.fetch_sub(1, Ordering::SeqCst);
                 done.fetch_add(1, Ordering::SeqCst);
-                Outcome::Done
+                Ok(Outcome::Done)
             }
         };
         run(&queue, 3, || done.load(Ordering::SeqCst) == 200, handle).await;
@@ -301,8 +319,9 @@ mod tests {
                 };
                 match (key, tried) {
                     (0, 1..=3) => panic!("on purpose"),
-                    (1, 1..=3) => Outcome::Failed,
-                    _ => Outcome::Done,
+                    (1, 1..=2) => Ok(Outcome::Failed),
+                    (1, 3) => Err("on purpose".to_owned()),
+                    _ => Ok(Outcome::Done),
                 }
             }
         };
@@ -323,7 +342,7 @@ mod tests {
             async move {
                 assert_eq!(key, 10_000);
                 worked.fetch_add(1, Ordering::SeqCst);
-                Outcome::Done
+                Ok(Outcome::Done)
             }
         };
         run(&queue, 4, || worked.load(Ordering::SeqCst) == 1, handle).await;
@@ -342,7 +361,7 @@ mod tests {
             let begun = Arc::clone(&begun);
             async move {
                 begun.notify_one();
-                std::future::pending().await
+                std::future::pending::<Result<Outcome, String>>().await
             }
         };
         tokio::select! {
@@ -357,7 +376,7 @@ mod tests {
             let worked = Arc::clone(&worked);
             async move {
                 worked.fetch_add(1, Ordering::SeqCst);
-                Outcome::Done
+                Ok(Outcome::Done)
             }
         };
         run(&queue, 1, || worked.load(Ordering::SeqCst) == 2, handle).await;
@@ -371,7 +390,7 @@ mod tests {
         let handle = |key| {
             queue.add(1);
             assert!(key == 1 || made.fetch_add(1, Ordering::SeqCst) > 0, "on purpose");
-            std::future::ready(Outcome::Done)
+            std::future::ready(Ok(Outcome::Done))
         };
         run(&queue, 1, || made.load(Ordering::SeqCst) == 2, handle).await;
     }
@@ -391,7 +410,7 @@ mod tests {
         };
         run(&queue, 1, shows, |_| async {
             tokio::time::sleep(Duration::from_secs(3)).await;
-            Outcome::Done
+            Ok(Outcome::Done)
         })
         .await;
     }

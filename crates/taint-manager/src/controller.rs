@@ -9,12 +9,13 @@ use haulout_service_runtime::clock::Clock;
 use haulout_service_runtime::events::{Events, News};
 use haulout_service_runtime::pods::{PodCache, PodIndex};
 use haulout_service_runtime::queue::Outcome;
-use haulout_service_runtime::workers::WorkQueue;
+use haulout_service_runtime::workers::{WorkQueue, reconciling};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
-use tracing::{debug, info, warn};
+use thiserror::Error;
+use tracing::{debug, info};
 
-use crate::act;
+use crate::act::{self, ActError};
 use crate::decide::How;
 use crate::index::Key;
 use crate::manager::{Manager, Step};
@@ -37,6 +38,20 @@ const SOURCES: usize = 4;
 pub(crate) struct Wanted {
     pub(crate) uid: String,
     pub(crate) text: Option<String>,
+}
+
+/// Why a reconcile failed.
+#[derive(Debug, Error)]
+pub(crate) enum ReconcileError {
+    /// The pod could not be made to leave.
+    #[error("failed to make pod {pod} leave by {how}: {source}")]
+    Leave { pod: String, how: &'static str, source: ActError },
+    /// Its evacuation could not be cancelled.
+    #[error("failed to cancel the evacuation of pod {pod}: {source}")]
+    Release { pod: String, source: ActError },
+    /// The times of taints could not be written.
+    #[error("failed to record taint times on node {node}: {source}")]
+    Annotate { node: Arc<str>, source: ActError },
 }
 
 /// What a leader works with.
@@ -114,11 +129,12 @@ impl Controller {
     }
 
     /// Does the next step for a pod.
-    pub(crate) async fn handle(self: Arc<Self>, key: Key) -> Outcome {
-        let Some(pod) = self.pods.read().get(key.uid).cloned() else { return Outcome::Done };
+    pub(crate) async fn handle(self: Arc<Self>, key: Key) -> Result<Outcome, ReconcileError> {
+        let Some(pod) = self.pods.read().get(key.uid).cloned() else { return Ok(Outcome::Done) };
         let now = self.clock.now();
         let step = self.manager().next(&pod, now);
         let (namespace, name) = (&pod.namespace, &pod.name);
+        reconciling(namespace, name);
         debug!(%namespace, %name, ?step, "decided");
         let Step { act, due, release, news, again, message, .. } = step;
         let next = again.map_or(Outcome::Done, Outcome::Until);
@@ -126,7 +142,7 @@ impl Controller {
             if let Some(how) = act {
                 info!(%namespace, %name, node = %key.node, how = how.as_str(), message, "would act");
             }
-            return next;
+            return Ok(next);
         }
         if let Some(news) = news {
             self.events.publish(news);
@@ -138,15 +154,15 @@ impl Controller {
                     info!(%namespace, %name, "the evacuation cannot be cancelled: its evacuator forbids it");
                     self.manager().index.evacuation_past_recall(pod.uid);
                 }
-                Err(error) => {
-                    warn!(%namespace, %name, %error, "an evacuation could not be cancelled, and will be");
-                    return self.failed(key, again);
+                Err(source) => {
+                    self.plan_again(key, again);
+                    return Err(ReconcileError::Release { pod: format!("{namespace}/{name}"), source });
                 }
             }
         }
-        let Some(how) = act else { return next };
+        let Some(how) = act else { return Ok(next) };
         match act::leave(&self.clients.direct, &pod, how, now).await {
-            Ok(false) => next,
+            Ok(false) => Ok(next),
             Ok(true) => {
                 let late = due.map(|due| self.clock.now().duration_since(due).try_into().unwrap_or_default());
                 self.metrics.left(how, late.unwrap_or_default());
@@ -154,37 +170,35 @@ impl Controller {
                 if how == How::Evacuate {
                     self.tell(|manager, pods| manager.index.apply_evacuation(pod.uid, true, pods));
                 }
-                next
+                Ok(next)
             }
-            Err(error) => {
-                warn!(%namespace, %name, node = %key.node, how = how.as_str(), %error, "failed, and will be tried again");
+            Err(source) => {
                 self.metrics.failed(how);
-                self.events.publish(notice::failed(&pod, how, &error.to_string()));
-                self.failed(key, again)
+                self.events.publish(notice::failed(&pod, how, &source.to_string()));
+                self.plan_again(key, again);
+                Err(ReconcileError::Leave { pod: format!("{namespace}/{name}"), how: how.as_str(), source })
             }
         }
     }
 
     /// What was planned comes in its time, even if the retry is later.
-    fn failed(&self, key: Key, again: Option<Timestamp>) -> Outcome {
+    fn plan_again(&self, key: Key, again: Option<Timestamp>) {
         if let Some(again) = again {
             self.queue.add_at(key, again);
         }
-        Outcome::Failed
     }
 
     /// Writes what a Node's annotation has to say.
-    pub(crate) async fn annotate(self: Arc<Self>, node: Arc<str>) -> Outcome {
-        let Some(Wanted { uid, text }) = lock(&self.wanted).get(&node).cloned() else { return Outcome::Done };
+    pub(crate) async fn annotate(self: Arc<Self>, node: Arc<str>) -> Result<Outcome, ReconcileError> {
+        let Some(Wanted { uid, text }) = lock(&self.wanted).get(&node).cloned() else {
+            return Ok(Outcome::Done);
+        };
         if self.dry_run {
-            return Outcome::Done;
+            return Ok(Outcome::Done);
         }
-        match act::annotate(&self.clients.retrying, &node, &uid, text.as_deref()).await {
-            Ok(()) => Outcome::Done,
-            Err(error) => {
-                warn!(%node, %error, "when its taints were first seen could not be written, and will be");
-                Outcome::Failed
-            }
+        match act::annotate(&self.clients.direct, &node, &uid, text.as_deref()).await {
+            Ok(()) => Ok(Outcome::Done),
+            Err(source) => Err(ReconcileError::Annotate { node, source }),
         }
     }
 }

@@ -120,7 +120,7 @@ async fn work(args: &Args, context: &Context, queue: &WorkQueue<&'static str>, m
         .run(2, context.stop.clone(), |key| async move {
             let _span = info_span!("work", key).entered();
             println!("worked on {key}");
-            Outcome::Done
+            Ok::<_, std::convert::Infallible>(Outcome::Done)
         })
         .await;
 }

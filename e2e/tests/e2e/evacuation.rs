@@ -6,6 +6,7 @@ mod eviction;
 mod example;
 mod refusals;
 mod replicas;
+mod traces;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -77,6 +78,7 @@ async fn deadlines_and_backoffs_by_a_shifted_clock() {
         eviction::room_goes_to_the_next_when_an_admitted_eviction_fails,
         eviction::a_terminating_pod_is_left_to_finish,
         eviction::an_eviction_that_was_refused_is_tried_again_after_the_backoff,
+        traces::a_reconcile_is_a_span_with_its_requests_under_it,
     ];
     one_by_one(scenarios).await;
 }

@@ -241,18 +241,3 @@ async fn a_key_that_is_due_in_an_hour_waits_for_the_clock_and_costs_nothing_unti
     probe.ask("POST /shift-clock", "3601").await;
     probe.says("worked on sleeper").await;
 }
-
-#[tokio::test]
-async fn traces_go_to_the_collector_that_was_named() {
-    let cluster = shared().await;
-    namespace(&cluster, "service-traces").await;
-    let collector = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let endpoint = format!("http://{}", collector.local_addr().unwrap());
-    let args = ["--otlp-endpoint", &endpoint, "--trace-sampling", "1"];
-    let probe = Probe::start(&cluster, "service-traces", &cluster.kubeconfig, &args);
-    probe.says("worked on early").await;
-    let (mut stream, _) = tokio::time::timeout(SOON, collector.accept()).await.expect("it connects").unwrap();
-    let mut preface = [0; 14];
-    stream.read_exact(&mut preface).await.unwrap();
-    assert_eq!(&preface, b"PRI * HTTP/2.0", "OTLP over gRPC");
-}

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use haulout_api_types::NodeMaintenance;
 use haulout_api_types::node_maintenance::{NodeMaintenanceStatus, Stage};
+use haulout_service_runtime::api::{RequestError, Written};
 use haulout_service_runtime::queue::Outcome;
 use jiff::Timestamp;
 use serde_json::json;
 use tracing::{debug, warn};
 
 use super::{Controller, Next};
-use crate::act::{self, Written};
+use crate::act;
 use crate::index::{Unfollowed, Unsettled, Work};
 use crate::planner::MaintenancePlan;
 use crate::refusals::Failure;
@@ -22,7 +23,7 @@ use crate::{news, status};
 const WORDS: i32 = 5;
 
 impl Controller {
-    pub(super) async fn maintenance(&self, name: &Arc<str>) -> kube::Result<Next> {
+    pub(super) async fn maintenance(&self, name: &Arc<str>) -> Result<Next, RequestError> {
         let unfollowed = self.index().unfollowed(name).cloned();
         if let Some(Unfollowed { object, why, .. }) = unfollowed {
             return self.tell_not_followed(object, &why).await;
@@ -61,7 +62,7 @@ impl Controller {
                 next
             });
         }
-        let written = match act::write_maintenance(&self.clients.retrying, &seen, patch).await {
+        let written = match act::write_maintenance(&self.clients.direct, &seen, patch).await {
             Ok(written) => written,
             Err(error) => {
                 warn!(%name, %error, ?step, "failed to write a NodeMaintenance");
@@ -82,20 +83,20 @@ impl Controller {
     }
 
     /// Deletes a maintenance whose time has come.
-    async fn expire(&self, seen: &MaintenanceSeen, when: Timestamp) -> kube::Result<Next> {
+    async fn expire(&self, seen: &MaintenanceSeen, when: Timestamp) -> Result<Next, RequestError> {
         if self.clock.now() < when {
             return Ok(Next::Rest(Outcome::Until(when)));
         }
-        let written = act::delete_maintenance(&self.clients.retrying, seen).await?;
+        let written = act::delete_maintenance(&self.clients.direct, seen).await?;
         // The watch tells that it is gone, or what is new about it.
         Ok(Next::Rest(if matches!(written, Written::Outdated) { Outcome::Failed } else { Outcome::Done }))
     }
 
-    async fn begin(&self, seen: &MaintenanceSeen, stage: Stage) -> kube::Result<Next> {
+    async fn begin(&self, seen: &MaintenanceSeen, stage: Stage) -> Result<Next, RequestError> {
         let none = NodeMaintenanceStatus::default();
         let old = seen.object.status.as_ref().unwrap_or(&none);
         let new = status::begun(old, stage, self.clock.now());
-        let written = act::write_status(&self.clients.retrying, &seen.object, json!(new)).await?;
+        let written = act::write_status(&self.clients.direct, &seen.object, json!(new)).await?;
         if matches!(written, Written::Done(_)) {
             for notice in status::notices(old, &new) {
                 self.events.publish(news::of(&seen.object, notice));
@@ -105,14 +106,18 @@ impl Controller {
     }
 
     /// Says in its status that a maintenance is not followed, if at least the object can be read.
-    async fn tell_not_followed(&self, object: Option<Arc<NodeMaintenance>>, why: &str) -> kube::Result<Next> {
+    async fn tell_not_followed(
+        &self,
+        object: Option<Arc<NodeMaintenance>>,
+        why: &str,
+    ) -> Result<Next, RequestError> {
         let Some(object) = object else { return Ok(Next::Rest(Outcome::Done)) };
         let none = NodeMaintenanceStatus::default();
         let old = object.status.as_ref().unwrap_or(&none);
         let new = status::not_followed(old, object.metadata.generation, why, self.clock.now());
         if new != *old {
             // What comes of it, the watch will tell.
-            act::write_status(&self.clients.retrying, &object, json!(new)).await?;
+            act::write_status(&self.clients.direct, &object, json!(new)).await?;
         }
         Ok(Next::Rest(Outcome::Done))
     }
@@ -123,7 +128,7 @@ impl Controller {
         seen: &MaintenanceSeen,
         plan: &MaintenancePlan,
         stage: Stage,
-    ) -> kube::Result<Next> {
+    ) -> Result<Next, RequestError> {
         let (now, none) = (self.clock.now(), NodeMaintenanceStatus::default());
         let old = seen.object.status.as_ref().unwrap_or(&none);
         let generation = seen.object.metadata.generation;
@@ -136,7 +141,7 @@ impl Controller {
         if let Err(when) = allowed {
             return Ok(Next::Rest(Outcome::Until(when)));
         }
-        let written = act::write_status(&self.clients.retrying, &seen.object, json!(new)).await?;
+        let written = act::write_status(&self.clients.direct, &seen.object, json!(new)).await?;
         if matches!(written, Written::Done(_)) {
             self.metrics.status_written(old, &new, now);
             let forwarded = {

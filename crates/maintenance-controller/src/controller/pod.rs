@@ -4,22 +4,25 @@ use std::collections::BTreeSet;
 
 use haulout_api_types::evacuators::evacuation_for;
 use haulout_api_types::names::{MAINTENANCES_ANNOTATION, instigator};
+use haulout_service_runtime::api::{RequestError, Written};
 use haulout_service_runtime::pods::{Pod, Uid};
 use haulout_service_runtime::queue::Outcome;
+use haulout_service_runtime::workers::reconciling;
 use jiff::Timestamp;
 use tracing::warn;
 
 use super::{Controller, Next};
-use crate::act::{self, Written};
+use crate::act;
 use crate::facts::EvacuationOf;
 use crate::index::{Unsettled, Wish};
 use crate::refusals::Failure;
 use crate::seen::EvacuationSeen;
 
 impl Controller {
-    pub(super) async fn pod(&self, uid: Uid) -> kube::Result<Next> {
+    pub(super) async fn pod(&self, uid: Uid) -> Result<Next, RequestError> {
         let now = self.clock.now();
         let Some(pod) = self.pods.read().get(uid).cloned() else { return Ok(Next::Rest(Outcome::Done)) };
+        reconciling(&pod.namespace, &pod.name);
         // Time may have changed something: a pod that should have ended has not.
         let wake = self.tell(|index| index.put_pod(&pod, now));
         let rest = wake.map_or(Outcome::Done, Outcome::Until);
@@ -46,7 +49,7 @@ impl Controller {
         }
     }
 
-    async fn create(&self, pod: &Pod, why: String, now: Timestamp) -> kube::Result<Next> {
+    async fn create(&self, pod: &Pod, why: String, now: Timestamp) -> Result<Next, RequestError> {
         if let Err(until) = self.index().making(pod.uid, now) {
             return Ok(Next::Rest(Outcome::Until(until)));
         }
@@ -59,7 +62,7 @@ impl Controller {
             warn!(namespace = %pod.namespace, pod = %pod.name, %violation, "an annotation is ignored");
         }
         evacuation.metadata.annotations = Some([(MAINTENANCES_ANNOTATION.to_owned(), why)].into());
-        match act::create_evacuation(&self.clients.retrying, &evacuation).await {
+        match act::create_evacuation(&self.clients.direct, &evacuation).await {
             Ok(()) => {
                 self.tell(|index| index.pod_succeeded(pod, now));
                 Ok(Next::Rest(Outcome::Done))
@@ -69,8 +72,13 @@ impl Controller {
         }
     }
 
-    async fn write_wish(&self, pod: &Pod, seen: &EvacuationSeen, why: Option<&str>) -> kube::Result<Next> {
-        match act::write_wish(&self.clients.retrying, seen, why).await {
+    async fn write_wish(
+        &self,
+        pod: &Pod,
+        seen: &EvacuationSeen,
+        why: Option<&str>,
+    ) -> Result<Next, RequestError> {
+        match act::write_wish(&self.clients.direct, seen, why).await {
             Ok(Written::Done(evacuation)) => {
                 let (now, seen) = (self.clock.now(), EvacuationSeen::new(evacuation));
                 self.update(|index, pods| {

@@ -18,6 +18,11 @@ impl<K> Lanes<K> {
         Self { lane, keys: HashMap::new(), turns: VecDeque::new(), len: 0 }
     }
 
+    /// The function that tells the lane of a key.
+    pub(super) fn lane(&self) -> fn(&K) -> u64 {
+        self.lane
+    }
+
     /// Puts a key at the end of its lane.
     pub(super) fn push_back(&mut self, key: K) {
         let lane = (self.lane)(&key);
@@ -47,7 +52,6 @@ impl<K> Lanes<K> {
         self.len
     }
 
-    #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.keys.is_empty() && self.turns.is_empty() && self.len == 0
     }

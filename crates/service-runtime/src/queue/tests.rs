@@ -79,14 +79,15 @@ fn failures_back_off_and_a_success_forgets_them() {
     queue.add("a", now);
     for _ in 0..8 {
         queue.next(now).unwrap();
-        assert!(queue.finish(&"a", Outcome::Failed, now, 1.0));
+        let pause = queue.finish(&"a", Outcome::Failed, now, 1.0);
         let due = queue.next_due().unwrap();
+        assert_eq!(pause, Some(due.duration_since(now).try_into().unwrap()));
         delays.push(due.duration_since(now).as_secs());
         now = due;
     }
     assert_eq!(delays, [1, 2, 4, 8, 16, 32, 60, 60]);
     queue.next(now).unwrap();
-    assert!(!queue.finish(&"a", Outcome::Done, now, 1.0));
+    assert_eq!(queue.finish(&"a", Outcome::Done, now, 1.0), None);
     queue.add("a", now);
     queue.next(now).unwrap();
     queue.finish(&"a", Outcome::Failed, now, 0.0);
@@ -132,6 +133,27 @@ fn slow_group_leaves_room_for_others() {
         queue.finish(&key, Outcome::Done, at(100), 0.0);
     }
     assert!(queue.groups.is_empty(), "nothing is kept of an idle group");
+}
+
+#[test]
+fn lanes_take_turns_within_a_group_too() {
+    let lane = |key: &&'static str| key.bytes().next().map_or(0, u64::from);
+    let backoff = Backoff { first: Duration::from_secs(1), most: Duration::from_secs(60) };
+    let mut queue = Queue::fair(backoff, lane).with_groups(|_| Some(1));
+    queue.limit_groups(1);
+    for key in ["a1", "a2", "a3", "a4"] {
+        queue.add(key, at(0));
+    }
+    assert_eq!(drain(&mut queue, at(0)), ["a1"]);
+    queue.add("b1", at(0));
+    let mut order = Vec::new();
+    let mut running = "a1";
+    for _ in 0..4 {
+        queue.finish(&running, Outcome::Done, at(1), 0.0);
+        running = queue.next(at(1)).unwrap().0;
+        order.push(running);
+    }
+    assert_eq!(order, ["a2", "b1", "a3", "a4"], "b does not wait for all of a");
 }
 
 /// What can happen to a queue.

@@ -111,7 +111,9 @@ fn sleeping_keys(stop: &CancellationToken) -> Result<tokio::task::JoinHandle<()>
         queue.add_at(key, due + SignedDuration::from_millis(key.into()));
     }
     let stop = stop.clone();
-    Ok(tokio::spawn(async move { queue.run(8, stop, |_| async { Outcome::Done }).await }))
+    Ok(tokio::spawn(async move {
+        queue.run(8, stop, |_| async { Ok::<_, Infallible>(Outcome::Done) }).await;
+    }))
 }
 
 /// The same pages as the cache asks for.
