@@ -29,9 +29,9 @@ const LEASE_ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// The clients of a service.
 #[derive(Clone)]
 pub struct Clients {
-    /// For reading, watching and most writing. Retries what the API server was too busy for.
+    /// For what no worker does: certificates, checks, clean-up. Retries what the API server was too busy for.
     pub retrying: Client,
-    /// For evictions, whose refusals mean something: it tries once.
+    /// For watches, whose gaps must show, and for all that workers do: it tries once, and the queue tries again.
     pub direct: Client,
     /// For leases alone, so that no burst of other requests delays a renewal. Tries once, and soon gives up.
     pub lease: Client,

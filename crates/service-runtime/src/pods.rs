@@ -26,7 +26,7 @@
 //!     let trust = seen.ready && seen.gap_since.is_none() && seen.last_gap_ended.is_none_or(settled);
 //!
 //!     // The cache may be behind. Before something that cannot be undone, ask the API server.
-//!     let now: Option<Pod> = pods::fetch(&leading.clients.retrying, "shop", "web-1").await?;
+//!     let now: Option<Pod> = pods::fetch(&leading.clients.direct, "shop", "web-1").await?;
 //!
 //!     // Begins with all pods that are there, as new ones.
 //!     let mut changes = cache.subscribe();

@@ -6,6 +6,7 @@ mod eviction;
 mod example;
 mod refusals;
 mod replicas;
+mod slow;
 mod traces;
 
 use std::collections::BTreeSet;
@@ -19,7 +20,7 @@ use haulout_api_types::{Evacuation, instigators};
 use haulout_e2e::{Cluster, Handle, Mark, Requests, Service, objects, wait};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
@@ -95,6 +96,7 @@ async fn replicas_restarts_outages_and_slow_watches() {
         replicas::a_report_that_the_watch_has_not_delivered_stops_an_eviction,
         refusals::an_eviction_in_a_namespace_that_is_being_deleted_is_refused_until_the_pod_goes_with_it,
         replicas::evacuations_go_on_after_an_outage_of_the_api_server,
+        slow::a_slow_namespace_does_not_hold_up_others,
     ];
     one_by_one(scenarios).await;
 }

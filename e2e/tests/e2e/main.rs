@@ -22,4 +22,5 @@ mod support;
 mod taint_manager;
 mod tilt;
 mod validation;
+mod watches;
 mod webhook;
