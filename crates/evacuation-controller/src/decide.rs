@@ -16,8 +16,8 @@ use self::class::Stage;
 pub use self::class::{Why, is_evicting};
 pub use self::garbage::after_pod;
 use crate::backoff::{self, after};
-use crate::messages;
 use crate::record::Record;
+use crate::status;
 
 /// How long after a gap a deadline that passed in it is not yet missed: evacuators report first.
 pub const SETTLE: Duration = Duration::from_secs(30);
@@ -64,8 +64,8 @@ pub struct Soon {
 
 impl Soon {
     /// Nothing has failed that would be worth a pause.
-    pub fn now() -> Box<Self> {
-        Box::new(Self { failures: 0, due: Timestamp::MIN })
+    pub fn now() -> Self {
+        Self { failures: 0, due: Timestamp::MIN }
     }
 }
 
@@ -196,7 +196,7 @@ pub fn decide(record: &Record, pod: Known<'_>, live: &Live, moment: Moment) -> P
         Stage::Switch { from, to, why } => now(Action::Switch { from, to, why }),
         // What was refused before does not matter as long as an evacuator is at work.
         Stage::Wait { overdue: false, until } => {
-            unblock_or_wait(record, reason::NOT_BLOCKED, || messages::at_work(record), until)
+            unblock_or_wait(record, reason::NOT_BLOCKED, || status::at_work(record), until)
         }
         Stage::Wait { until, .. } => wait(until),
         Stage::Evict(why) => evict(record, pod, live, moment, why),
@@ -227,7 +227,7 @@ fn leaving(record: &Record, pod: &Pod, moment: Moment) -> Plan {
     let end = pod.deletion_timestamp();
     let overdue = end.map(|end| after(end, OVERDUE));
     let Some(end) = end.filter(|_| overdue.is_some_and(|overdue| overdue <= moment.now)) else {
-        return unblock_or_wait(record, reason::EVACUATING, || messages::terminating(pod), overdue);
+        return unblock_or_wait(record, reason::EVACUATING, || status::terminating(pod), overdue);
     };
     if record.blocked_by() == Some(reason::TERMINATING) {
         return wait(None);
@@ -256,7 +256,7 @@ fn evict(record: &Record, pod: &Pod, live: &Live, moment: Moment, why: Why) -> P
     if let Some(evicted) = live.evicted {
         let unseen = after(evicted, UNSEEN);
         if moment.now < unseen {
-            let message = || messages::evicting(record, why);
+            let message = || status::evicting(record, why);
             return unblock_or_wait(record, reason::EVACUATING, message, Some(unseen));
         }
     }

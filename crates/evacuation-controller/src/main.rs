@@ -1,10 +1,123 @@
-//! The evacuation controller's program.
+//! The evacuation controller (KEP-4563): gives each pod's evacuators their turn, evicts as the last resort with
+//! the pod's disruption budget respected, and cleans up.
+//!
+//! | question | module |
+//! |---|---|
+//! | which kinds are watched? | `watch` |
+//! | what is known of Evacuations, pods and budgets? | `state`, `record`, `budget` |
+//! | what is to be done about an Evacuation, and when? | `decide`, `backoff` |
+//! | what does an answer of the Eviction API mean? | [`haulout_service_runtime::eviction`] |
+//! | how is it done? | `reconcile`, `api` |
+//! | what do people see? | `status`, `events`, `metrics` |
+
+mod api;
+mod args;
+mod backoff;
+mod budget;
+mod decide;
+mod events;
+mod metrics;
+mod reconcile;
+mod record;
+mod state;
+mod status;
+#[cfg(test)]
+mod testing;
+mod watch;
 
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use clap::Parser as _;
-use haulout_evacuation_controller::Args;
+use haulout_api_types::{Evacuation, names};
+use haulout_service_runtime::access::{self, Kind, Permission};
+use haulout_service_runtime::lease::InvalidTiming;
+use haulout_service_runtime::queue::Backoff;
+use haulout_service_runtime::service::{self, Context, Leading, Service};
+use haulout_service_runtime::term::Term;
+use haulout_service_runtime::watch::{self as watches, Source};
+use haulout_service_runtime::workers::WorkQueue;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+
+use crate::args::Args;
+use crate::metrics::Metrics;
+use crate::reconcile::Controller;
+use crate::state::{Queued, State};
+
+fn permissions() -> Vec<Permission> {
+    let watched = [
+        watches::permissions(names::EVACUATION_GROUP, "evacuations"),
+        watches::permissions("", "pods"),
+        watches::permissions("policy", "poddisruptionbudgets"),
+    ];
+    let written = [
+        Permission::cluster("patch", names::EVACUATION_GROUP, "evacuations"),
+        Permission::cluster("delete", names::EVACUATION_GROUP, "evacuations"),
+        Permission::cluster("patch", names::EVACUATION_GROUP, "evacuations/status"),
+        Permission::cluster("get", "", "pods"),
+        Permission::cluster("create", "", "pods/eviction"),
+    ];
+    [watched.as_flattened(), &written, access::EVENTS, &access::election("evacuation-controller")].concat()
+}
+
+/// How long an Evacuation waits on which a step failed. A minute is short enough for a policy that refuses our writes for
+/// a while, and long enough for one that refuses thousands of them for ever.
+const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), most: Duration::from_secs(60) };
 
 fn main() -> ExitCode {
-    haulout_evacuation_controller::run(Args::parse())
+    let args = Args::parse();
+    let service = Service {
+        name: "evacuation-controller",
+        version: env!("CARGO_PKG_VERSION"),
+        kinds: vec![Kind::of::<Evacuation>()],
+        permissions: permissions(),
+    };
+    let common = args.common.clone();
+    service::run(service, common, |context| run(args, context))
+}
+
+async fn run(args: Args, context: Context) -> Result<(), InvalidTiming> {
+    let metrics = Metrics::new(&context.metrics);
+    // Once for all terms: the metrics of a queue are those of its name.
+    let queue_metrics = context.metrics.queue("evacuations");
+    let timing = args.election.timing();
+    let lead = |leading| {
+        let queue = WorkQueue::fair(
+            context.clock.clone(),
+            BACKOFF,
+            queue_metrics.clone(),
+            |_| 0,
+            |queued: &Queued| Some(queued.namespace),
+        );
+        lead(&args, &context, metrics.clone(), queue, leading)
+    };
+    context.lead(timing, lead).await
+}
+
+/// One term of leadership. It begins with empty caches.
+async fn lead(args: &Args, context: &Context, metrics: Metrics, queue: WorkQueue<Queued>, leading: Leading) {
+    let pods = context.pod_cache();
+    let state: Arc<Mutex<State>> = Arc::default();
+    let _shown = metrics.show(&state, context.clock.clone());
+    let controller = Arc::new(Controller {
+        clients: leading.clients,
+        clock: context.clock.clone(),
+        events: context.events.clone(),
+        state,
+        metrics,
+        pods,
+        queue: queue.clone(),
+        resumed: Mutex::new(context.clock.now()),
+    });
+    let mut term = Term::new(context);
+    term.watch(Source::<Evacuation>::all("evacuations"), &controller);
+    term.watch(Source::<PodDisruptionBudget>::all("poddisruptionbudgets"), &controller);
+    term.subscribe(&controller.pods, &controller);
+    if !term.synced().await {
+        return;
+    }
+    controller.resumed();
+    let workers = args.common.max_requests;
+    term.run(queue.run(workers, context.stop.clone(), |key| Arc::clone(&controller).handle(key))).await;
 }

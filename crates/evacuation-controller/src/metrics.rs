@@ -18,8 +18,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Unit;
 
 use crate::decide::{End, is_evicting};
-use crate::index::Index;
 use crate::record::Record;
+use crate::state::State;
 
 /// How many classes or instigators have a label of their own; the others share one.
 const MOST_NAMES: usize = 50;
@@ -85,8 +85,8 @@ impl Metrics {
     }
 
     /// Shows what this index holds, until the guard is dropped: an ex-leader has nothing to show.
-    pub fn show(&self, index: &Arc<Mutex<Index>>, clock: Clock) -> Showing {
-        *lock(&self.shown.0) = Some((Arc::downgrade(index), clock));
+    pub fn show(&self, state: &Arc<Mutex<State>>, clock: Clock) -> Showing {
+        *lock(&self.shown.0) = Some((Arc::downgrade(state), clock));
         Showing(self.shown.clone())
     }
 
@@ -151,7 +151,7 @@ impl Names {
 struct Shown(Arc<Mutex<Option<Source>>>);
 
 /// What a leader knows, and its clock.
-type Source = (Weak<Mutex<Index>>, Clock);
+type Source = (Weak<Mutex<State>>, Clock);
 
 type Numbers = BTreeMap<String, i64>;
 
@@ -166,9 +166,9 @@ struct Counts {
 }
 
 impl Counts {
-    fn of(index: &Index, now: Timestamp) -> Self {
+    fn of(state: &State, now: Timestamp) -> Self {
         let mut counts = Self::default();
-        for record in index.records() {
+        for record in state.records() {
             let class = class_of(record, now);
             *bounded(&mut counts.active, class) += 1;
             let oldest = bounded(&mut counts.oldest, class);
@@ -178,7 +178,7 @@ impl Counts {
                 *bounded(&mut counts.blocked, reason) += 1;
             }
         }
-        for (class, pods) in index.pod_classes() {
+        for (class, pods) in state.pod_classes() {
             *bounded(&mut counts.evacuators, class) += i64::from(*pods);
         }
         counts
@@ -193,9 +193,9 @@ fn bounded<'a>(numbers: &'a mut Numbers, name: &str) -> &'a mut i64 {
 
 impl Collector for Shown {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
-        let Some((index, clock)) = lock(&self.0).clone() else { return Ok(()) };
-        let Some(index) = index.upgrade() else { return Ok(()) };
-        let counts = Counts::of(&lock(&index), clock.now());
+        let Some((state, clock)) = lock(&self.0).clone() else { return Ok(()) };
+        let Some(state) = state.upgrade() else { return Ok(()) };
+        let counts = Counts::of(&lock(&state), clock.now());
         let families = [
             ("active_evacuator", "Evacuations by the evacuator in charge", None, "class", counts.active),
             (
@@ -238,12 +238,12 @@ mod tests {
     use super::*;
     use crate::testing::{at, evacuators, pod_with, record};
 
-    fn index(records: impl IntoIterator<Item = Record>) -> Arc<Mutex<Index>> {
-        let mut index = Index::default();
+    fn index(records: impl IntoIterator<Item = Record>) -> Arc<Mutex<State>> {
+        let mut state = State::default();
         for record in records {
-            index.apply(record);
+            state.apply(record);
         }
-        Arc::new(Mutex::new(index))
+        Arc::new(Mutex::new(state))
     }
 
     fn assert_shows(text: &str, lines: &[&str]) {
@@ -256,8 +256,8 @@ mod tests {
     fn gauges_are_shown_while_leading_and_no_longer() {
         let all = haulout_service_runtime::metrics::Metrics::new("test", "0");
         let metrics = Metrics::new(&all);
-        let index = index((0..3).map(record));
-        let showing = metrics.show(&index, Clock::default());
+        let state = index((0..3).map(record));
+        let showing = metrics.show(&state, Clock::default());
         let text = all.encode().unwrap();
         assert_shows(
             &text,
@@ -302,8 +302,8 @@ mod tests {
         };
         let reporting = |n, created, progress| Record { progress: Some(at(progress)), ..with_a(n, created) };
         let done = Record { completed: true, ..with_a(4, 900) };
-        let index = index([with_a(1, 0), reporting(2, 100, 950), reporting(3, 500, 990), done]);
-        let counts = Counts::of(&lock(&index), at(1000));
+        let state = index([with_a(1, 0), reporting(2, 100, 950), reporting(3, 500, 990), done]);
+        let counts = Counts::of(&lock(&state), at(1000));
         let numbers =
             |all: &[(&str, i64)]| all.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect::<Numbers>();
         assert_eq!(counts.active, numbers(&[("a", 2), ("none", 2)]), "one is silent, one is done");
@@ -319,10 +319,10 @@ mod tests {
                 .collect();
             Arc::new(pod_with(n, &[("/metadata/annotations", annotations.into())]))
         };
-        let mut index = Index::default();
+        let mut state = State::default();
         let mut change = |old: Option<&Arc<_>>, new: Option<&Arc<_>>| {
-            index.pod_changed(&Change { old: old.cloned(), new: new.cloned() }, &PodIndex::default());
-            Counts::of(&index, at(0)).evacuators.into_iter().collect::<Vec<_>>()
+            state.pod_changed(&Change { old: old.cloned(), new: new.cloned() }, &PodIndex::default());
+            Counts::of(&state, at(0)).evacuators.into_iter().collect::<Vec<_>>()
         };
         let (one, two) =
             (annotated(1, &["a.example.com"]), annotated(2, &["a.example.com", "b.example.com"]));
@@ -340,8 +340,8 @@ mod tests {
             let class = format!("class-{n}.example.com");
             Record { evacuators: evacuators(&[&class]), active: Some(class.into()), ..record(n) }
         });
-        let index = index(records);
-        let counts = Counts::of(&lock(&index), at(0));
+        let state = index(records);
+        let counts = Counts::of(&lock(&state), at(0));
         assert_eq!(counts.active.len(), MOST_NAMES + 1);
         assert_eq!(counts.active.values().sum::<i64>(), 1000);
         let mut names = Names::default();

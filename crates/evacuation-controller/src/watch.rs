@@ -1,4 +1,4 @@
-//! Which kinds are watched, and what each change means for the index.
+//! Which kinds are watched, and what each change means for the state.
 
 use std::collections::HashSet;
 
@@ -8,14 +8,14 @@ use haulout_service_runtime::watch::{Handler, Identity, Unreadable};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use tracing::warn;
 
-use crate::controller::Controller;
-use crate::index::Key;
+use crate::reconcile::Controller;
 use crate::record::Record;
+use crate::state::Key;
 
 impl Subscriber for Controller {
     fn apply(&self, changes: Vec<Change>) {
         for change in changes {
-            let keys = self.index().pod_changed(&change, &self.pods.read());
+            let keys = self.state().pod_changed(&change, &self.pods.read());
             self.enqueue(keys);
         }
     }
@@ -33,10 +33,10 @@ impl Handler<Evacuation> for Controller {
     }
 
     fn apply(&self, key: Key, evacuation: Evacuation) {
-        let mut index = self.index();
-        let read = Record::read(evacuation, |text| index.share(text));
-        let changed = read.map(|record| index.apply(record));
-        drop(index);
+        let mut state = self.state();
+        let read = Record::read(evacuation, |text| state.share(text));
+        let changed = read.map(|record| state.apply(record));
+        drop(state);
         match changed {
             Ok(true) => self.enqueue(vec![key]),
             Ok(false) => {}
@@ -56,7 +56,7 @@ impl Handler<Evacuation> for Controller {
     }
 
     fn reset(&self, listed: &HashSet<Key>) {
-        let gone: Vec<_> = self.index().keys().into_iter().filter(|key| !listed.contains(key)).collect();
+        let gone: Vec<_> = self.state().keys().into_iter().filter(|key| !listed.contains(key)).collect();
         for key in gone {
             self.removed(key);
         }
@@ -78,22 +78,22 @@ impl Handler<PodDisruptionBudget> for Controller {
     }
 
     fn apply(&self, _: BudgetKey, budget: PodDisruptionBudget) {
-        let woken = self.index().budget_applied(budget, &self.pods.read());
+        let woken = self.state().budget_applied(budget, &self.pods.read());
         self.enqueue(woken);
     }
 
     fn delete(&self, (namespace, name): BudgetKey) {
-        let woken = self.index().budget_deleted(&namespace, &name, &self.pods.read());
+        let woken = self.state().budget_deleted(&namespace, &name, &self.pods.read());
         self.enqueue(woken);
     }
 
     fn reset(&self, listed: &HashSet<BudgetKey>) {
-        let woken = self.index().retain_budgets(listed, &self.pods.read());
+        let woken = self.state().retain_budgets(listed, &self.pods.read());
         self.enqueue(woken);
     }
 
     fn resumed(&self) {
-        let woken = self.index().budgets_synced(&self.pods.read());
+        let woken = self.state().budgets_synced(&self.pods.read());
         self.enqueue(woken);
     }
 }

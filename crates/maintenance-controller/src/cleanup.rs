@@ -31,7 +31,7 @@ use serde_json::json;
 use thiserror::Error;
 use tracing::info;
 
-use crate::act;
+use crate::api;
 use crate::cordon;
 use crate::seen::{NodeSeen, SlimNode};
 
@@ -306,7 +306,7 @@ async fn nodes(client: &Client) -> Result<usize, CleanupError> {
         let (uid, what) = (&seen.version.uid, || format!("putting node {name} back as it was"));
         let mut touched = false;
         if let Some(patch) = changes.node_patch(&seen.version.version) {
-            let written = act::mark_node(client, &name, uid, patch).await;
+            let written = api::mark_node(client, &name, uid, patch).await;
             touched = true;
             let written = doing(written.map_err(|error| *error.source), what)?;
             if !matches!(written, Written::Done(_)) {
@@ -314,7 +314,7 @@ async fn nodes(client: &Client) -> Result<usize, CleanupError> {
             }
         }
         if let Some(patch) = changes.status_patch() {
-            let written = act::mark_node_status(client, &name, uid, patch).await;
+            let written = api::mark_node_status(client, &name, uid, patch).await;
             doing(written.map_err(|error| *error.source), what)?;
             touched = true;
         }

@@ -1,10 +1,207 @@
-//! The maintenance controller's program.
+//! The maintenance controller (KEP-4212): takes nodes out of service and back, as far as each NodeMaintenance says.
+//!
+//! The decisions are plain code over plain data, with no client, no clock and no async:
+//!
+//! | question | module |
+//! |---|---|
+//! | what has to be known about pods, nodes and maintenances? | `facts` |
+//! | in which steps does a maintenance drain? | `plan` |
+//! | which pods leave now, who waits for whom, how far is it? | `planner` |
+//! | what does a node announce of its drain targets? | `announce` |
+//! | what is changed on a node, and put back afterwards? | `cordon` |
+//! | can a pod of Haulout itself run elsewhere? | `placement` |
+//! | how long to wait before something is done again that is undone each time? | `pause` |
+//! | when does a stage begin, and when is a maintenance done? | `stage` |
+//! | what does the status say, and when is it written? | `status`, `throttle`, `bounded` |
+//! | what cannot be written, and when is that tried again? | `refusals` |
+//! | does an evacuation controller lead? | `leader` |
+//!
+//! Around them is what watches and writes:
+//!
+//! | question | module |
+//! |---|---|
+//! | which kinds are watched? | `watch` |
+//! | what is read and kept of the objects? | `seen`, `state` |
+//! | how is it done? | `reconcile`, `api` |
+//! | what do people see? | `status`, `events`, `metrics` |
+//! | does the installation work, and how does it end? | `check`, `cleanup` |
+
+mod announce;
+mod api;
+mod args;
+mod bounded;
+mod check;
+mod cleanup;
+mod cordon;
+mod events;
+mod facts;
+mod leader;
+mod metrics;
+mod pause;
+mod placement;
+mod plan;
+mod planner;
+mod reconcile;
+mod refusals;
+mod seen;
+mod stage;
+mod state;
+mod status;
+#[cfg(test)]
+mod testing;
+mod throttle;
+mod watch;
 
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use clap::Parser as _;
-use haulout_maintenance_controller::Args;
+use haulout_api_types::{DrainRule, Evacuation, NodeMaintenance, names};
+use haulout_service_runtime::access::{self, Kind, Permission};
+use haulout_service_runtime::lease::InvalidTiming;
+use haulout_service_runtime::queue::Backoff;
+use haulout_service_runtime::service::{self, Context, Leading, Service};
+use haulout_service_runtime::term::Term;
+use haulout_service_runtime::watch::{self as watches, Source};
+use haulout_service_runtime::workers::WorkQueue;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::core::PartialObjectMeta;
+use tokio::sync::Notify;
+
+use crate::args::{Args, Task};
+use crate::metrics::Metrics;
+use crate::plan::Served;
+use crate::reconcile::Controller;
+use crate::seen::{SlimAttachment, SlimEvacuation, SlimNode};
+use crate::state::{State, Work};
+use crate::watch::EvacuationController;
+
+fn permissions() -> Vec<Permission> {
+    let watched = [
+        watches::permissions(names::NODE_MAINTENANCE_GROUP, "nodemaintenances"),
+        watches::permissions(names::NODE_MAINTENANCE_GROUP, "drainrules"),
+        watches::permissions(names::EVACUATION_GROUP, "evacuations"),
+        watches::permissions("", "nodes"),
+        watches::permissions("", "namespaces"),
+        watches::permissions("", "pods"),
+        watches::permissions("storage.k8s.io", "volumeattachments"),
+    ];
+    let written = [
+        Permission::cluster("patch", names::NODE_MAINTENANCE_GROUP, "nodemaintenances"),
+        Permission::cluster("delete", names::NODE_MAINTENANCE_GROUP, "nodemaintenances"),
+        Permission::cluster("patch", names::NODE_MAINTENANCE_GROUP, "nodemaintenances/status"),
+        Permission::cluster("create", names::EVACUATION_GROUP, "evacuations"),
+        Permission::cluster("patch", names::EVACUATION_GROUP, "evacuations"),
+        Permission::cluster("patch", "", "nodes"),
+        Permission::cluster("patch", "", "nodes/status"),
+        Permission::cluster("get", "", "persistentvolumeclaims"),
+        Permission::cluster("get", "", "persistentvolumes"),
+    ];
+    [watched.as_flattened(), &written, access::EVENTS, &access::election("maintenance-controller")].concat()
+}
+
+/// A write that failed is tried again at least this often: nobody tells when a webhook of others lets it through.
+const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), most: Duration::from_secs(60) };
 
 fn main() -> ExitCode {
-    haulout_maintenance_controller::run(Args::parse())
+    let args = Args::parse();
+    let task = |name, permissions| Service {
+        name,
+        version: env!("CARGO_PKG_VERSION"),
+        kinds: Vec::new(),
+        permissions,
+    };
+    match args.task.clone() {
+        Some(Task::Cleanup(cleanup)) => {
+            let service = task("cleanup", cleanup.permissions());
+            service::run(service, args.common, |context| cleanup::run(cleanup, context))
+        }
+        Some(Task::Withdraw(withdraw)) => {
+            let service = task("withdraw", cleanup::withdraw::Args::permissions());
+            service::run(service, args.common, |context| cleanup::withdraw::run(withdraw, context))
+        }
+        Some(Task::Check(check)) => {
+            let mut service = task("check", check.permissions());
+            service.kinds = kinds();
+            service::run(service, args.common, |context| check::run(check, context))
+        }
+        None => control(args),
+    }
+}
+
+fn kinds() -> Vec<Kind> {
+    vec![Kind::of::<NodeMaintenance>(), Kind::of::<DrainRule>(), Kind::of::<Evacuation>()]
+}
+
+fn control(args: Args) -> ExitCode {
+    let mut permissions = permissions();
+    if args.follow_evacuation_controller {
+        let lease = access::lease_name("evacuation-controller");
+        let on = |verb| Permission::own(verb, "coordination.k8s.io", "leases").on(&lease);
+        permissions.extend(["list", "watch"].map(on));
+    }
+    let service = Service {
+        name: "maintenance-controller",
+        version: env!("CARGO_PKG_VERSION"),
+        kinds: kinds(),
+        permissions,
+    };
+    let common = args.common.clone();
+    service::run(service, common, |context| run(args, context))
+}
+
+async fn run(args: Args, context: Context) -> Result<(), InvalidTiming> {
+    let metrics = Metrics::new(&context.metrics);
+    // Once for all terms: the metrics of a queue are those of its name.
+    let queue_metrics = context.metrics.queue("maintenance");
+    let timing = args.election.timing();
+    let lead = |leading| {
+        let queue =
+            WorkQueue::fair(context.clock.clone(), BACKOFF, queue_metrics.clone(), Work::lane, Work::group);
+        lead(&args, &context, metrics.clone(), queue, leading)
+    };
+    context.lead(timing, lead).await
+}
+
+/// One term of leadership. It begins with empty caches.
+async fn lead(args: &Args, context: &Context, metrics: Metrics, queue: WorkQueue<Work>, leading: Leading) {
+    let served = Served::new(args.pod_types.iter().copied());
+    let state = Arc::new(Mutex::new(State::new(served, context.clock.now())));
+    metrics.show(&state);
+    let controller = Arc::new(Controller {
+        clients: leading.clients,
+        clock: context.clock.clone(),
+        events: context.events.clone(),
+        state,
+        metrics,
+        pods: context.pod_cache(),
+        protect: args.hold_autoscalers,
+        queue: queue.clone(),
+        behind: Notify::new(),
+    });
+    let mut term = Term::new(context);
+    term.watch(Source::<SlimNode>::all("nodes"), &controller);
+    term.watch(Source::<NodeMaintenance>::all("nodemaintenances"), &controller);
+    term.watch(Source::<DrainRule>::all("drainrules"), &controller);
+    term.watch(Source::<SlimEvacuation>::all("evacuations"), &controller);
+    term.watch(Source::<SlimAttachment>::all("volumeattachments"), &controller);
+    term.watch(Source::<PartialObjectMeta<Namespace>>::all("namespaces").metadata_only(), &controller);
+    term.watch(watch::own_pods(&context.namespace), &controller);
+    if args.follow_evacuation_controller {
+        let leader = EvacuationController::new(Arc::clone(&controller), &context.namespace);
+        term.watch(leader.source(&context.namespace), &leader);
+        term.spawn(leader.follow());
+    }
+    if !term.synced().await {
+        return;
+    }
+    // All pods before the first plan is made: what the planner has not been told of counts as gone.
+    term.subscribe(&controller.pods, &controller);
+    if !term.synced().await {
+        return;
+    }
+    term.spawn(Arc::clone(&controller).settle());
+    let workers = args.common.max_requests;
+    term.run(queue.run(workers, context.stop.clone(), |work| Arc::clone(&controller).handle(work))).await;
 }

@@ -15,8 +15,8 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Unit;
 
-use crate::index::Index;
 use crate::stage;
+use crate::state::State;
 
 /// From a second to a day.
 const DURATIONS: [f64; 14] =
@@ -45,9 +45,9 @@ impl Metrics {
         metrics
     }
 
-    /// Shows what this index holds, for as long as somebody else keeps it.
-    pub fn show(&self, index: &Arc<Mutex<Index>>) {
-        *lock(&self.shown.0) = Arc::downgrade(index);
+    /// Shows what this state holds, for as long as somebody else keeps it.
+    pub fn show(&self, state: &Arc<Mutex<State>>) {
+        *lock(&self.shown.0) = Arc::downgrade(state);
     }
 
     /// Takes the time of a drain that has just ended.
@@ -63,30 +63,30 @@ impl Metrics {
     }
 }
 
-/// Counts what the index holds when somebody asks.
+/// Counts what the state holds when somebody asks.
 #[derive(Clone, Debug, Default)]
-struct Shown(Arc<Mutex<Weak<Mutex<Index>>>>);
+struct Shown(Arc<Mutex<Weak<Mutex<State>>>>);
 
-impl fmt::Debug for Index {
+impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Index").finish_non_exhaustive()
+        f.debug_struct("State").finish_non_exhaustive()
     }
 }
 
 impl Collector for Shown {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         // Those who stand by have nothing to show.
-        let Some(index) = lock(&self.0).upgrade() else { return Ok(()) };
+        let Some(known) = lock(&self.0).upgrade() else { return Ok(()) };
         let (stages, unfollowed, summary) = {
-            let index = lock(&index);
+            let known = lock(&known);
             let mut stages: BTreeMap<String, u32> =
                 Stage::ALL.iter().map(|stage| (stage.as_str().to_owned(), 0)).collect();
-            for maintenance in index.maintenances() {
+            for maintenance in known.maintenances() {
                 let life = maintenance.life(0);
                 let stage = stage::effective(life.stage, life.deleting);
                 *stages.entry(stage.as_str().to_owned()).or_default() += 1;
             }
-            (stages, index.unfollowed_count(), index.summary())
+            (stages, known.unfollowed_count(), known.summary())
         };
         let pods = [("pending", summary.pending), ("evacuating", summary.evacuating)];
         let families = [

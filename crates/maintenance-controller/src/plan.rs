@@ -12,8 +12,10 @@ pub struct Served([bool; 3]);
 
 impl Served {
     /// Only Default pods, as `kubectl drain --ignore-daemonsets` does.
+    #[cfg(test)]
     pub const DEFAULT: Self = Self([true, false, false]);
     /// All types.
+    #[cfg(test)]
     pub const ALL: Self = Self([true; 3]);
 
     /// These types.
@@ -102,12 +104,8 @@ impl Plan {
         self.steps.len()
     }
 
-    /// Never: there is always the wait for volumes.
-    pub fn is_empty(&self) -> bool {
-        self.steps.is_empty()
-    }
-
     /// The last step.
+    #[cfg(test)]
     pub fn last(&self) -> StepNumber {
         StepNumber::try_from(self.steps.len().saturating_sub(1)).unwrap_or(StepNumber::MAX)
     }

@@ -34,11 +34,16 @@ use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::node_maintenance::{MAX_DRAINED_NODES, Stage};
 use haulout_api_types::selector::Labels;
 
-pub use self::leaving::{Awaited, Waiting, Waits};
+#[cfg(test)]
+pub use self::leaving::Waits;
+pub use self::leaving::{Awaited, Waiting};
+#[cfg(test)]
 pub use self::node::{Blocker, Counts};
 use self::node::{Fate, NodeRecord, PodRecord, Unclear};
 use self::places::Places;
-pub use self::report::{Evacuate, MaintenancePlan, NodePlan, NodeState, Summary, list};
+#[cfg(test)]
+use self::report::Evacuate;
+pub use self::report::{MaintenancePlan, NodePlan, NodeState, Summary, list};
 use self::tally::Tally;
 use crate::facts::{MaintenanceFacts, NodeFacts, PodFacts, PodKey};
 use crate::plan::{Served, StepNumber};
@@ -67,7 +72,8 @@ pub enum Change<L> {
 }
 
 /// What is to be done and said about every node and every maintenance, worked out at once from all that there is.
-/// Namespaces and rules come among the changes too.
+/// Namespaces and rules come among the changes too. This is what `kubectl maintenance plan` will ask for.
+#[cfg(test)]
 pub fn plan<L: Labels + Clone + PartialEq>(
     served: Served,
     everything: impl IntoIterator<Item = Change<L>>,
@@ -231,6 +237,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
     }
 
     /// Works off everything.
+    #[cfg(test)]
     pub fn settle(&mut self) {
         while self.settle_one() {}
     }

@@ -1,4 +1,4 @@
-//! Which kinds are watched, and what each change means for the index.
+//! Which kinds are watched, and what each change means for the state.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,13 +18,13 @@ use tokio::sync::Notify;
 use tracing::warn;
 
 use crate::BACKOFF;
-use crate::controller::Controller;
-use crate::index::{PodRef, Work};
+use crate::events;
 use crate::leader::Leader;
-use crate::news;
+use crate::reconcile::Controller;
 use crate::seen::{
     self, AttachmentSeen, EvacuationSeen, NodeSeen, SlimAttachment, SlimEvacuation, SlimNode, SlimOwnPod,
 };
+use crate::state::{PodRef, Work};
 
 /// The labels that the chart gives to the pods of all services.
 const OWN_PODS: &str = "app.kubernetes.io/name=haulout,app.kubernetes.io/component";
@@ -38,10 +38,10 @@ impl Subscriber for Controller {
     fn apply(&self, changes: Vec<Change>) {
         let now = self.clock.now();
         for change in changes {
-            let wake = self.tell(|index| match (&change.old, &change.new) {
-                (_, Some(pod)) => Some((PodRef::of(pod), index.put_pod(pod, now)?)),
+            let wake = self.tell(|state| match (&change.old, &change.new) {
+                (_, Some(pod)) => Some((PodRef::of(pod), state.put_pod(pod, now)?)),
                 (Some(pod), None) => {
-                    index.remove_pod(pod, now);
+                    state.remove_pod(pod, now);
                     None
                 }
                 (None, None) => None,
@@ -66,15 +66,15 @@ impl Handler<SlimNode> for Controller {
     }
 
     fn apply(&self, name: Arc<str>, node: SlimNode) {
-        self.tell(|index| index.put_node(name, NodeSeen::new(node)));
+        self.tell(|state| state.put_node(name, NodeSeen::new(node)));
     }
 
     fn delete(&self, name: Arc<str>) {
-        self.tell(|index| index.remove_node(&name));
+        self.tell(|state| state.remove_node(&name));
     }
 
     fn reset(&self, listed: &HashSet<Arc<str>>) {
-        self.tell(|index| index.retain_nodes(listed));
+        self.tell(|state| state.retain_nodes(listed));
     }
 }
 
@@ -87,7 +87,7 @@ impl Handler<NodeMaintenance> for Controller {
 
     fn apply(&self, name: Arc<str>, maintenance: NodeMaintenance) {
         let regarding = reference(&maintenance);
-        if let Err(error) = self.tell(|index| index.put_maintenance(maintenance)) {
+        if let Err(error) = self.tell(|state| state.put_maintenance(maintenance)) {
             warn!(%name, %error, "a NodeMaintenance cannot be followed; until it can, its nodes are not released");
             self.not_followed(regarding, &error.to_string());
         }
@@ -95,16 +95,16 @@ impl Handler<NodeMaintenance> for Controller {
 
     fn unreadable(&self, name: Arc<str>, Unreadable { metadata, error }: Unreadable) {
         let uid = metadata.uid.as_deref().unwrap_or_default();
-        self.tell(|index| index.do_not_follow(name, uid, None, error.clone()));
-        self.not_followed(news::unreadable::<NodeMaintenance>(&metadata), &error);
+        self.tell(|state| state.do_not_follow(name, uid, None, error.clone()));
+        self.not_followed(events::unreadable::<NodeMaintenance>(&metadata), &error);
     }
 
     fn delete(&self, name: Arc<str>) {
-        self.tell(|index| index.remove_maintenance(&name));
+        self.tell(|state| state.remove_maintenance(&name));
     }
 
     fn reset(&self, listed: &HashSet<Arc<str>>) {
-        self.tell(|index| index.retain_maintenances(listed));
+        self.tell(|state| state.retain_maintenances(listed));
     }
 }
 
@@ -117,7 +117,7 @@ impl Handler<DrainRule> for Controller {
 
     fn apply(&self, name: Arc<str>, rule: DrainRule) {
         let regarding = reference(&rule);
-        if let Err(error) = self.tell(|index| index.put_rule(name.to_string(), Some(rule))) {
+        if let Err(error) = self.tell(|state| state.put_rule(name.to_string(), Some(rule))) {
             warn!(%name, %error, "a DrainRule cannot be followed; until it can, pods that it may mean stay");
             self.not_followed(regarding, &error.to_string());
         }
@@ -125,16 +125,16 @@ impl Handler<DrainRule> for Controller {
 
     fn unreadable(&self, name: Arc<str>, Unreadable { metadata, error }: Unreadable) {
         // That it cannot be read is all that is wrong with it.
-        let _ = self.tell(|index| index.put_rule(name.to_string(), None));
-        self.not_followed(news::unreadable::<DrainRule>(&metadata), &error);
+        let _ = self.tell(|state| state.put_rule(name.to_string(), None));
+        self.not_followed(events::unreadable::<DrainRule>(&metadata), &error);
     }
 
     fn delete(&self, name: Arc<str>) {
-        self.tell(|index| index.remove_rule(&name));
+        self.tell(|state| state.remove_rule(&name));
     }
 
     fn reset(&self, listed: &HashSet<Arc<str>>) {
-        self.tell(|index| index.retain_rules(listed));
+        self.tell(|state| state.retain_rules(listed));
     }
 }
 
@@ -148,17 +148,17 @@ impl Handler<SlimEvacuation> for Controller {
 
     fn apply(&self, pod: Uid, evacuation: SlimEvacuation) {
         let now = self.clock.now();
-        self.update(|index, pods| index.put_evacuation(pod, EvacuationSeen::new(evacuation), pods, now));
+        self.update(|state, pods| state.put_evacuation(pod, EvacuationSeen::new(evacuation), pods, now));
     }
 
     fn delete(&self, pod: Uid) {
         let now = self.clock.now();
-        self.update(|index, pods| index.remove_evacuation(pod, pods, now));
+        self.update(|state, pods| state.remove_evacuation(pod, pods, now));
     }
 
     fn reset(&self, listed: &HashSet<Uid>) {
         let now = self.clock.now();
-        self.update(|index, pods| index.retain_evacuations(listed, pods, now));
+        self.update(|state, pods| state.retain_evacuations(listed, pods, now));
     }
 }
 
@@ -170,15 +170,15 @@ impl Handler<SlimAttachment> for Controller {
     }
 
     fn apply(&self, name: Arc<str>, attachment: SlimAttachment) {
-        self.tell(|index| index.put_attachment(name, AttachmentSeen::new(attachment)));
+        self.tell(|state| state.put_attachment(name, AttachmentSeen::new(attachment)));
     }
 
     fn delete(&self, name: Arc<str>) {
-        self.tell(|index| index.put_attachment(name, None));
+        self.tell(|state| state.put_attachment(name, None));
     }
 
     fn reset(&self, listed: &HashSet<Arc<str>>) {
-        self.tell(|index| index.retain_attachments(listed));
+        self.tell(|state| state.retain_attachments(listed));
     }
 }
 
@@ -192,15 +192,15 @@ impl Handler<PartialObjectMeta<Namespace>> for Controller {
     fn apply(&self, name: Arc<str>, namespace: PartialObjectMeta<Namespace>) {
         let labels = namespace.labels().iter().map(|(key, value)| (key.as_str(), value.as_str()));
         let labels: LabelSet = labels.collect();
-        self.tell(|index| index.put_namespace(name, Some(labels)));
+        self.tell(|state| state.put_namespace(name, Some(labels)));
     }
 
     fn delete(&self, name: Arc<str>) {
-        self.tell(|index| index.put_namespace(name, None));
+        self.tell(|state| state.put_namespace(name, None));
     }
 
     fn reset(&self, listed: &HashSet<Arc<str>>) {
-        self.tell(|index| index.retain_namespaces(listed));
+        self.tell(|state| state.retain_namespaces(listed));
     }
 }
 
@@ -213,23 +213,23 @@ impl Handler<SlimOwnPod> for Controller {
 
     fn apply(&self, name: Arc<str>, pod: SlimOwnPod) {
         let now = self.clock.now();
-        self.update(|index, pods| index.put_own_pod(name, pod.keep(), pods, now));
+        self.update(|state, pods| state.put_own_pod(name, pod.keep(), pods, now));
     }
 
     fn delete(&self, name: Arc<str>) {
         let now = self.clock.now();
-        self.update(|index, pods| index.put_own_pod(name, None, pods, now));
+        self.update(|state, pods| state.put_own_pod(name, None, pods, now));
     }
 
     fn reset(&self, listed: &HashSet<Arc<str>>) {
         let now = self.clock.now();
-        self.update(|index, pods| index.retain_own_pods(listed, pods, now));
+        self.update(|state, pods| state.retain_own_pods(listed, pods, now));
     }
 }
 
 impl Controller {
     fn not_followed(&self, regarding: ObjectReference, why: &str) {
-        self.events.publish(news::not_followed(regarding, why));
+        self.events.publish(events::not_followed(regarding, why));
     }
 }
 
@@ -267,7 +267,7 @@ impl EvacuationController {
         self.changed.notify_one();
     }
 
-    /// Tells the index since when nobody leads, once the API server has confirmed it: a watch that is half-open looks like a
+    /// Tells the state since when nobody leads, once the API server has confirmed it: a watch that is half-open looks like a
     /// leader that is gone.
     pub(crate) async fn follow(self: Arc<Self>) {
         let clock = &self.controller.clock;
@@ -290,7 +290,7 @@ impl EvacuationController {
                     now.saturating_add(BACKOFF.delay(failures, fastrand::f64())).unwrap_or(Timestamp::MAX)
                 }
             };
-            self.controller.tell(|index| index.put_evacuation_controller(absent.filter(|_| confirmed)));
+            self.controller.tell(|state| state.put_evacuation_controller(absent.filter(|_| confirmed)));
             tokio::select! {
                 () = self.changed.notified() => {}
                 () = clock.sleep_until(ask_at) => {

@@ -26,8 +26,8 @@ pub struct Key {
     pub node: Arc<str>,
     /// The pod.
     pub uid: Uid,
-    /// The number of its namespace.
-    namespace: u64,
+    /// The number of its namespace, whose admission webhooks may be slow.
+    pub namespace: u64,
 }
 
 impl Key {
@@ -41,11 +41,6 @@ impl Key {
     pub fn lane(&self) -> u64 {
         number_of(&self.node)
     }
-
-    /// Pods of one namespace share its admission webhooks, which may be slow.
-    pub fn group(&self) -> Option<u64> {
-        Some(self.namespace)
-    }
 }
 
 /// What follows from an event about a node.
@@ -55,6 +50,7 @@ pub struct NodeNews {
     pub pods: Vec<Key>,
     /// What the Node's annotation `nodemaintenance.k8s.io/taints-first-seen` has to be changed to; the inner
     /// `None` removes it.
+    #[allow(clippy::option_option, reason = "a change of something that may be absent")]
     pub annotation: Option<Option<String>>,
 }
 
@@ -89,11 +85,6 @@ impl Index {
             evacuations: HashSet::new(),
             past_recall: HashSet::new(),
         }
-    }
-
-    /// The policy in force.
-    pub fn policy(&self) -> &Arc<Policy> {
-        &self.policy
     }
 
     /// Another policy is in force. Whom that concerns: everybody on a tainted node.

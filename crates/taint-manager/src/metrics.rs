@@ -16,7 +16,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Unit;
 
 use crate::decide::How;
-use crate::manager::Manager;
+use crate::state::State;
 
 /// Upstream's buckets, in seconds: from 5 ms to 4 min.
 const BUCKETS: [f64; 12] = [0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0, 120.0, 180.0, 240.0];
@@ -95,9 +95,9 @@ impl Metrics {
         metrics
     }
 
-    /// Shows what this manager knows, for as long as somebody else keeps it.
-    pub fn show(&self, manager: &Arc<Mutex<Manager>>) {
-        *self.shown.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(manager);
+    /// Shows what this state knows, for as long as somebody else keeps it.
+    pub fn show(&self, state: &Arc<Mutex<State>>) {
+        *self.shown.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(state);
     }
 
     /// Counts a pod that was made to leave so long after it had to.
@@ -127,19 +127,19 @@ impl Metrics {
     }
 }
 
-/// Looks at the manager when somebody asks.
+/// Looks at the state when somebody asks.
 #[derive(Clone, Debug, Default)]
-struct Shown(Arc<Mutex<Weak<Mutex<Manager>>>>);
+struct Shown(Arc<Mutex<Weak<Mutex<State>>>>);
 
 impl Collector for Shown {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         // Those who stand by have nothing to show.
-        let Some(manager) = self.0.lock().unwrap_or_else(PoisonError::into_inner).upgrade() else {
+        let Some(state) = self.0.lock().unwrap_or_else(PoisonError::into_inner).upgrade() else {
             return Ok(());
         };
         let (nodes, unreadable, pods) = {
-            let manager = manager.lock().unwrap_or_else(PoisonError::into_inner);
-            (manager.index.tainted_nodes(), manager.index.unreadable_nodes(), manager.concerned())
+            let state = state.lock().unwrap_or_else(PoisonError::into_inner);
+            (state.index.tainted_nodes(), state.index.unreadable_nodes(), state.concerned())
         };
         for (name, help, count) in [
             ("taint_manager_tainted_nodes", "Nodes with NoExecute taints", nodes),

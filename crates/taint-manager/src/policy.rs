@@ -12,8 +12,6 @@ use serde::Deserialize;
 
 use crate::taint::{OUT_OF_SERVICE, Taint, UNREACHABLE};
 
-pub use self::read::PolicyError;
-
 /// How a pod leaves; later ones are gentler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
 pub enum Action {
@@ -82,11 +80,6 @@ impl Policy {
     /// Whether rules depend on labels of namespaces, so that these have to be known.
     pub fn needs_namespaces(&self) -> bool {
         self.rules.iter().any(|rule| !rule.namespaces.matches_everything())
-    }
-
-    /// Whether any rule takes pods by force.
-    pub fn forces(&self) -> bool {
-        self.rules.iter().any(|rule| rule.force_delete_after.is_some())
     }
 
     /// What to do with a pod of these labels because of this taint. The pod's own label can make it gentler.

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
-use crate::controller::Controller;
-use crate::notice;
+use crate::events;
 use crate::policy::Policy;
+use crate::reconcile::Controller;
 
 /// The kubelet brings a changed ConfigMap within a minute, by a new link that a watch on the file would not see.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -30,7 +30,7 @@ pub(crate) async fn follow(controller: Arc<Controller>, path: PathBuf, mut known
             Ok(policy) => {
                 info!(path = %path.display(), "a new policy is in force");
                 controller.metrics.policy_refused(false);
-                controller.tell(|manager, pods| manager.index.set_policy(policy, pods));
+                controller.tell(|state, pods| state.index.set_policy(policy, pods));
             }
             Err(problem) if first => {
                 let file = path.display().to_string();
@@ -39,7 +39,7 @@ pub(crate) async fn follow(controller: Arc<Controller>, path: PathBuf, mut known
                     problem, "the new policy is refused, and the one of before stays in force"
                 );
                 controller.metrics.policy_refused(true);
-                controller.publish(notice::policy_refused(&controller.own, &file, &problem));
+                controller.publish(events::policy_refused(&controller.own, &file, &problem));
             }
             Err(_) => {}
         }

@@ -9,7 +9,7 @@
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
 
-use crate::notice::{EVICTION, SOURCE};
+use crate::events::{EVICTION, SOURCE};
 
 /// Selects the events to watch, of the core API: there the field `source` finds those of both event APIs.
 pub fn field_selector() -> String {

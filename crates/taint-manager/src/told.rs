@@ -8,7 +8,7 @@ use haulout_service_runtime::events::News;
 use haulout_service_runtime::pods::{Pod, Uid};
 
 use crate::decide::{Decision, How, Reason, Verdict};
-use crate::notice;
+use crate::events;
 
 /// The pods that wait for a deadline or are being made to leave.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ impl Told {
             Verdict::Keep => {
                 let stood = self.0.remove(&pod.uid).is_some();
                 let stays = !pod.terminating && !pod.is_finished();
-                return (stood && stays).then(|| notice::cancelled(pod));
+                return (stood && stays).then(|| events::cancelled(pod));
             }
             // Nothing was taken back: the same step comes again when nodes have reported.
             Verdict::Wait { .. }
@@ -49,9 +49,9 @@ impl Told {
         };
         match (before, decision.verdict) {
             (Some(before), _) if before == standing => None,
-            (_, Verdict::Act { how, .. }) => Some(notice::leaving(pod, how, decision.reason)),
+            (_, Verdict::Act { how, .. }) => Some(events::leaving(pod, how, decision.reason)),
             // Its toleration was made longer while it was leaving.
-            (Some(Standing::Leaving(_)), Verdict::Wait { .. }) => Some(notice::cancelled(pod)),
+            (Some(Standing::Leaving(_)), Verdict::Wait { .. }) => Some(events::cancelled(pod)),
             _ => None,
         }
     }
@@ -69,11 +69,6 @@ impl Told {
     /// How many pods wait for a deadline or are being made to leave.
     pub fn len(&self) -> usize {
         self.0.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 }
 
@@ -147,7 +142,7 @@ mod tests {
             let (mut told, pod) = (Told::default(), pod.read());
             told.waits(pod.uid);
             assert_eq!(tell(&mut told, &pod, Verdict::Keep), None);
-            assert!(told.is_empty());
+            assert_eq!(told.len(), 0);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Which kinds are watched, and what each change means for the manager.
+//! Which kinds are watched, and what each change means for the state.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use kube::core::PartialObjectMeta;
 use serde::Deserialize;
 use tracing::warn;
 
-use crate::controller::{Controller, Source, Wanted, lock};
-use crate::notice;
+use crate::events;
+use crate::reconcile::{Controller, Source, Wanted, lock};
 use crate::rival::rival;
 
 /// What we read of a Node.
@@ -56,8 +56,8 @@ impl Node {
 impl Subscriber for Controller {
     fn apply(&self, changes: Vec<Change>) {
         let keys: Vec<_> = {
-            let mut manager = self.manager();
-            changes.iter().filter_map(|change| manager.apply_pod(change)).collect()
+            let mut state = self.state();
+            changes.iter().filter_map(|change| state.apply_pod(change)).collect()
         };
         self.enqueue(keys);
     }
@@ -82,8 +82,8 @@ impl Handler<Node> for Controller {
         let taints = node.spec.taints.as_deref().unwrap_or_default();
         let now = self.clock.now();
         let mut annotation = None;
-        self.tell(|manager, pods| {
-            let news = manager.index.apply_node(&node.metadata, taints, node.is_ready(), pods, now);
+        self.tell(|state, pods| {
+            let news = state.index.apply_node(&node.metadata, taints, node.is_ready(), pods, now);
             annotation = news.annotation;
             news.pods
         });
@@ -99,24 +99,24 @@ impl Handler<Node> for Controller {
     fn unreadable(&self, name: Arc<str>, problem: Unreadable) {
         lock(&self.wanted).remove(&name);
         let mut is_new = false;
-        self.tell(|manager, pods| {
-            let concerned = manager.index.apply_unreadable_node(&name, pods);
+        self.tell(|state, pods| {
+            let concerned = state.index.apply_unreadable_node(&name, pods);
             is_new = concerned.is_some();
             concerned.unwrap_or_default()
         });
         if is_new {
-            self.publish(notice::unreadable(&problem.metadata, &problem.error));
+            self.publish(events::unreadable(&problem.metadata, &problem.error));
         }
     }
 
     fn delete(&self, name: Arc<str>) {
         lock(&self.wanted).remove(&name);
-        self.tell(|manager, pods| manager.index.delete_node(&name, pods));
+        self.tell(|state, pods| state.index.delete_node(&name, pods));
     }
 
     fn reset(&self, listed: &HashSet<Arc<str>>) {
         lock(&self.wanted).retain(|name, _| listed.contains(name));
-        self.tell(|manager, pods| manager.index.retain_nodes(listed, pods));
+        self.tell(|state, pods| state.index.retain_nodes(listed, pods));
     }
 
     fn interrupted(&self, ago: Duration) {
@@ -137,15 +137,15 @@ impl Handler<PartialObjectMeta<core::Namespace>> for Controller {
 
     fn apply(&self, name: Box<str>, namespace: PartialObjectMeta<core::Namespace>) {
         let labels = namespace.metadata.labels.unwrap_or_default();
-        self.tell(|manager, pods| manager.index.apply_namespace(&name, labels, pods));
+        self.tell(|state, pods| state.index.apply_namespace(&name, labels, pods));
     }
 
     fn delete(&self, name: Box<str>) {
-        self.manager().index.delete_namespace(&name);
+        self.state().index.delete_namespace(&name);
     }
 
     fn reset(&self, listed: &HashSet<Box<str>>) {
-        self.manager().index.retain_namespaces(listed);
+        self.state().index.retain_namespaces(listed);
     }
 
     fn interrupted(&self, ago: Duration) {
@@ -168,15 +168,15 @@ impl Handler<PartialObjectMeta<Evacuation>> for Controller {
     fn apply(&self, pod: Uid, evacuation: PartialObjectMeta<Evacuation>) {
         // One that somebody has deleted goes on while our finalizer is on it.
         let ours = evacuation.finalizers().contains(&instigators::finalizer(instigator::TAINT_MANAGER));
-        self.tell(|manager, pods| manager.index.apply_evacuation(pod, ours, pods));
+        self.tell(|state, pods| state.index.apply_evacuation(pod, ours, pods));
     }
 
     fn delete(&self, pod: Uid) {
-        self.tell(|manager, pods| manager.index.apply_evacuation(pod, false, pods));
+        self.tell(|state, pods| state.index.apply_evacuation(pod, false, pods));
     }
 
     fn reset(&self, listed: &HashSet<Uid>) {
-        self.tell(|manager, pods| manager.index.retain_evacuations(listed, pods));
+        self.tell(|state, pods| state.index.retain_evacuations(listed, pods));
     }
 
     fn interrupted(&self, ago: Duration) {
@@ -200,8 +200,8 @@ impl Handler<core::Event> for Controller {
         let Some(source) = rival(&event, self.started) else { return };
         self.metrics.rival();
         if lock(&self.rivals).insert(source.to_owned()) {
-            warn!(source, "somebody else makes pods leave tainted nodes too: {}", notice::RIVAL_ADVICE);
-            self.publish(notice::rival(&self.own, source));
+            warn!(source, "somebody else makes pods leave tainted nodes too: {}", events::RIVAL_ADVICE);
+            self.publish(events::rival(&self.own, source));
         }
     }
 

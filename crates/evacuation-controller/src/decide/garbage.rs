@@ -7,8 +7,8 @@ use haulout_api_types::names::reason;
 use super::class::{self, Stage};
 use super::{Action, End, Live, Moment, Plan, now, wait};
 use crate::backoff::after;
-use crate::messages;
 use crate::record::Record;
+use crate::status;
 
 /// How long the owners of other finalizers have before it is reported that they hold the Evacuation.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -45,7 +45,7 @@ fn held(record: &Record, moment: Moment, end: End) -> Plan {
         End::Cancelled => "The evacuation is cancelled",
         End::Evicted | End::Evacuated => "The pod is gone",
     };
-    let message = messages::held(record, ended);
+    let message = status::held(record, ended);
     if record.is_blocked_saying(reason::EVACUATION_HELD, &message) {
         return wait(None);
     }

@@ -27,7 +27,7 @@ pub enum Instigator {
 
 impl Args {
     /// What it has to be allowed.
-    pub fn permissions(&self) -> Vec<Permission> {
+    pub fn permissions() -> Vec<Permission> {
         ["list", "patch"].map(|verb| Permission::cluster(verb, names::EVACUATION_GROUP, "evacuations")).into()
     }
 }

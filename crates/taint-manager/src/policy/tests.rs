@@ -52,7 +52,7 @@ fn the_first_rule_that_matches_counts_and_otherwise_pods_are_deleted() {
         let found = policy.treat(&taint(on_node, 0), &labels(pod), &labels(namespace)).action;
         assert_eq!(found, expected, "{on_node} {pod:?} {namespace:?}");
     }
-    assert!(policy.needs_namespaces() && policy.forces());
+    assert!(policy.needs_namespaces());
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn force_comes_from_the_rule_that_matches_and_from_no_other() {
 fn no_rules_means_as_kube_controller_manager_does_it() {
     for policy in [Policy::default(), policy("rules: []")] {
         assert_eq!(policy.treat(&taint("k", 0), &labels(&[]), &labels(&[])), Treatment::default());
-        assert!(!policy.needs_namespaces() && !policy.forces());
+        assert!(!policy.needs_namespaces());
     }
 }
 

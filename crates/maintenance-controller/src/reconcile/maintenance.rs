@@ -11,31 +11,31 @@ use serde_json::json;
 use tracing::{debug, warn};
 
 use super::{Controller, Next};
-use crate::act;
-use crate::index::{Unfollowed, Unsettled, Work};
+use crate::api;
 use crate::planner::MaintenancePlan;
 use crate::refusals::Failure;
 use crate::seen::MaintenanceSeen;
 use crate::stage::{self, Step};
-use crate::{news, status};
+use crate::state::{Unfollowed, Unsettled, Work};
+use crate::{events, status};
 
 /// An evacuator may say something new every second. So many times less often than anything else is that written.
 const WORDS: i32 = 5;
 
 impl Controller {
     pub(super) async fn maintenance(&self, name: &Arc<str>) -> Result<Next, RequestError> {
-        let unfollowed = self.index().unfollowed(name).cloned();
+        let unfollowed = self.state().unfollowed(name).cloned();
         if let Some(Unfollowed { object, why, .. }) = unfollowed {
             return self.tell_not_followed(object, &why).await;
         }
-        let view = self.index().maintenance(name);
+        let view = self.state().maintenance(name);
         let (seen, plan) = match view {
             Ok(Some(view)) => view,
             Ok(None) => return Ok(Next::Rest(Outcome::Done)),
             Err(Unsettled) => return Ok(self.later()),
         };
         let life = seen.life(plan.nodes_unreleased);
-        let paused = self.index().refused_maintenances.pause(name, self.clock.now());
+        let paused = self.state().refused_maintenances.pause(name, self.clock.now());
         let step = stage::next(life);
         debug!(%name, ?step, ?paused, "looked at a maintenance");
         let patch = match step {
@@ -62,19 +62,19 @@ impl Controller {
                 next
             });
         }
-        let written = match act::write_maintenance(&self.clients.direct, &seen, patch).await {
+        let written = match api::write_maintenance(&self.clients.direct, &seen, patch).await {
             Ok(written) => written,
             Err(error) => {
                 warn!(%name, %error, ?step, "failed to write a NodeMaintenance");
                 let now = self.clock.now();
                 let failure = Failure::from(&error);
-                self.tell(|index| {
-                    index.refused_maintenances.failed(name.clone(), failure, now, fastrand::f64())
+                self.tell(|state| {
+                    state.refused_maintenances.failed(name.clone(), failure, now, fastrand::f64())
                 });
                 return Ok(Next::Again);
             }
         };
-        self.index().refused_maintenances.forget(name);
+        self.state().refused_maintenances.forget(name);
         if life.deleting && step == Some(Step::RemoveFinalizer) && matches!(written, Written::Done(_)) {
             // With the last finalizer it is gone; if somebody else has one, the watch will tell.
             return Ok(Next::Rest(Outcome::Done));
@@ -87,7 +87,7 @@ impl Controller {
         if self.clock.now() < when {
             return Ok(Next::Rest(Outcome::Until(when)));
         }
-        let written = act::delete_maintenance(&self.clients.direct, seen).await?;
+        let written = api::delete_maintenance(&self.clients.direct, seen).await?;
         // The watch tells that it is gone, or what is new about it.
         Ok(Next::Rest(if matches!(written, Written::Outdated) { Outcome::Failed } else { Outcome::Done }))
     }
@@ -96,10 +96,10 @@ impl Controller {
         let none = NodeMaintenanceStatus::default();
         let old = seen.object.status.as_ref().unwrap_or(&none);
         let new = status::begun(old, stage, self.clock.now());
-        let written = act::write_status(&self.clients.direct, &seen.object, json!(new)).await?;
+        let written = api::write_status(&self.clients.direct, &seen.object, json!(new)).await?;
         if matches!(written, Written::Done(_)) {
             for notice in status::notices(old, &new) {
-                self.events.publish(news::of(&seen.object, notice));
+                self.events.publish(events::of(&seen.object, notice));
             }
         }
         Ok(self.take(written))
@@ -117,7 +117,7 @@ impl Controller {
         let new = status::not_followed(old, object.metadata.generation, why, self.clock.now());
         if new != *old {
             // What comes of it, the watch will tell.
-            act::write_status(&self.clients.direct, &object, json!(new)).await?;
+            api::write_status(&self.clients.direct, &object, json!(new)).await?;
         }
         Ok(Next::Rest(Outcome::Done))
     }
@@ -137,19 +137,19 @@ impl Controller {
             return Ok(Next::Rest(Outcome::Done));
         }
         let seldom = if status::differs_in_words_alone(old, &new) { WORDS } else { 1 };
-        let allowed = self.index().throttle.ask_less_often(seldom, &Work::Maintenance(name.clone()), now);
+        let allowed = self.state().throttle.ask_less_often(seldom, &Work::Maintenance(name.clone()), now);
         if let Err(when) = allowed {
             return Ok(Next::Rest(Outcome::Until(when)));
         }
-        let written = act::write_status(&self.clients.direct, &seen.object, json!(new)).await?;
+        let written = api::write_status(&self.clients.direct, &seen.object, json!(new)).await?;
         if matches!(written, Written::Done(_)) {
             self.metrics.status_written(old, &new, now);
             let forwarded = {
-                let mut index = self.index();
-                status::fast_forwarded(plan, index.forwarded.entry(name.clone()).or_default())
+                let mut known = self.state();
+                status::fast_forwarded(plan, known.forwarded.entry(name.clone()).or_default())
             };
             for notice in status::notices(old, &new).into_iter().chain(forwarded) {
-                self.events.publish(news::of(&seen.object, notice));
+                self.events.publish(events::of(&seen.object, notice));
             }
         }
         Ok(self.take(written))
@@ -159,7 +159,7 @@ impl Controller {
     fn take(&self, written: Written<Option<NodeMaintenance>>) -> Next {
         match written {
             Written::Done(Some(maintenance)) => {
-                self.tell(|index| index.refresh_maintenance(maintenance));
+                self.tell(|state| state.refresh_maintenance(maintenance));
                 Next::Again
             }
             // The watch will tell.

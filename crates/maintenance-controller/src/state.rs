@@ -1,7 +1,7 @@
 //! What is known of the cluster: the objects as they were last seen, and the planner that they are fed to. Plain
 //! synchronous code; `feed` tells it what happens, `controller` asks it what to do.
 
-mod intake;
+mod apply;
 mod returns;
 mod volumes;
 
@@ -90,7 +90,7 @@ pub enum Wish {
     Withdraw,
 }
 
-/// The planner has not caught up with what happened. Whoever asked is among [`Index::take_changed`] when it has.
+/// The planner has not caught up with what happened. Whoever asked is among [`State::take_changed`] when it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unsettled;
 
@@ -109,7 +109,7 @@ pub struct Unfollowed {
 }
 
 /// See the [module](self).
-pub struct Index {
+pub struct State {
     served: Served,
     planner: Planner<LabelSet>,
     nodes: HashMap<Arc<str>, NodeSeen>,
@@ -146,7 +146,7 @@ pub struct Index {
     pub(crate) throttle: Throttle<Work>,
 }
 
-impl Index {
+impl State {
     /// An index that knows nothing yet, for an installation that serves these pod types.
     pub fn new(served: Served, now: Timestamp) -> Self {
         Self {

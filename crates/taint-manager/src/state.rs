@@ -12,9 +12,9 @@ use crate::policy::Policy;
 use crate::sight::Gaps;
 use crate::told::Told;
 
-/// All that the taint manager knows.
+/// All that the taint state knows.
 #[derive(Debug)]
-pub struct Manager {
+pub struct State {
     /// What pods are judged by.
     pub index: Index,
     /// Whether what we see is the present.
@@ -42,7 +42,7 @@ pub struct Step {
     pub message: String,
 }
 
-impl Manager {
+impl State {
     /// Knows nothing yet. `settle` is how long nodes have to report after a gap, `rate` how many pods may be
     /// made to leave in a second.
     pub fn new(policy: Policy, settle: SignedDuration, rate: Option<f64>) -> Self {
@@ -111,85 +111,85 @@ mod tests {
     use super::*;
     use crate::testing::{Json, at, pod};
 
-    /// A manager that has seen one node, and its pods.
-    fn manager(rules: &str, rate: Option<f64>) -> Manager {
+    /// A state that has seen one node, and its pods.
+    fn state(rules: &str, rate: Option<f64>) -> State {
         let policy = Policy::from_yaml(&format!("rules: [{rules}]")).unwrap();
-        let mut manager = Manager::new(policy, SignedDuration::from_secs(60), rate);
-        manager.gaps.end(at(-1000));
-        manager
+        let mut state = State::new(policy, SignedDuration::from_secs(60), rate);
+        state.gaps.end(at(-1000));
+        state
     }
 
-    fn taint(manager: &mut Manager, taints: Value, now: i64) {
+    fn taint(state: &mut State, taints: Value, now: i64) {
         let meta = ObjectMeta { name: Some("node".into()), ..ObjectMeta::default() };
         let taints: Vec<_> = serde_json::from_value(taints).unwrap();
-        manager.index.apply_node(&meta, &taints, true, &PodIndex::default(), at(now));
+        state.index.apply_node(&meta, &taints, true, &PodIndex::default(), at(now));
     }
 
     fn tainted() -> Value {
         json!([{"key": "k", "effect": "NoExecute"}])
     }
 
-    fn step(manager: &mut Manager, pod: &Json, now: i64) -> (Option<How>, Option<Timestamp>, Option<String>) {
-        let step = manager.next(&pod.read(), at(now));
+    fn step(state: &mut State, pod: &Json, now: i64) -> (Option<How>, Option<Timestamp>, Option<String>) {
+        let step = state.next(&pod.read(), at(now));
         (step.act, step.again, step.news.map(|news| news.note))
     }
 
     #[test]
     fn a_pod_waits_is_cancelled_waits_again_and_leaves() {
-        let mut manager = manager("", None);
+        let mut state = state("", None);
         let pod = pod(1).tolerating("k", 10);
-        taint(&mut manager, tainted(), 100);
-        assert_eq!(step(&mut manager, &pod, 101), (None, Some(at(110)), None));
-        taint(&mut manager, json!([]), 105);
+        taint(&mut state, tainted(), 100);
+        assert_eq!(step(&mut state, &pod, 101), (None, Some(at(110)), None));
+        taint(&mut state, json!([]), 105);
         let cancelled = Some("Cancelling deletion of Pod default/pod-1".to_owned());
-        assert_eq!(step(&mut manager, &pod, 105), (None, None, cancelled));
-        taint(&mut manager, tainted(), 107);
-        assert_eq!(step(&mut manager, &pod, 110), (None, Some(at(117)), None), "it begins anew");
+        assert_eq!(step(&mut state, &pod, 105), (None, None, cancelled));
+        taint(&mut state, tainted(), 107);
+        assert_eq!(step(&mut state, &pod, 110), (None, Some(at(117)), None), "it begins anew");
         let marked = Some("Marking for deletion Pod default/pod-1".to_owned());
-        assert_eq!(step(&mut manager, &pod, 117), (Some(How::Delete), None, marked));
-        assert_eq!(step(&mut manager, &pod, 118), (Some(How::Delete), None, None), "a retry is no news");
+        assert_eq!(step(&mut state, &pod, 117), (Some(How::Delete), None, marked));
+        assert_eq!(step(&mut state, &pod, 118), (Some(How::Delete), None, None), "a retry is no news");
         let leaving = pod.terminating(148, 30);
-        assert_eq!(step(&mut manager, &leaving, 119), (None, None, None));
-        assert_eq!(manager.concerned(), 0);
+        assert_eq!(step(&mut state, &leaving, 119), (None, None, None));
+        assert_eq!(state.concerned(), 0);
     }
 
     #[test]
     fn the_limit_gives_turns_and_who_may_stay_gives_its_turn_away() {
-        let mut manager = manager("{key: soft, action: Evacuate}", Some(1.0));
-        taint(&mut manager, tainted(), 100);
+        let mut state = state("{key: soft, action: Evacuate}", Some(1.0));
+        taint(&mut state, tainted(), 100);
         let marked = |n: u32| Some(format!("Marking for deletion Pod default/pod-{n}"));
-        assert_eq!(step(&mut manager, &pod(1), 100), (Some(How::Delete), None, marked(1)));
-        assert_eq!(step(&mut manager, &pod(2), 100), (None, Some(at(101)), None));
-        assert_eq!(step(&mut manager, &pod(3), 100), (None, Some(at(102)), None));
+        assert_eq!(step(&mut state, &pod(1), 100), (Some(How::Delete), None, marked(1)));
+        assert_eq!(step(&mut state, &pod(2), 100), (None, Some(at(101)), None));
+        assert_eq!(step(&mut state, &pod(3), 100), (None, Some(at(102)), None));
         let spared = pod(2).tolerating("k", None);
         let cancelled = Some("Cancelling deletion of Pod default/pod-2".to_owned());
-        assert_eq!(step(&mut manager, &spared, 100), (None, None, cancelled));
-        assert_eq!(step(&mut manager, &pod(3), 102), (Some(How::Delete), None, marked(3)));
-        assert_eq!(step(&mut manager, &pod(2), 102), (None, Some(at(103)), None), "it has to queue again");
-        taint(&mut manager, json!([{"key": "soft", "effect": "NoExecute"}]), 102);
-        assert_eq!(step(&mut manager, &pod(4), 102).0, Some(How::Evacuate), "evacuations need no turn");
+        assert_eq!(step(&mut state, &spared, 100), (None, None, cancelled));
+        assert_eq!(step(&mut state, &pod(3), 102), (Some(How::Delete), None, marked(3)));
+        assert_eq!(step(&mut state, &pod(2), 102), (None, Some(at(103)), None), "it has to queue again");
+        taint(&mut state, json!([{"key": "soft", "effect": "NoExecute"}]), 102);
+        assert_eq!(step(&mut state, &pod(4), 102).0, Some(How::Evacuate), "evacuations need no turn");
     }
 
     #[test]
     fn a_pod_that_goes_is_forgotten() {
-        let mut manager = manager("", Some(1.0));
-        taint(&mut manager, tainted(), 100);
-        step(&mut manager, &pod(1), 100);
-        step(&mut manager, &pod(2), 100);
-        assert_eq!(manager.concerned(), 2);
+        let mut state = state("", Some(1.0));
+        taint(&mut state, tainted(), 100);
+        step(&mut state, &pod(1), 100);
+        step(&mut state, &pod(2), 100);
+        assert_eq!(state.concerned(), 2);
         for n in [1, 2] {
-            manager.apply_pod(&Change { old: Some(Arc::new(pod(n).read())), new: None });
+            state.apply_pod(&Change { old: Some(Arc::new(pod(n).read())), new: None });
         }
-        assert_eq!(manager.concerned(), 0);
+        assert_eq!(state.concerned(), 0);
     }
 
     #[test]
     fn a_new_leader_waits_until_nodes_have_reported() {
-        let mut manager = Manager::new(Policy::default(), SignedDuration::from_secs(60), None);
-        taint(&mut manager, tainted(), 100);
-        assert_eq!(step(&mut manager, &pod(1), 100), (None, None, None), "it has not seen everything yet");
-        manager.gaps.end(at(101));
-        assert_eq!(step(&mut manager, &pod(1), 101), (None, Some(at(161)), None));
-        assert_eq!(step(&mut manager, &pod(1), 161).0, Some(How::Delete));
+        let mut state = State::new(Policy::default(), SignedDuration::from_secs(60), None);
+        taint(&mut state, tainted(), 100);
+        assert_eq!(step(&mut state, &pod(1), 100), (None, None, None), "it has not seen everything yet");
+        state.gaps.end(at(101));
+        assert_eq!(step(&mut state, &pod(1), 101), (None, Some(at(161)), None));
+        assert_eq!(step(&mut state, &pod(1), 161).0, Some(How::Delete));
     }
 }

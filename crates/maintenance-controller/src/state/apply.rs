@@ -11,14 +11,14 @@ use haulout_service_runtime::pods::{LabelSet, Pod, PodIndex, Uid};
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 
-use super::{Claim, Index, Unfollowed, Work};
+use super::{Claim, State, Unfollowed, Work};
 use crate::facts::{Blocked, MaintenanceFacts, NodeFacts, PodFacts, PodKey, Wait};
 use crate::placement::{NodeChoice, Placement};
 use crate::planner::Change;
 use crate::refusals::Failure;
 use crate::seen::{AttachmentSeen, EvacuationSeen, MaintenanceSeen, NodeSeen};
 
-impl Index {
+impl State {
     /// Takes in a pod, with its Evacuation if it has one; when to look again, if time alone changes something.
     pub fn put_pod(&mut self, pod: &Pod, now: Timestamp) -> Option<Timestamp> {
         let node = pod.node.clone()?;

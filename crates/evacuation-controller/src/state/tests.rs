@@ -27,8 +27,8 @@ fn failure(reason: &'static str) -> Failure {
 }
 
 /// An index that knows all budgets, of which there are none.
-fn index() -> Index {
-    let mut index = Index::default();
+fn index() -> State {
+    let mut index = State::default();
     index.budgets_synced(&pods([]));
     index
 }
@@ -46,7 +46,7 @@ fn little_is_kept_of_each() {
 
 #[test]
 fn an_older_state_never_replaces_a_newer_one() {
-    let mut index = Index::default();
+    let mut index = State::default();
     let version = |version: &str| Record { version: version.into(), ..record(1) };
     assert!(index.apply(version("9")));
     assert!(!index.apply(version("9")), "our own write comes back");
@@ -58,7 +58,7 @@ fn an_older_state_never_replaces_a_newer_one() {
 
 #[test]
 fn an_answer_to_a_write_does_not_bring_back_what_is_gone() {
-    let mut index = Index::default();
+    let mut index = State::default();
     index.apply(record(1));
     index.remove(key(1), &pods([]));
     index.refresh(record(1));
@@ -67,7 +67,7 @@ fn an_answer_to_a_write_does_not_bring_back_what_is_gone() {
 
 #[test]
 fn a_pod_is_known_only_by_its_uid_namespace_and_name() {
-    let mut index = Index::default();
+    let mut index = State::default();
     index.apply(record(1));
     let cases = [
         ("itself", pod(1), true),
@@ -83,7 +83,7 @@ fn a_pod_is_known_only_by_its_uid_namespace_and_name() {
 
 #[test]
 fn a_pod_that_was_seen_to_go_stays_gone() {
-    let mut index = Index::default();
+    let mut index = State::default();
     index.apply(record(1));
     assert_eq!(index.pod_changed(&gone(pod(1)), &pods([])), [key(1)]);
     assert!(index.view(key(1), &pods([])).unwrap().pod_gone);
@@ -92,7 +92,7 @@ fn a_pod_that_was_seen_to_go_stays_gone() {
 
 #[test]
 fn removed_evacuation_is_forgotten() {
-    let mut index = Index::default();
+    let mut index = State::default();
     index.apply(record(1));
     index.apply(waiting(2));
     let (removed, _) = index.remove(key(2), &pods([pod(2)]));
@@ -104,7 +104,7 @@ fn removed_evacuation_is_forgotten() {
 
 #[test]
 fn a_pod_that_the_api_server_says_is_gone_stays_gone() {
-    let mut index = Index::default();
+    let mut index = State::default();
     index.apply(record(1));
     index.pod_is_gone(key(1));
     assert!(index.view(key(1), &pods([pod(1)])).unwrap().pod_gone, "the cache is behind");
@@ -115,7 +115,7 @@ fn a_pod_that_the_api_server_says_is_gone_stays_gone() {
 
 #[test]
 fn look_ups_of_an_unwatched_pod_are_counted_until_it_is_seen() {
-    let mut index = Index::default();
+    let mut index = State::default();
     index.apply(record(1));
     assert_eq!([(); 3].map(|()| index.pod_is_unwatched(key(1))), [1, 2, 3]);
     index.pod_changed(&Change { old: None, new: Some(Arc::new(pod(1))) }, &pods([pod(1)]));
@@ -138,7 +138,7 @@ fn when_a_budget_frees_up_the_oldest_that_wait_for_it_are_woken() {
 
 #[test]
 fn nobody_is_woken_before_all_budgets_are_known() {
-    let mut index = Index::default();
+    let mut index = State::default();
     index.apply(waiting(1));
     index.apply(waiting(2));
     let pods = pods((0..4).map(pod));
@@ -295,7 +295,7 @@ fn a_pod_that_is_not_ready_any_more_is_tried_again() {
 
 #[test]
 fn texts_are_shared_and_those_that_nobody_uses_are_forgotten() {
-    let mut index = Index::default();
+    let mut index = State::default();
     let kept = index.share("kept");
     assert!(Arc::ptr_eq(&kept, &index.share("kept")));
     for n in 0..10_000 {
@@ -322,7 +322,7 @@ fn what_a_budget_lacks_is_named_until_it_is_healthy_finished_or_gone() {
         ("gone", None, false),
     ];
     for (name, new, named) in cases {
-        let mut index = Index::default();
+        let mut index = State::default();
         let mut pods = pods([pod(0)]);
         index.budget_applied(budget("web", 0, &[]), &pods);
         for pod in [Some(pod_with(1, &[ready("False")])), new] {

@@ -1,13 +1,58 @@
-//! What `status.message` says.
+//! What the status of an Evacuation says: `status.message` for people, and the condition `Blocked`.
 
 use std::time::Duration;
 
 use haulout_api_types::instigators;
+use haulout_api_types::names::condition;
+use haulout_service_runtime::eviction::Failure;
 use haulout_service_runtime::pods::Pod;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use serde_json::{Map, Value, json};
 
 use crate::decide::Why;
 use crate::events::because;
 use crate::record::Record;
+
+/// The status after an attempt to evict has failed.
+pub fn failed(record: &Record, failure: &Failure, now: Timestamp) -> Map<String, Value> {
+    let mut status = blocked(record, failure.reason, &failure.message, now);
+    status.insert("failedEvictionCounter".into(), record.failed.saturating_add(1).into());
+    status.insert("lastFailedEvictionTime".into(), json!(Time(now)));
+    status
+}
+
+/// The status when something keeps the pod from leaving.
+pub fn blocked(record: &Record, reason: &str, message: &str, now: Timestamp) -> Map<String, Value> {
+    let mut status = Map::new();
+    status.insert("conditions".into(), conditions(record, true, reason, message, now));
+    status.insert("message".into(), message.into());
+    status
+}
+
+/// The status when nothing keeps the pod from leaving any more. A message that an evacuator has written since stays.
+pub fn unblocked(record: &Record, reason: &str, message: &str, now: Timestamp) -> Map<String, Value> {
+    let mut status = Map::new();
+    status.insert("conditions".into(), conditions(record, false, reason, message, now));
+    if record.message_repeats_blocked {
+        status.insert("message".into(), message.into());
+    }
+    status
+}
+
+/// All conditions: those of others, and ours.
+fn conditions(record: &Record, is_true: bool, reason: &str, message: &str, now: Timestamp) -> Value {
+    let since = record.blocked.as_ref().filter(|blocked| blocked.is_true == is_true);
+    let ours = Condition {
+        type_: condition::BLOCKED.into(),
+        status: if is_true { "True" } else { "False" }.into(),
+        reason: reason.into(),
+        message: message.into(),
+        last_transition_time: Time(since.map_or(now, |blocked| blocked.since)),
+        observed_generation: None,
+    };
+    json!(record.other_conditions.iter().cloned().chain([ours]).collect::<Vec<_>>())
+}
 
 /// The first evacuator has been given control.
 pub fn activated(class: &str) -> String {

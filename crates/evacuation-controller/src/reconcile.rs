@@ -18,14 +18,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 
-use crate::act::{self, Answer as WriteAnswer};
+use crate::api::{self, Answer as WriteAnswer};
 use crate::backoff::{self, after};
 use crate::budget::Cover;
 use crate::decide::{Action, Before, End, Known, Moment, Plan, Why, after_pod, decide};
-use crate::index::{Index, Key, Queued, Removed, View};
 use crate::metrics::Metrics;
 use crate::record::Record;
-use crate::{events, messages};
+use crate::state::{Key, Queued, Removed, State, View};
+use crate::{events, status};
 
 /// More steps than any Evacuation ever needs at one go.
 const MOST_STEPS: usize = 10;
@@ -35,7 +35,7 @@ pub struct Controller {
     pub(crate) clients: Clients,
     pub(crate) clock: Clock,
     pub(crate) events: Events,
-    pub(crate) index: Arc<Mutex<Index>>,
+    pub(crate) state: Arc<Mutex<State>>,
     pub(crate) metrics: Metrics,
     pub(crate) pods: PodCache,
     pub(crate) queue: WorkQueue<Queued>,
@@ -63,22 +63,22 @@ pub(crate) enum StepError {
 }
 
 impl Controller {
-    pub(crate) fn index(&self) -> MutexGuard<'_, Index> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A watch has synced or works again after a gap: from now on deadlines that passed meanwhile get their grace.
     pub(crate) fn resumed(&self) {
         *self.resumed.lock().unwrap_or_else(PoisonError::into_inner) = self.clock.now();
-        let keys = self.index().keys();
+        let keys = self.state().keys();
         self.enqueue(keys);
     }
 
     /// Has these looked at.
     pub(crate) fn enqueue(&self, keys: Vec<Key>) {
         let queued: Vec<_> = {
-            let index = self.index();
-            keys.into_iter().filter_map(|key| index.queued(key)).collect()
+            let state = self.state();
+            keys.into_iter().filter_map(|key| state.queued(key)).collect()
         };
         for queued in queued {
             self.queue.add(queued);
@@ -91,7 +91,7 @@ impl Controller {
         // Whatever kept it from using the room that its budget had for it: others may have it.
         if admitted {
             let failed = !matches!(outcome, Ok(Outcome::Done | Outcome::Until(_)));
-            let others = self.index().give_back(key, failed, &self.pods.read());
+            let others = self.state().give_back(key, failed, &self.pods.read());
             self.enqueue(others);
         }
         outcome
@@ -103,7 +103,7 @@ impl Controller {
         let mut looked_up = None;
         let mut admitted = false;
         for _ in 0..MOST_STEPS {
-            let view = self.index().view(key, &self.pods.read());
+            let view = self.state().view(key, &self.pods.read());
             let Some(view) = view else { return (Ok(Outcome::Done), false) };
             reconciling(&view.record.namespace, &view.record.name);
             admitted = view.live.admitted;
@@ -119,7 +119,7 @@ impl Controller {
             let done = match (&plan.action, view.unwritten.as_deref()) {
                 // It left all the same.
                 (_, Some(_)) if is_leaving => {
-                    self.index().forget_failure(key);
+                    self.state().forget_failure(key);
                     Ok(Next::Again)
                 }
                 (_, Some(failure)) => self.write_failure(&view.record, failure).await,
@@ -132,7 +132,7 @@ impl Controller {
                 (Action::LookUp, None) => match self.look_up(&view.record).await {
                     Ok(found) => {
                         if found.is_some() {
-                            let look_ups = self.index().pod_is_unwatched(key);
+                            let look_ups = self.state().pod_is_unwatched(key);
                             let Record { namespace, pod_name, .. } = &*view.record;
                             info!(%namespace, pod = %pod_name, look_ups, "pod is not in the cache yet");
                         }
@@ -167,7 +167,7 @@ impl Controller {
         let found = pods::fetch(&self.clients.direct, &record.namespace, &record.pod_name).await?;
         let found = found.filter(|pod| pod.uid == record.pod_uid);
         if found.is_none() {
-            self.index().pod_is_gone(record.uid);
+            self.state().pod_is_gone(record.uid);
         }
         Ok(found)
     }
@@ -178,7 +178,7 @@ impl Controller {
         match action {
             Action::Wait | Action::LookUp => Ok(Next::Again),
             Action::Activate { class, stamp } => {
-                let message = messages::activated(class);
+                let message = status::activated(class);
                 let mut status = json!({
                     "activeEvacuatorClass": class,
                     "activeEvacuatorCompleted": false,
@@ -192,7 +192,7 @@ impl Controller {
                 Ok(next)
             }
             Action::Switch { from, to, why } => {
-                let message = messages::switched(from, to, *why, record.progress_deadline);
+                let message = status::switched(from, to, *why, record.progress_deadline);
                 let mut status = json!({
                     "activeEvacuatorClass": to,
                     "activeEvacuatorCompleted": false,
@@ -201,7 +201,7 @@ impl Controller {
                     "message": message,
                 });
                 if let (Some(_), Some(status)) = (record.blocked_by(), status.as_object_mut()) {
-                    status.append(&mut act::unblocked(record, reason::NOT_BLOCKED, &message, now));
+                    status.append(&mut status::unblocked(record, reason::NOT_BLOCKED, &message, now));
                 }
                 let next = self.write(record, status).await?;
                 self.tell(&next, || events::switched(record, *why, &message));
@@ -217,17 +217,17 @@ impl Controller {
                 None => Ok(Next::Retry),
             },
             Action::Block { reason, message } => {
-                let next = self.write(record, act::blocked(record, reason, message, now).into()).await?;
+                let next = self.write(record, status::blocked(record, reason, message, now).into()).await?;
                 self.tell(&next, || events::blocked(record, message));
                 Ok(next)
             }
             Action::Unblock { reason, message } => {
-                let next = self.write(record, act::unblocked(record, reason, message, now).into()).await?;
+                let next = self.write(record, status::unblocked(record, reason, message, now).into()).await?;
                 self.tell(&next, || events::unblocked(record));
                 Ok(next)
             }
             Action::Hold { end, message } => {
-                let status = act::blocked(record, reason::EVACUATION_HELD, message, now);
+                let status = status::blocked(record, reason::EVACUATION_HELD, message, now);
                 let next = self.write(record, status.into()).await?;
                 let is_first = record.blocked_by() != Some(reason::EVACUATION_HELD);
                 if is_first && matches!(next, Next::Again) {
@@ -237,11 +237,11 @@ impl Controller {
                 Ok(next)
             }
             Action::Release { keep } => {
-                Ok(self.take(act::write_finalizers(&self.clients.direct, record, keep).await?))
+                Ok(self.take(api::write_finalizers(&self.clients.direct, record, keep).await?))
             }
-            Action::Delete { end } => match act::delete(&self.clients.direct, record).await? {
+            Action::Delete { end } => match api::delete(&self.clients.direct, record).await? {
                 Written::Done(_) => {
-                    self.index().deleted(record.uid, *end);
+                    self.state().deleted(record.uid, *end);
                     Ok(Next::Again)
                 }
                 other => Ok(self.take(other)),
@@ -252,7 +252,7 @@ impl Controller {
     async fn evict(&self, record: &Record, pod: &Pod, why: Why, before: Before) -> Result<Next, StepError> {
         let status = match before {
             Before::Nothing => None,
-            Before::Announce => Some(json!({"message": messages::evicting(record, why)})),
+            Before::Announce => Some(json!({"message": status::evicting(record, why)})),
             Before::Confirm => Some(json!({})),
         };
         if let Some(status) = status {
@@ -261,32 +261,32 @@ impl Controller {
                 other => return Ok(other),
             }
         }
-        let covered = !matches!(self.index().budgets().covering(pod), Cover::None);
+        let covered = !matches!(self.state().budgets().covering(pod), Cover::None);
         if compare_first(pod, covered, self.moment().gap) && self.look_up(record).await?.is_none() {
             info!(namespace = %pod.namespace, pod = %pod.name, "pod is gone, and the cache is behind");
             return Ok(Next::Again);
         }
-        self.index().eviction_begins(record.uid, pod);
+        self.state().eviction_begins(record.uid, pod);
         let answer = eviction::evict(&self.clients.direct, pod).await;
         self.metrics.eviction(&answer);
         let now = self.clock.now();
         match answer {
             Answer::Evicted => {
-                self.index().evicted(record.uid, now);
+                self.state().evicted(record.uid, now);
                 self.events.publish(events::evicting(record, why));
             }
             Answer::Gone => {
                 info!(namespace = %pod.namespace, pod = %pod.name, "pod is gone, and the cache is behind");
-                self.index().pod_is_gone(record.uid);
+                self.state().pod_is_gone(record.uid);
             }
             Answer::Failed(failure) => {
                 let (namespace, pod_name) = (&pod.namespace, &pod.name);
                 info!(%namespace, pod = %pod_name, reason = failure.reason, message = failure.message, "eviction failed");
                 let woken = {
-                    let mut index = self.index();
+                    let mut state = self.state();
                     let pods = self.pods.read();
-                    let failure = index.explain(failure, pod, &pods);
-                    index.eviction_failed(record.uid, failure, now, &pods)
+                    let failure = state.explain(failure, pod, &pods);
+                    state.eviction_failed(record.uid, failure, now, &pods)
                 };
                 self.enqueue(woken);
             }
@@ -295,18 +295,18 @@ impl Controller {
     }
 
     async fn write_failure(&self, record: &Record, failure: &Failure) -> Result<Next, StepError> {
-        let status = act::failed(record, failure, self.clock.now());
+        let status = status::failed(record, failure, self.clock.now());
         let next = self.write(record, status.into()).await?;
         self.tell(&next, || events::blocked(record, &failure.message));
         if !matches!(next, Next::Retry) {
-            let admitted = self.index().failure_written(record.uid, &self.pods.read());
+            let admitted = self.state().failure_written(record.uid, &self.pods.read());
             self.enqueue(admitted);
         }
         Ok(next)
     }
 
     async fn write(&self, record: &Record, status: Value) -> Result<Next, StepError> {
-        let written = act::write_status(&self.clients.direct, record, status).await?;
+        let written = api::write_status(&self.clients.direct, record, status).await?;
         Ok(self.take(written))
     }
 
@@ -324,9 +324,9 @@ impl Controller {
     }
 
     fn refresh(&self, evacuation: Evacuation) {
-        let mut index = self.index();
-        if let Ok(record) = Record::read(evacuation, |text| index.share(text)) {
-            index.refresh(record);
+        let mut state = self.state();
+        if let Ok(record) = Record::read(evacuation, |text| state.share(text)) {
+            state.refresh(record);
         }
     }
 
@@ -352,7 +352,7 @@ impl Controller {
 
     /// Nothing is to be known of an Evacuation any longer. What was known of it.
     pub(crate) fn forget(&self, key: Key) -> Option<Removed> {
-        let (removed, woken) = self.index().remove(key, &self.pods.read());
+        let (removed, woken) = self.state().remove(key, &self.pods.read());
         self.enqueue(woken);
         removed
     }

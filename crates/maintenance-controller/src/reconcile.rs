@@ -17,14 +17,14 @@ use jiff::Timestamp;
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
-use crate::act;
+use crate::api;
 use crate::cordon::{self, CordonNotice, NodeChanges};
-use crate::index::{Index, Unsettled, Work};
+use crate::events;
 use crate::metrics::Metrics;
-use crate::news;
 use crate::planner::NodePlan;
 use crate::refusals::Failure;
 use crate::seen::NodeSeen;
+use crate::state::{State, Unsettled, Work};
 use crate::status;
 
 /// What is said of a node that does not have what was written to it.
@@ -40,7 +40,7 @@ pub struct Controller {
     pub(crate) clients: Clients,
     pub(crate) clock: Clock,
     pub(crate) events: Events,
-    pub(crate) index: Arc<Mutex<Index>>,
+    pub(crate) state: Arc<Mutex<State>>,
     pub(crate) metrics: Metrics,
     pub(crate) pods: PodCache,
     /// Whether autoscalers are kept away from nodes under maintenance.
@@ -59,20 +59,20 @@ enum Next {
 }
 
 impl Controller {
-    pub(crate) fn index(&self) -> MutexGuard<'_, Index> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the index and has the planner catch up.
-    pub(crate) fn tell<T>(&self, change: impl FnOnce(&mut Index) -> T) -> T {
-        let told = change(&mut self.index());
+    /// Changes the state and has the planner catch up.
+    pub(crate) fn tell<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let told = change(&mut self.state());
         self.behind.notify_one();
         told
     }
 
     /// The same with the pods at hand. The two locks are always taken in this order, here and nowhere else.
-    pub(crate) fn update<T>(&self, change: impl FnOnce(&mut Index, &PodIndex) -> T) -> T {
-        self.tell(|index| change(index, &self.pods.read()))
+    pub(crate) fn update<T>(&self, change: impl FnOnce(&mut State, &PodIndex) -> T) -> T {
+        self.tell(|state| change(state, &self.pods.read()))
     }
 
     /// Lets the planner catch up whenever there is something, a little at a time, and has what follows from it
@@ -80,8 +80,8 @@ impl Controller {
     pub(crate) async fn settle(self: Arc<Self>) {
         loop {
             let changed = {
-                let mut index = self.index();
-                index.settle().then(|| index.take_changed())
+                let mut state = self.state();
+                state.settle().then(|| state.take_changed())
             };
             match changed {
                 Some(changed) => {
@@ -120,7 +120,7 @@ impl Controller {
 
     async fn node(&self, name: &Arc<str>) -> Result<Next, RequestError> {
         let now = self.clock.now();
-        let view = self.index().node(name);
+        let view = self.state().node(name);
         let (seen, plan) = match view {
             Ok(Some(view)) => view,
             Ok(None) => return Ok(Next::Rest(Outcome::Done)),
@@ -130,18 +130,18 @@ impl Controller {
         let changes = cordon::decide(&seen.marks, &plan, self.protect, now);
         let mut again = changes.again;
         if changes.is_empty() {
-            self.tell(|index| index.node_succeeded(name));
+            self.tell(|state| state.node_succeeded(name));
         } else {
-            let paused = self.index().refused_nodes.pause(name, now);
+            let paused = self.state().refused_nodes.pause(name, now);
             if let Some(retry) = paused {
                 return self.leave_node(name, &seen, &plan, retry).await;
             }
-            let undone = self.index().rewrites.pause(name, changes.fingerprint(), now);
+            let undone = self.state().rewrites.pause(name, changes.fingerprint(), now);
             if let Some(retry) = undone.filter(|_| changes.urgent) {
-                self.tell(|index| index.node_undone(name, Failure::impossible(&UNDONE), now, retry));
+                self.tell(|state| state.node_undone(name, Failure::impossible(&UNDONE), now, retry));
                 return self.leave_node(name, &seen, &plan, retry).await;
             }
-            let allowed = self.index().throttle.ask(&Work::Node(name.clone()), now);
+            let allowed = self.state().throttle.ask(&Work::Node(name.clone()), now);
             match allowed.err().filter(|_| !changes.urgent).max(undone) {
                 Some(when) => again = again.into_iter().chain([when]).min(),
                 None => return self.try_mark(name, &seen, &plan, &changes).await,
@@ -165,7 +165,7 @@ impl Controller {
             Err(error) => {
                 warn!(%name, %error, "failed to write a node");
                 let (now, failure) = (self.clock.now(), Failure::from(&error));
-                let retry = self.tell(|index| index.node_failed(name, failure, now, fastrand::f64()));
+                let retry = self.tell(|state| state.node_failed(name, failure, now, fastrand::f64()));
                 self.leave_node(name, seen, plan, retry).await
             }
         }
@@ -197,11 +197,11 @@ impl Controller {
         let (client, uid) = (&self.clients.direct, &seen.version.uid);
         let mut answers = Vec::new();
         if let Some(patch) = changes.node_patch(&seen.version.version) {
-            answers.push(act::mark_node(client, name, uid, patch).await?);
+            answers.push(api::mark_node(client, name, uid, patch).await?);
         }
         let went_well = answers.iter().all(|answer| matches!(answer, Written::Done(_)));
         if let Some(patch) = changes.status_patch().filter(|_| went_well) {
-            answers.push(act::mark_node_status(client, name, uid, patch).await?);
+            answers.push(api::mark_node_status(client, name, uid, patch).await?);
         }
         let (mut next, mut lost) = (Next::Again, false);
         for answer in answers {
@@ -209,7 +209,7 @@ impl Controller {
                 Written::Done(node) => {
                     let seen = NodeSeen::new(node);
                     lost = cordon::decide(&seen.marks, plan, self.protect, self.clock.now()).urgent;
-                    self.tell(|index| index.refresh_node(name, seen));
+                    self.tell(|state| state.refresh_node(name, seen));
                 }
                 Written::Outdated => next = Next::Rest(Outcome::Failed),
                 Written::Gone => next = Next::Rest(Outcome::Done),
@@ -218,14 +218,14 @@ impl Controller {
         if lost && matches!(next, Next::Again) {
             let failure = Failure::impossible(&LOST);
             let now = self.clock.now();
-            let retry = self.tell(|index| index.node_failed(name, failure, now, fastrand::f64()));
+            let retry = self.tell(|state| state.node_failed(name, failure, now, fastrand::f64()));
             return self.leave_node(name, seen, plan, retry).await;
         }
         if matches!(next, Next::Again) {
             let now = self.clock.now();
-            self.tell(|index| {
-                index.rewrites.written(name.clone(), changes.fingerprint(), now);
-                index.node_succeeded(name);
+            self.tell(|state| {
+                state.rewrites.written(name.clone(), changes.fingerprint(), now);
+                state.node_succeeded(name);
             });
             self.tell_of_cordon(name, plan, changes.notice);
         }
@@ -235,52 +235,52 @@ impl Controller {
     /// Tells once that volumes of a node are not waited for.
     fn tell_of_volumes(&self, name: &Arc<str>, seen: &NodeSeen, plan: &NodePlan) {
         if plan.counts.volumes_ignored == 0 {
-            self.index().volumes_ignored.remove(name);
+            self.state().volumes_ignored.remove(name);
             return;
         }
         let now = self.clock.now();
-        let first = self.update(|index, pods| {
+        let first = self.update(|state, pods| {
             let pods = pods.on_node(name);
             // Else what belongs to pods that stay is not known yet.
             let known =
-                index.unknown_claims(pods, now).is_empty() && index.unknown_handles(name, pods).is_empty();
-            known && index.volumes_ignored.insert(name.clone())
+                state.unknown_claims(pods, now).is_empty() && state.unknown_handles(name, pods).is_empty();
+            known && state.volumes_ignored.insert(name.clone())
         });
         if !first {
             return;
         }
         let by_annotation = seen.marks.ignores_volumes();
         let told = status::volumes_ignored(name, plan.counts.volumes_ignored, by_annotation);
-        let index = self.index();
-        let seen = plan.holders.iter().filter_map(|name| index.maintenance_seen(name));
+        let state = self.state();
+        let seen = plan.holders.iter().filter_map(|name| state.maintenance_seen(name));
         let maintenances: Vec<_> = seen.map(|seen| seen.object.clone()).collect();
-        drop(index);
+        drop(state);
         for maintenance in &maintenances {
-            self.events.publish(news::of(maintenance, told.clone()));
+            self.events.publish(events::of(maintenance, told.clone()));
         }
     }
 
     fn tell_of_cordon(&self, name: &Arc<str>, plan: &NodePlan, notice: Option<CordonNotice>) {
-        let mut index = self.index();
+        let mut state = self.state();
         let holders = if plan.holders.is_empty() {
-            index.holders.remove(name).unwrap_or_default()
+            state.holders.remove(name).unwrap_or_default()
         } else {
-            index.holders.insert(name.clone(), plan.holders.clone());
+            state.holders.insert(name.clone(), plan.holders.clone());
             plan.holders.clone()
         };
         let Some(notice) = notice else { return };
         let told = status::cordon_notice(name, notice);
         let maintenances: Vec<_> = holders
             .iter()
-            .filter_map(|name| index.maintenance_seen(name))
+            .filter_map(|name| state.maintenance_seen(name))
             .map(|m| m.object.clone())
             .collect();
-        drop(index);
+        drop(state);
         for maintenance in &maintenances {
-            self.events.publish(news::of(maintenance, told.clone()));
+            self.events.publish(events::of(maintenance, told.clone()));
         }
         if maintenances.is_empty() {
-            self.events.publish(news::of_node(name, told));
+            self.events.publish(events::of_node(name, told));
         }
     }
 
@@ -293,26 +293,26 @@ impl Controller {
         plan: &NodePlan,
     ) -> Result<Option<Timestamp>, RequestError> {
         if seen.marks.unschedulable || plan.holders.is_empty() {
-            let pods = self.index().to_do(plan, self.clock.now());
+            let pods = self.state().to_do(plan, self.clock.now());
             for pod in pods {
                 self.queue.add(Work::Pod(pod));
             }
         }
         if plan.counts.volumes + plan.counts.volumes_ignored > 0 {
             let now = self.clock.now();
-            let claims = self.update(|index, pods| index.unknown_claims(pods.on_node(name), now));
+            let claims = self.update(|state, pods| state.unknown_claims(pods.on_node(name), now));
             for claim in claims {
-                let volume = act::volume_of(&self.clients.direct, &claim.0, &claim.1).await?.map(Into::into);
+                let volume = api::volume_of(&self.clients.direct, &claim.0, &claim.1).await?.map(Into::into);
                 let now = self.clock.now();
-                self.update(|index, pods| index.learn_claim(claim, volume, pods.on_node(name), now));
+                self.update(|state, pods| state.learn_claim(claim, volume, pods.on_node(name), now));
             }
-            let volumes = self.update(|index, pods| index.unknown_handles(name, pods.on_node(name)));
+            let volumes = self.update(|state, pods| state.unknown_handles(name, pods.on_node(name)));
             for volume in volumes {
-                let handle = act::handle_of(&self.clients.direct, &volume).await?;
+                let handle = api::handle_of(&self.clients.direct, &volume).await?;
                 let now = self.clock.now();
-                self.update(|index, pods| index.learn_handle(volume, handle, name, pods.on_node(name), now));
+                self.update(|state, pods| state.learn_handle(volume, handle, name, pods.on_node(name), now));
             }
-            return Ok(self.update(|index, pods| index.next_claim(pods.on_node(name))));
+            return Ok(self.update(|state, pods| state.next_claim(pods.on_node(name))));
         }
         Ok(None)
     }

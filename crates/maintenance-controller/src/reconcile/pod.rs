@@ -12,11 +12,11 @@ use jiff::Timestamp;
 use tracing::warn;
 
 use super::{Controller, Next};
-use crate::act;
+use crate::api;
 use crate::facts::EvacuationOf;
-use crate::index::{Unsettled, Wish};
 use crate::refusals::Failure;
 use crate::seen::EvacuationSeen;
+use crate::state::{Unsettled, Wish};
 
 impl Controller {
     pub(super) async fn pod(&self, uid: Uid) -> Result<Next, RequestError> {
@@ -24,21 +24,21 @@ impl Controller {
         let Some(pod) = self.pods.read().get(uid).cloned() else { return Ok(Next::Rest(Outcome::Done)) };
         reconciling(&pod.namespace, &pod.name);
         // Time may have changed something: a pod that should have ended has not.
-        let wake = self.tell(|index| index.put_pod(&pod, now));
+        let wake = self.tell(|state| state.put_pod(&pod, now));
         let rest = wake.map_or(Outcome::Done, Outcome::Until);
         let (wish, evacuation) = {
-            let mut index = self.index();
-            match index.wish(&pod) {
-                Ok(wish) => (wish, index.evacuation(uid).cloned()),
+            let mut state = self.state();
+            match state.wish(&pod) {
+                Ok(wish) => (wish, state.evacuation(uid).cloned()),
                 Err(Unsettled) => return Ok(self.later()),
             }
         };
         let task = task(wish, evacuation);
         if matches!(task, Task::Nothing) {
-            self.tell(|index| index.pod_succeeded(&pod, now));
+            self.tell(|state| state.pod_succeeded(&pod, now));
             return Ok(Next::Rest(rest));
         }
-        let paused = self.index().refused_pods.pause(&uid, now);
+        let paused = self.state().refused_pods.pause(&uid, now);
         if let Some(retry) = paused {
             return Ok(Next::Rest(Outcome::Until(wake.map_or(retry, |wake| wake.min(retry)))));
         }
@@ -50,7 +50,7 @@ impl Controller {
     }
 
     async fn create(&self, pod: &Pod, why: String, now: Timestamp) -> Result<Next, RequestError> {
-        if let Err(until) = self.index().making(pod.uid, now) {
+        if let Err(until) = self.state().making(pod.uid, now) {
             return Ok(Next::Rest(Outcome::Until(until)));
         }
         let made = evacuation_for(&pod.metadata(), instigator::NODE_MAINTENANCE, &BTreeSet::new());
@@ -62,9 +62,9 @@ impl Controller {
             warn!(namespace = %pod.namespace, pod = %pod.name, %violation, "an annotation is ignored");
         }
         evacuation.metadata.annotations = Some([(MAINTENANCES_ANNOTATION.to_owned(), why)].into());
-        match act::create_evacuation(&self.clients.direct, &evacuation).await {
+        match api::create_evacuation(&self.clients.direct, &evacuation).await {
             Ok(()) => {
-                self.tell(|index| index.pod_succeeded(pod, now));
+                self.tell(|state| state.pod_succeeded(pod, now));
                 Ok(Next::Rest(Outcome::Done))
             }
             // There may be one that we have not seen yet, or its namespace is gone, and the pod with it.
@@ -78,12 +78,12 @@ impl Controller {
         seen: &EvacuationSeen,
         why: Option<&str>,
     ) -> Result<Next, RequestError> {
-        match act::write_wish(&self.clients.direct, seen, why).await {
+        match api::write_wish(&self.clients.direct, seen, why).await {
             Ok(Written::Done(evacuation)) => {
                 let (now, seen) = (self.clock.now(), EvacuationSeen::new(evacuation));
-                self.update(|index, pods| {
-                    index.refresh_evacuation(pod.uid, seen, pods, now);
-                    index.pod_succeeded(pod, now);
+                self.update(|state, pods| {
+                    state.refresh_evacuation(pod.uid, seen, pods, now);
+                    state.pod_succeeded(pod, now);
                 });
                 Ok(Next::Rest(Outcome::Done))
             }
@@ -97,7 +97,7 @@ impl Controller {
     fn failed(&self, pod: &Pod, failure: Failure) -> Next {
         warn!(namespace = %pod.namespace, pod = %pod.name, ?failure, "failed to write an Evacuation");
         let now = self.clock.now();
-        let retry = self.tell(|index| index.pod_failed(pod, failure, now, fastrand::f64()));
+        let retry = self.tell(|state| state.pod_failed(pod, failure, now, fastrand::f64()));
         Next::Rest(Outcome::Until(retry))
     }
 }

@@ -34,7 +34,7 @@ pub struct Queued {
 
 /// All that is known.
 #[derive(Debug, Default)]
-pub struct Index {
+pub struct State {
     entries: HashMap<Key, Entry>,
     /// By the UID of the pod. There is more than one only if somebody made up a pod's name.
     by_pod: BTreeSet<(Uid, Key)>,
@@ -114,7 +114,7 @@ pub struct View {
     pub unwritten: Option<Box<Failure>>,
 }
 
-impl Index {
+impl State {
     /// The shared copy of this text.
     pub fn share(&mut self, text: &str) -> Arc<str> {
         if let Some(known) = self.texts.get(text) {
@@ -268,7 +268,7 @@ impl Index {
             let covered = self.budgets.covered(pod);
             if entry.tried.is_some_and(|tried| tried.by != covered.by) {
                 entry.tried = Some(covered);
-                entry.live.soon.get_or_insert_with(Soon::now);
+                entry.live.soon.get_or_insert_with(|| Box::new(Soon::now()));
                 woken.push(key);
             }
         }
@@ -358,7 +358,7 @@ impl Index {
             return Vec::new();
         }
         if failed {
-            entry.live.soon.get_or_insert_with(Soon::now);
+            entry.live.soon.get_or_insert_with(|| Box::new(Soon::now()));
         }
         let (record, seen) = (Arc::clone(&entry.record), entry.seen);
         self.budgets.end(&record.namespace, key);

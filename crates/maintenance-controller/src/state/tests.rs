@@ -11,7 +11,7 @@ use crate::testing::at;
 const POD: &str = "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11";
 
 struct World {
-    index: Index,
+    index: State,
     pods: PodIndex,
     version: u32,
 }
@@ -20,7 +20,7 @@ impl World {
     /// A pod on a node under a maintenance that drains; everything is told in the order given.
     fn new(order: &[&str]) -> Self {
         let mut world =
-            Self { index: Index::new(Served::DEFAULT, at(0)), pods: PodIndex::default(), version: 0 };
+            Self { index: State::new(Served::DEFAULT, at(0)), pods: PodIndex::default(), version: 0 };
         for thing in order {
             match *thing {
                 "node" => world.node(true),

@@ -2,15 +2,11 @@
 //! that the decision was made on; what a frozen process sends too late changes nothing.
 
 use haulout_api_types::Evacuation;
-use haulout_api_types::names::condition;
 use haulout_service_runtime::api::{Doing, RequestError, Written};
-use haulout_service_runtime::eviction::Failure;
-use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::Client;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
 use kube::core::DeserializeGuard;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::record::Record;
 
@@ -62,46 +58,6 @@ pub async fn delete(client: &Client, record: &Record) -> Result<Written<Answer>,
     let answer = evacuations(client, record).delete(&record.name, &params).await;
     let answer = answer.map(|either| either.left().unwrap_or(DeserializeGuard(Ok(Evacuation::default()))));
     written("delete", record, answer)
-}
-
-/// The status after an attempt to evict has failed.
-pub fn failed(record: &Record, failure: &Failure, now: Timestamp) -> Map<String, Value> {
-    let mut status = blocked(record, failure.reason, &failure.message, now);
-    status.insert("failedEvictionCounter".into(), record.failed.saturating_add(1).into());
-    status.insert("lastFailedEvictionTime".into(), json!(Time(now)));
-    status
-}
-
-/// The status when something keeps the pod from leaving.
-pub fn blocked(record: &Record, reason: &str, message: &str, now: Timestamp) -> Map<String, Value> {
-    let mut status = Map::new();
-    status.insert("conditions".into(), conditions(record, true, reason, message, now));
-    status.insert("message".into(), message.into());
-    status
-}
-
-/// The status when nothing keeps the pod from leaving any more. A message that an evacuator has written since stays.
-pub fn unblocked(record: &Record, reason: &str, message: &str, now: Timestamp) -> Map<String, Value> {
-    let mut status = Map::new();
-    status.insert("conditions".into(), conditions(record, false, reason, message, now));
-    if record.message_repeats_blocked {
-        status.insert("message".into(), message.into());
-    }
-    status
-}
-
-/// All conditions: those of others, and ours.
-fn conditions(record: &Record, is_true: bool, reason: &str, message: &str, now: Timestamp) -> Value {
-    let since = record.blocked.as_ref().filter(|blocked| blocked.is_true == is_true);
-    let ours = Condition {
-        type_: condition::BLOCKED.into(),
-        status: if is_true { "True" } else { "False" }.into(),
-        reason: reason.into(),
-        message: message.into(),
-        last_transition_time: Time(since.map_or(now, |blocked| blocked.since)),
-        observed_generation: None,
-    };
-    json!(record.other_conditions.iter().cloned().chain([ours]).collect::<Vec<_>>())
 }
 
 fn evacuations(client: &Client, record: &Record) -> Api<DeserializeGuard<Evacuation>> {

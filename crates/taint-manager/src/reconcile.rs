@@ -15,12 +15,12 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use thiserror::Error;
 use tracing::{debug, info};
 
-use crate::act::{self, ActError};
+use crate::api::{self, ActError};
 use crate::decide::How;
+use crate::events;
 use crate::index::Key;
-use crate::manager::{Manager, Step};
 use crate::metrics::Metrics;
-use crate::notice;
+use crate::state::{State, Step};
 
 /// What has to be in sight before anybody has to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,7 +60,7 @@ pub(crate) struct Controller {
     pub(crate) clock: Clock,
     pub(crate) events: Events,
     pub(crate) metrics: Metrics,
-    pub(crate) manager: Arc<Mutex<Manager>>,
+    pub(crate) state: Arc<Mutex<State>>,
     pub(crate) pods: PodCache,
     pub(crate) queue: WorkQueue<Key>,
     /// Nodes whose annotation has to be written.
@@ -77,16 +77,16 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
-    pub(crate) fn manager(&self) -> MutexGuard<'_, Manager> {
-        lock(&self.manager)
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
     }
 
-    /// Tells the manager something, with the pods at hand, and has those looked at whom it concerns. The two
+    /// Tells the state something, with the pods at hand, and has those looked at whom it concerns. The two
     /// locks are always taken in this order.
-    pub(crate) fn tell<I: IntoIterator<Item = Key>>(&self, news: impl FnOnce(&mut Manager, &PodIndex) -> I) {
+    pub(crate) fn tell<I: IntoIterator<Item = Key>>(&self, news: impl FnOnce(&mut State, &PodIndex) -> I) {
         let keys = {
-            let mut manager = self.manager();
-            news(&mut manager, &self.pods.read())
+            let mut state = self.state();
+            news(&mut state, &self.pods.read())
         };
         self.enqueue(keys);
     }
@@ -103,7 +103,7 @@ impl Controller {
         let mut synced = lock(&self.synced);
         synced.remove(&source);
         let began = self.clock.now().saturating_sub(ago).unwrap_or(Timestamp::MIN);
-        self.manager().gaps.begin(began);
+        self.state().gaps.begin(began);
     }
 
     /// A source has been listed for the first time, or its watch works again.
@@ -114,9 +114,9 @@ impl Controller {
             return;
         }
         let now = self.clock.now();
-        self.tell(|manager, pods| {
-            manager.gaps.end(now);
-            let (everybody, tainted_nodes) = (manager.index.everybody(pods), manager.index.tainted_nodes());
+        self.tell(|state, pods| {
+            state.gaps.end(now);
+            let (everybody, tainted_nodes) = (state.index.everybody(pods), state.index.tainted_nodes());
             info!(pods = everybody.len(), tainted_nodes, "all watches work");
             everybody
         });
@@ -132,7 +132,7 @@ impl Controller {
     pub(crate) async fn handle(self: Arc<Self>, key: Key) -> Result<Outcome, ReconcileError> {
         let Some(pod) = self.pods.read().get(key.uid).cloned() else { return Ok(Outcome::Done) };
         let now = self.clock.now();
-        let step = self.manager().next(&pod, now);
+        let step = self.state().next(&pod, now);
         let (namespace, name) = (&pod.namespace, &pod.name);
         reconciling(namespace, name);
         debug!(%namespace, %name, ?step, "decided");
@@ -148,11 +148,11 @@ impl Controller {
             self.events.publish(news);
         }
         if release {
-            match act::release(&self.clients.direct, &pod).await {
-                Ok(true) => self.tell(|manager, pods| manager.index.apply_evacuation(pod.uid, false, pods)),
+            match api::release(&self.clients.direct, &pod).await {
+                Ok(true) => self.tell(|state, pods| state.index.apply_evacuation(pod.uid, false, pods)),
                 Ok(false) => {
                     info!(%namespace, %name, "the evacuation cannot be cancelled: its evacuator forbids it");
-                    self.manager().index.evacuation_past_recall(pod.uid);
+                    self.state().index.evacuation_past_recall(pod.uid);
                 }
                 Err(source) => {
                     self.plan_again(key, again);
@@ -161,20 +161,20 @@ impl Controller {
             }
         }
         let Some(how) = act else { return Ok(next) };
-        match act::leave(&self.clients.direct, &pod, how, now).await {
+        match api::leave(&self.clients.direct, &pod, how, now).await {
             Ok(false) => Ok(next),
             Ok(true) => {
                 let late = due.map(|due| self.clock.now().duration_since(due).try_into().unwrap_or_default());
                 self.metrics.left(how, late.unwrap_or_default());
                 info!(%namespace, %name, node = %key.node, how = how.as_str(), message, "made to leave");
                 if how == How::Evacuate {
-                    self.tell(|manager, pods| manager.index.apply_evacuation(pod.uid, true, pods));
+                    self.tell(|state, pods| state.index.apply_evacuation(pod.uid, true, pods));
                 }
                 Ok(next)
             }
             Err(source) => {
                 self.metrics.failed(how);
-                self.events.publish(notice::failed(&pod, how, &source.to_string()));
+                self.events.publish(events::failed(&pod, how, &source.to_string()));
                 self.plan_again(key, again);
                 Err(ReconcileError::Leave { pod: format!("{namespace}/{name}"), how: how.as_str(), source })
             }
@@ -196,7 +196,7 @@ impl Controller {
         if self.dry_run {
             return Ok(Outcome::Done);
         }
-        match act::annotate(&self.clients.direct, &node, &uid, text.as_deref()).await {
+        match api::annotate(&self.clients.direct, &node, &uid, text.as_deref()).await {
             Ok(()) => Ok(Outcome::Done),
             Err(source) => Err(ReconcileError::Annotate { node, source }),
         }

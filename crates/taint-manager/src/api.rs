@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::decide::How;
-use crate::notice::{CONDITION_MESSAGE, CONDITION_REASON, SOURCE};
+use crate::events::{CONDITION_MESSAGE, CONDITION_REASON, SOURCE};
 
 /// Why a pod could not be made to leave, or to stay.
 #[derive(Debug, Error)]
