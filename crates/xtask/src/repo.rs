@@ -30,7 +30,16 @@ pub fn cargo() -> Command {
 pub fn build_services() -> Result<()> {
     let mut command = cargo();
     // Not this one: it would replace itself while it runs.
-    command.args(["build", "--workspace", "--exclude", "xtask", "--bins", "--quiet"]);
+    command.args([
+        "build",
+        "--workspace",
+        "--exclude",
+        "xtask",
+        "--exclude",
+        "xtask-launcher",
+        "--bins",
+        "--quiet",
+    ]);
     if !cfg!(debug_assertions) {
         command.arg("--release");
     }

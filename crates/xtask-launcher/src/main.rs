@@ -1,0 +1,48 @@
+//! What `cargo xtask` starts: builds the program `xtask`, which takes minutes on a fresh machine, shows what is being
+//! compiled meanwhile, and then becomes it.
+
+use std::env;
+use std::error::Error;
+use std::io::{BufRead as _, BufReader, IsTerminal as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, ExitCode, Stdio};
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: cargo xtask: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<ExitCode, Box<dyn Error>> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    build.args(["build", "--package", "xtask"]).stderr(Stdio::piped());
+    if std::io::stderr().is_terminal() {
+        build.env("CARGO_TERM_COLOR", "always");
+    }
+    // What `cargo run` says of our own package would have dependencies compiled again whose build scripts read it.
+    for (key, _) in env::vars_os() {
+        let ours = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+        if key.to_str().is_some_and(ours) {
+            build.env_remove(&key);
+        }
+    }
+    let mut build = build.spawn()?;
+    for line in build.stderr.take().into_iter().flat_map(|stderr| BufReader::new(stderr).lines()) {
+        let line = line?;
+        // Where nothing had to be built, there is nothing to say.
+        if !line.contains("Finished") {
+            eprintln!("{line}");
+        }
+    }
+    let status = build.wait()?;
+    if !status.success() {
+        return Ok(ExitCode::from(u8::try_from(status.code().unwrap_or(1)).unwrap_or(1)));
+    }
+    let xtask = env::current_exe()?.with_file_name("xtask");
+    Err(Command::new(&xtask).args(env::args_os().skip(1)).exec().into())
+}
