@@ -1,4 +1,4 @@
-//! The taint state (KEP-3902): makes pods leave nodes with `NoExecute` taints. Who must leave, when and how is
+//! The taint manager (KEP-3902): makes pods leave nodes with `NoExecute` taints. Who must leave, when and how is
 //! decided by plain code over plain data, with `now` as an argument; the rest is thin.
 //!
 //! | question | module |
@@ -80,13 +80,13 @@ fn permissions() -> Vec<Permission> {
         Permission::cluster("create", names::EVACUATION_GROUP, "evacuations"),
         Permission::cluster("patch", names::EVACUATION_GROUP, "evacuations"),
     ];
-    [watched.as_flattened(), &written, access::EVENTS, &access::election("taint-state")].concat()
+    [watched.as_flattened(), &written, access::EVENTS, &access::election("taint-manager")].concat()
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     let service = Service {
-        name: "taint-state",
+        name: "taint-manager",
         version: env!("CARGO_PKG_VERSION"),
         kinds: vec![Kind::of::<Evacuation>()],
         permissions: permissions(),

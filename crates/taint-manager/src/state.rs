@@ -12,7 +12,7 @@ use crate::policy::Policy;
 use crate::sight::Gaps;
 use crate::told::Told;
 
-/// All that the taint state knows.
+/// All that the taint manager knows.
 #[derive(Debug)]
 pub struct State {
     /// What pods are judged by.
@@ -112,7 +112,7 @@ mod tests {
     use crate::testing::{Json, at, pod};
 
     /// A state that has seen one node, and its pods.
-    fn state(rules: &str, rate: Option<f64>) -> State {
+    fn with_policy(rules: &str, rate: Option<f64>) -> State {
         let policy = Policy::from_yaml(&format!("rules: [{rules}]")).unwrap();
         let mut state = State::new(policy, SignedDuration::from_secs(60), rate);
         state.gaps.end(at(-1000));
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_pod_waits_is_cancelled_waits_again_and_leaves() {
-        let mut state = state("", None);
+        let mut state = with_policy("", None);
         let pod = pod(1).tolerating("k", 10);
         taint(&mut state, tainted(), 100);
         assert_eq!(step(&mut state, &pod, 101), (None, Some(at(110)), None));
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn the_limit_gives_turns_and_who_may_stay_gives_its_turn_away() {
-        let mut state = state("{key: soft, action: Evacuate}", Some(1.0));
+        let mut state = with_policy("{key: soft, action: Evacuate}", Some(1.0));
         taint(&mut state, tainted(), 100);
         let marked = |n: u32| Some(format!("Marking for deletion Pod default/pod-{n}"));
         assert_eq!(step(&mut state, &pod(1), 100), (Some(How::Delete), None, marked(1)));
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_goes_is_forgotten() {
-        let mut state = state("", Some(1.0));
+        let mut state = with_policy("", Some(1.0));
         taint(&mut state, tainted(), 100);
         step(&mut state, &pod(1), 100);
         step(&mut state, &pod(2), 100);
