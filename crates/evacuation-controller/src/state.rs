@@ -65,6 +65,9 @@ struct Entry {
     /// The number under which it was first seen.
     seen: u64,
     pod_gone: PodGone,
+    /// Whether its pod has been in the cache: if it is there no longer, it is gone, whether or not its change has been
+    /// applied here.
+    cached: bool,
     /// What was known of its budgets when it was last tried.
     tried: Option<Covered>,
     /// A failure that has not been written yet, because somebody else wrote at the same time.
@@ -74,7 +77,7 @@ struct Entry {
 impl Entry {
     fn new(record: Arc<Record>, seen: u64) -> Self {
         let (live, pod_gone) = (Live::default(), PodGone::No);
-        Self { record, live, seen, pod_gone, tried: None, unwritten: None }
+        Self { record, live, seen, pod_gone, cached: false, tried: None, unwritten: None }
     }
 }
 
@@ -276,15 +279,16 @@ impl State {
     }
 
     /// What is known of an Evacuation; `None` if there is no such.
-    pub fn view(&self, key: Key, pods: &PodIndex) -> Option<View> {
-        let Entry { record, live, pod_gone, unwritten, .. } = self.entries.get(&key)?;
+    pub fn view(&mut self, key: Key, pods: &PodIndex) -> Option<View> {
+        let Entry { record, live, pod_gone, cached, unwritten, .. } = self.entries.get_mut(&key)?;
         let named = |pod: &&Arc<Pod>| pod.namespace == record.namespace && pod.name == record.pod_name;
         let pod = pods.get(record.pod_uid).filter(named).cloned();
         let pod_gone = match pod_gone {
             PodGone::Confirmed => true,
             PodGone::Watched => pod.is_none(),
-            PodGone::No => false,
+            PodGone::No => *cached && pod.is_none(),
         };
+        *cached |= pod.is_some();
         let (record, live, unwritten) = (Arc::clone(record), live.clone(), unwritten.clone());
         Some(View { record, pod, pod_gone, live, unwritten })
     }

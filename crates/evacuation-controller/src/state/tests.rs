@@ -67,8 +67,6 @@ fn an_answer_to_a_write_does_not_bring_back_what_is_gone() {
 
 #[test]
 fn a_pod_is_known_only_by_its_uid_namespace_and_name() {
-    let mut index = State::default();
-    index.apply(record(1));
     let cases = [
         ("itself", pod(1), true),
         ("another namespace", pod_with(1, &[("/metadata/namespace", json!("other"))]), false),
@@ -76,6 +74,8 @@ fn a_pod_is_known_only_by_its_uid_namespace_and_name() {
         ("another UID", pod_with(1, &[("/metadata/uid", json!(crate::testing::uid(2).to_string()))]), false),
     ];
     for (name, pod, expected) in cases {
+        let mut index = State::default();
+        index.apply(record(1));
         let view = index.view(key(1), &pods([pod])).unwrap();
         assert_eq!((view.pod.is_some(), view.pod_gone), (expected, false), "{name}");
     }
@@ -88,6 +88,16 @@ fn a_pod_that_was_seen_to_go_stays_gone() {
     assert_eq!(index.pod_changed(&gone(pod(1)), &pods([])), [key(1)]);
     assert!(index.view(key(1), &pods([])).unwrap().pod_gone);
     assert_eq!(index.pod_changed(&gone(pod(2)), &pods([])), [], "nobody asked for that one");
+}
+
+/// Between the cache and what is applied here there are some microseconds, in which nobody has to ask the API server.
+#[test]
+fn pod_that_left_the_cache_is_gone() {
+    let mut state = State::default();
+    state.apply(record(1));
+    assert!(!state.view(key(1), &pods([])).unwrap().pod_gone, "its watch event may be yet to come");
+    assert!(!state.view(key(1), &pods([pod(1)])).unwrap().pod_gone);
+    assert!(state.view(key(1), &pods([])).unwrap().pod_gone);
 }
 
 #[test]
