@@ -297,7 +297,7 @@ spec:
       restartPolicy: Never
       containers:
         - name: {{ .name }}
-          image: {{ include "haulout.image" (dict "root" .root "name" "maintenance-controller") }}
+          image: {{ include "haulout.image" (dict "root" .root "name" "chart-hooks") }}
           imagePullPolicy: {{ .root.Values.image.pullPolicy }}
           args:
             {{- range .args }}

@@ -111,6 +111,11 @@ impl DrainRules {
         treatment(DrainBehavior::Drain, 0, Source::Default)
     }
 
+    /// Whether what becomes of a pod can depend on the labels of its namespace.
+    pub fn read_namespaces(&self) -> bool {
+        self.0.iter().flat_map(|rule| &rule.pods).any(|pods| !pods.namespace.matches_everything())
+    }
+
     /// The first rule that takes every pod from the rule of this name, so that it never applies. What
     /// several rules only hide together is not found.
     pub fn shadowing(&self, name: &str) -> Option<&str> {

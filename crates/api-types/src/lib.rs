@@ -9,7 +9,8 @@
 //! | who may evacuate this pod, and what does its Evacuation look like? | [`evacuators`], [`instigators`] |
 //! | how does an evacuator report? | [`reports`] |
 //! | which pods leave when? | [`drain_plan`], [`drain_targets`], [`drain_rules`], [`pod`] |
-//! | does this selector match? | [`selector`] |
+//! | does this selector match? does this pod tolerate that taint? | [`selector`], [`tolerations`] |
+//! | which pod is it? | [`uid`] |
 //!
 //! A reader may be older than the objects it reads: an enum may have grown. Read lists and watches through
 //! kube's `DeserializeGuard`, so that one object that cannot be read does not hide all the others.
@@ -27,6 +28,8 @@ pub mod pod;
 pub mod reports;
 mod schema;
 pub mod selector;
+pub mod tolerations;
+pub mod uid;
 
 pub use drain_rule::{DrainRule, DrainRuleSpec};
 pub use evacuation::{Evacuation, EvacuationSpec, EvacuationStatus};

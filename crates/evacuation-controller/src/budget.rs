@@ -52,7 +52,7 @@ pub struct Budget {
 struct InFlight {
     /// The Evacuation.
     key: Uid,
-    pod: Box<str>,
+    pod: Arc<str>,
 }
 
 /// What is known of the budgets that cover a pod, to see later whether it has changed.
@@ -177,7 +177,7 @@ impl Budgets {
         budget.in_flight = std::mem::take(&mut old.in_flight);
         // What the numbers show is not on its way any more.
         let disrupted = &budget.disrupted;
-        budget.in_flight.retain(|flight| !disrupted.contains_key(&flight.pod));
+        budget.in_flight.retain(|flight| !disrupted.contains_key(&*flight.pod));
         let selects_others = old.selector != budget.selector;
         *old = budget;
         selects_others

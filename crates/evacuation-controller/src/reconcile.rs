@@ -377,3 +377,6 @@ fn sleep(plan: &Plan, latest: Option<Timestamp>) -> Outcome {
         None => Outcome::Done,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -281,7 +281,7 @@ impl State {
     /// What is known of an Evacuation; `None` if there is no such.
     pub fn view(&mut self, key: Key, pods: &PodIndex) -> Option<View> {
         let Entry { record, live, pod_gone, cached, unwritten, .. } = self.entries.get_mut(&key)?;
-        let named = |pod: &&Arc<Pod>| pod.namespace == record.namespace && pod.name == record.pod_name;
+        let named = |pod: &&Arc<Pod>| pod.namespace == record.namespace && *pod.name == *record.pod_name;
         let pod = pods.get(record.pod_uid).filter(named).cloned();
         let pod_gone = match pod_gone {
             PodGone::Confirmed => true,

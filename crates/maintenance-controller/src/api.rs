@@ -65,7 +65,7 @@ pub async fn create_evacuation(client: &Client, evacuation: &Evacuation) -> Resu
 }
 
 /// Puts our finalizer onto an Evacuation, with the maintenances that we want it for; or takes both off.
-pub async fn write_wish(
+pub async fn write_finalizer(
     client: &Client,
     evacuation: &EvacuationSeen,
     why: Option<&str>,

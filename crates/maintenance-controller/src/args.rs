@@ -1,9 +1,7 @@
-//! The flags of the service, and the tasks that its image does once.
+//! The flags of the service.
 
 use haulout_api_types::node_maintenance::PodType;
 use haulout_service_runtime::service::{CommonArgs, ElectionArgs};
-
-use crate::{check, cleanup};
 
 /// Cordons and drains nodes and puts them back into service, as NodeMaintenances say.
 #[derive(Clone, Debug, clap::Parser)]
@@ -28,21 +26,6 @@ pub struct Args {
     /// Whether the evacuation controller belongs to this installation, so that its absence is reported
     #[arg(long, env = "HAULOUT_FOLLOW_EVACUATION_CONTROLLER", default_value_t = true, action = clap::ArgAction::Set)]
     pub follow_evacuation_controller: bool,
-
-    /// Something else to do, once, for the whole installation.
-    #[command(subcommand)]
-    pub task: Option<Task>,
-}
-
-/// What is done once, with the same image, for an installation as a whole.
-#[derive(Clone, Debug, clap::Subcommand)]
-pub enum Task {
-    /// At its end.
-    Cleanup(cleanup::Args),
-    /// At the end of one of its services.
-    Withdraw(cleanup::withdraw::Args),
-    /// To see whether it works.
-    Check(check::Args),
 }
 
 fn parse_pod_type(text: &str) -> Result<PodType, String> {

@@ -4,13 +4,9 @@
 //!
 //! | question | module |
 //! |---|---|
-//! | what has to be known about pods, nodes and maintenances? | `facts` |
-//! | in which steps does a maintenance drain? | `plan` |
-//! | which pods leave now, who waits for whom, how far is it? | `planner` |
-//! | what does a node announce of its drain targets? | `announce` |
-//! | what is changed on a node, and put back afterwards? | `cordon` |
-//! | can a pod of Haulout itself run elsewhere? | `placement` |
-//! | how long to wait before something is done again that is undone each time? | `pause` |
+//! | which pods leave now, who waits for whom, how far is it? | the crate `drain-planner` |
+//! | what is changed on a node, and put back afterwards? | the same, `cordon` |
+//! | how long to wait before something is written again that is undone each time? | `rewrites` |
 //! | when does a stage begin, and when is a maintenance done? | `stage` |
 //! | what does the status say, and when is it written? | `status`, `throttle`, `bounded` |
 //! | what cannot be written, and when is that tried again? | `refusals` |
@@ -24,25 +20,16 @@
 //! | what is read and kept of the objects? | `seen`, `state` |
 //! | how is it done? | `reconcile`, `api` |
 //! | what do people see? | `status`, `events`, `metrics` |
-//! | does the installation work, and how does it end? | `check`, `cleanup` |
 
-mod announce;
 mod api;
 mod args;
 mod bounded;
-mod check;
-mod cleanup;
-mod cordon;
 mod events;
-mod facts;
 mod leader;
 mod metrics;
-mod pause;
-mod placement;
-mod plan;
-mod planner;
 mod reconcile;
 mod refusals;
+mod rewrites;
 mod seen;
 mod stage;
 mod state;
@@ -58,6 +45,7 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use haulout_api_types::{DrainRule, Evacuation, NodeMaintenance, names};
+use haulout_drain_planner::plan::Served;
 use haulout_service_runtime::access::{self, Kind, Permission};
 use haulout_service_runtime::lease::InvalidTiming;
 use haulout_service_runtime::queue::Backoff;
@@ -69,9 +57,8 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::core::PartialObjectMeta;
 use tokio::sync::Notify;
 
-use crate::args::{Args, Task};
+use crate::args::Args;
 use crate::metrics::Metrics;
-use crate::plan::Served;
 use crate::reconcile::Controller;
 use crate::seen::{SlimAttachment, SlimEvacuation, SlimNode};
 use crate::state::{State, Work};
@@ -106,35 +93,6 @@ const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), most: Dura
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let task = |name, permissions| Service {
-        name,
-        version: env!("CARGO_PKG_VERSION"),
-        kinds: Vec::new(),
-        permissions,
-    };
-    match args.task.clone() {
-        Some(Task::Cleanup(cleanup)) => {
-            let service = task("cleanup", cleanup.permissions());
-            service::run(service, args.common, |context| cleanup::run(cleanup, context))
-        }
-        Some(Task::Withdraw(withdraw)) => {
-            let service = task("withdraw", cleanup::withdraw::Args::permissions());
-            service::run(service, args.common, |context| cleanup::withdraw::run(withdraw, context))
-        }
-        Some(Task::Check(check)) => {
-            let mut service = task("check", check.permissions());
-            service.kinds = kinds();
-            service::run(service, args.common, |context| check::run(check, context))
-        }
-        None => control(args),
-    }
-}
-
-fn kinds() -> Vec<Kind> {
-    vec![Kind::of::<NodeMaintenance>(), Kind::of::<DrainRule>(), Kind::of::<Evacuation>()]
-}
-
-fn control(args: Args) -> ExitCode {
     let mut permissions = permissions();
     if args.follow_evacuation_controller {
         let lease = access::lease_name("evacuation-controller");
@@ -144,7 +102,7 @@ fn control(args: Args) -> ExitCode {
     let service = Service {
         name: "maintenance-controller",
         version: env!("CARGO_PKG_VERSION"),
-        kinds: kinds(),
+        kinds: vec![Kind::of::<NodeMaintenance>(), Kind::of::<DrainRule>(), Kind::of::<Evacuation>()],
         permissions,
     };
     let common = args.common.clone();
@@ -196,7 +154,7 @@ async fn lead(args: &Args, context: &Context, metrics: Metrics, queue: WorkQueue
     if !term.synced().await {
         return;
     }
-    // All pods before the first plan is made: what the planner has not been told of counts as gone.
+    // All pods before the first plan is made: what is not in the cache counts as gone.
     term.subscribe(&controller.pods, &controller);
     if !term.synced().await {
         return;

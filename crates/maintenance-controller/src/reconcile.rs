@@ -6,6 +6,8 @@ mod pod;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use haulout_drain_planner::NodePlan;
+use haulout_drain_planner::cordon::{self, CordonNotice, NodeChanges};
 use haulout_service_runtime::api::{RequestError, Written};
 use haulout_service_runtime::clients::Clients;
 use haulout_service_runtime::clock::Clock;
@@ -18,10 +20,8 @@ use tokio::sync::Notify;
 use tracing::{debug, warn};
 
 use crate::api;
-use crate::cordon::{self, CordonNotice, NodeChanges};
 use crate::events;
 use crate::metrics::Metrics;
-use crate::planner::NodePlan;
 use crate::refusals::Failure;
 use crate::seen::NodeSeen;
 use crate::state::{State, Unsettled, Work};
@@ -70,9 +70,14 @@ impl Controller {
         told
     }
 
-    /// The same with the pods at hand. The two locks are always taken in this order, here and nowhere else.
+    /// The same with the pods at hand. The two locks are always taken in this order.
     pub(crate) fn update<T>(&self, change: impl FnOnce(&mut State, &PodIndex) -> T) -> T {
         self.tell(|state| change(state, &self.pods.read()))
+    }
+
+    /// Reads the state with the pods at hand.
+    fn read<T>(&self, read: impl FnOnce(&State, &PodIndex) -> T) -> T {
+        read(&self.state(), &self.pods.read())
     }
 
     /// Lets the planner catch up whenever there is something, a little at a time, and has what follows from it
@@ -80,18 +85,20 @@ impl Controller {
     pub(crate) async fn settle(self: Arc<Self>) {
         loop {
             let changed = {
-                let mut state = self.state();
-                state.settle().then(|| state.take_changed())
+                let (now, mut state) = (self.clock.now(), self.state());
+                state.settle(&self.pods.read(), now).then(|| (state.take_changed(), state.take_wakes()))
             };
-            match changed {
-                Some(changed) => {
-                    for work in changed {
-                        self.queue.add(work);
-                    }
-                    self.behind.notified().await;
-                }
-                None => tokio::task::yield_now().await,
+            let Some((changed, wakes)) = changed else {
+                tokio::task::yield_now().await;
+                continue;
+            };
+            for work in changed {
+                self.queue.add(work);
             }
+            for (node, when) in wakes {
+                self.queue.add_at(Work::Node(node), when);
+            }
+            self.behind.notified().await;
         }
     }
 
@@ -120,7 +127,7 @@ impl Controller {
 
     async fn node(&self, name: &Arc<str>) -> Result<Next, RequestError> {
         let now = self.clock.now();
-        let view = self.state().node(name);
+        let view = self.update(|state, pods| state.node(name, pods, now));
         let (seen, plan) = match view {
             Ok(Some(view)) => view,
             Ok(None) => return Ok(Next::Rest(Outcome::Done)),
@@ -293,26 +300,26 @@ impl Controller {
         plan: &NodePlan,
     ) -> Result<Option<Timestamp>, RequestError> {
         if seen.marks.unschedulable || plan.holders.is_empty() {
-            let pods = self.state().to_do(plan, self.clock.now());
+            let now = self.clock.now();
+            let pods = self.read(|state, pods| state.pods_to_reconcile(name, pods, now));
             for pod in pods {
                 self.queue.add(Work::Pod(pod));
             }
         }
         if plan.counts.volumes + plan.counts.volumes_ignored > 0 {
             let now = self.clock.now();
-            let claims = self.update(|state, pods| state.unknown_claims(pods.on_node(name), now));
+            let claims = self.read(|state, pods| state.unknown_claims(pods.on_node(name), now));
             for claim in claims {
                 let volume = api::volume_of(&self.clients.direct, &claim.0, &claim.1).await?.map(Into::into);
                 let now = self.clock.now();
-                self.update(|state, pods| state.learn_claim(claim, volume, pods.on_node(name), now));
+                self.update(|state, pods| state.learn_claim(claim, volume, name, pods.on_node(name), now));
             }
-            let volumes = self.update(|state, pods| state.unknown_handles(name, pods.on_node(name)));
+            let volumes = self.read(|state, pods| state.unknown_handles(name, pods.on_node(name)));
             for volume in volumes {
                 let handle = api::handle_of(&self.clients.direct, &volume).await?;
-                let now = self.clock.now();
-                self.update(|state, pods| state.learn_handle(volume, handle, name, pods.on_node(name), now));
+                self.tell(|state| state.learn_handle(volume, handle, name));
             }
-            return Ok(self.update(|state, pods| state.next_claim(pods.on_node(name))));
+            return Ok(self.read(|state, pods| state.next_claim(pods.on_node(name))));
         }
         Ok(None)
     }
@@ -323,3 +330,6 @@ impl Controller {
         Next::Rest(Outcome::Done)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,12 +5,12 @@ use std::hash::Hash;
 use std::time::Duration;
 
 use haulout_api_types::names::reason;
+use haulout_drain_planner::facts::Blocked;
 use haulout_service_runtime::api::RequestError;
 use haulout_service_runtime::queue::Backoff;
 use jiff::Timestamp;
 
 use crate::bounded;
-use crate::facts::Blocked;
 
 /// A write that failed is tried again at least this often: nobody tells when a policy of others lets it through.
 const PAUSE: Backoff = Backoff { first: Duration::from_millis(500), most: Duration::from_secs(60) };

@@ -9,6 +9,10 @@ use haulout_api_types::names::{self, condition, reason};
 use haulout_api_types::node_maintenance::StageStatus;
 use haulout_api_types::selector::{NodeMatcher, SelectorError};
 use haulout_api_types::{Evacuation, NodeMaintenance, instigators};
+use haulout_drain_planner::cordon::NodeMarks;
+use haulout_drain_planner::facts::{Blocked, EvacuationOf, MAX_REASON, MaintenanceFacts, Turn};
+use haulout_drain_planner::placement::{NodeChoice, Taint};
+use haulout_drain_planner::plan::{Plan, Served};
 use haulout_service_runtime::pods::{LabelSet, Toleration, Uid};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{self as core, Node, NodeCondition};
@@ -18,10 +22,6 @@ use kube::Resource;
 use serde::{Deserialize, Serialize};
 
 use crate::bounded;
-use crate::cordon::NodeMarks;
-use crate::facts::{Blocked, EvacuationOf, MAX_REASON, MaintenanceFacts, Turn, Wait};
-use crate::placement::{NodeChoice, Taint};
-use crate::plan::{Plan, Served};
 use crate::stage::{self, Life};
 
 /// A Node, as far as it is read.
@@ -259,7 +259,7 @@ pub struct EvacuationSeen {
     /// What its condition says that keeps the pod from leaving.
     pub blocked: Option<Blocked>,
     /// The evacuator that is at work.
-    pub turn: Option<Arc<Wait>>,
+    pub turn: Option<Arc<Turn>>,
 }
 
 impl EvacuationSeen {
@@ -267,7 +267,7 @@ impl EvacuationSeen {
     pub fn new(evacuation: SlimEvacuation) -> Self {
         let SlimEvacuation { metadata, spec, status } = evacuation;
         let version = Version::of(&metadata);
-        let turn = turn(&metadata, &spec, &status).map(|turn| Arc::new(Wait::Evacuator(turn)));
+        let turn = turn(&metadata, &spec, &status).map(Arc::new);
         let policy = status.evacuation_cancellation_policy;
         let blocked =
             status.conditions.into_iter().find(|c| c.type_ == condition::BLOCKED && c.status == "True");
@@ -546,19 +546,10 @@ mod tests {
                 "metadata": {"name": "x", "creationTimestamp": "2026-01-01T00:00:10Z"}, "spec": spec, "status": status,
             });
             let turn = EvacuationSeen::new(serde_json::from_value(object).unwrap()).turn;
-            turn.map(|turn| match &*turn {
-                Wait::Evacuator(turn) => {
-                    let text = |time: Option<Timestamp>| time.map_or("-".into(), |time| time.to_string());
-                    format!(
-                        "{} {:?} {} {} {}",
-                        turn.class,
-                        turn.message,
-                        text(turn.since),
-                        turn.until,
-                        text(turn.expected)
-                    )
-                }
-                Wait::GracePeriod(_) => panic!("{turn:?}"),
+            turn.map(|turn| {
+                let text = |time: Option<Timestamp>| time.map_or("-".into(), |time| time.to_string());
+                let Turn { class, message, since, until, expected } = &*turn;
+                format!("{class} {message:?} {} {until} {}", text(*since), text(*expected))
             })
         };
         let spec = json!({"progressDeadlineSeconds": 600});
@@ -602,8 +593,7 @@ mod tests {
         let blocked = seen.blocked.unwrap();
         assert_eq!(&*blocked.reason, "Other");
         assert!(blocked.message.starts_with("RRR") && blocked.message.len() <= bounded::MAX_TEXT);
-        let Some(Wait::Evacuator(turn)) = seen.turn.as_deref() else { panic!("no turn") };
-        assert!(turn.message.len() <= bounded::MAX_TEXT);
+        assert!(seen.turn.unwrap().message.len() <= bounded::MAX_TEXT);
     }
 
     #[test]

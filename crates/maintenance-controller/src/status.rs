@@ -8,13 +8,13 @@ use haulout_api_types::node_maintenance::{
     Blocker, DrainStatus, MAX_BLOCKERS, MAX_WAITING_FOR, NodeMaintenanceStatus, Stage, StageStatus,
     WaitingFor,
 };
+use haulout_drain_planner::cordon::CordonNotice;
+use haulout_drain_planner::facts::Turn;
+use haulout_drain_planner::{Awaited, MaintenancePlan, Waiting, list};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::bounded;
-use crate::cordon::CordonNotice;
-use crate::facts::{Turn, Wait};
-use crate::planner::{Awaited, MaintenancePlan, Waiting, list};
 
 /// What a drain says of itself when it is over, and what is said of one that was completed before.
 const DRAINED: &str = "Drained";
@@ -192,11 +192,8 @@ fn key(blocker: &Blocker) -> (Option<&str>, Option<&str>, Option<&str>, &str) {
 /// The first pods that leave. Those that were known keep their time.
 fn waiting_for(plan: &MaintenancePlan, known: &[WaitingFor], now: Timestamp) -> Vec<WaitingFor> {
     let one = |(node, found): &(Arc<str>, Awaited)| {
-        let (turn, until) = match found.wait.as_deref() {
-            Some(Wait::Evacuator(turn)) => (Some(turn), Some(turn.until)),
-            Some(Wait::GracePeriod(end)) => (None, Some(*end)),
-            None => (None, None),
-        };
+        let turn = found.turn.as_deref();
+        let until = turn.map(|turn| turn.until).or(found.deadline);
         let mut one = WaitingFor {
             node: node.to_string(),
             namespace: found.pod.namespace.to_string(),

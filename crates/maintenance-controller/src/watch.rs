@@ -24,7 +24,6 @@ use crate::reconcile::Controller;
 use crate::seen::{
     self, AttachmentSeen, EvacuationSeen, NodeSeen, SlimAttachment, SlimEvacuation, SlimNode, SlimOwnPod,
 };
-use crate::state::{PodRef, Work};
 
 /// The labels that the chart gives to the pods of all services.
 const OWN_PODS: &str = "app.kubernetes.io/name=haulout,app.kubernetes.io/component";
@@ -37,18 +36,8 @@ pub(crate) fn own_pods(namespace: &str) -> Source<SlimOwnPod> {
 impl Subscriber for Controller {
     fn apply(&self, changes: Vec<Change>) {
         let now = self.clock.now();
-        for change in changes {
-            let wake = self.tell(|state| match (&change.old, &change.new) {
-                (_, Some(pod)) => Some((PodRef::of(pod), state.put_pod(pod, now)?)),
-                (Some(pod), None) => {
-                    state.remove_pod(pod, now);
-                    None
-                }
-                (None, None) => None,
-            });
-            if let Some((pod, when)) = wake {
-                self.queue.add_at(Work::Pod(pod), when);
-            }
+        for change in &changes {
+            self.tell(|state| state.apply_pod(change, now));
         }
     }
 }
@@ -66,15 +55,17 @@ impl Handler<SlimNode> for Controller {
     }
 
     fn apply(&self, name: Arc<str>, node: SlimNode) {
-        self.tell(|state| state.put_node(name, NodeSeen::new(node)));
+        self.tell(|state| state.apply_node(name, NodeSeen::new(node)));
     }
 
     fn delete(&self, name: Arc<str>) {
-        self.tell(|state| state.remove_node(&name));
+        let now = self.clock.now();
+        self.update(|state, pods| state.delete_node(&name, pods, now));
     }
 
     fn reset(&self, listed: &HashSet<Arc<str>>) {
-        self.tell(|state| state.retain_nodes(listed));
+        let now = self.clock.now();
+        self.update(|state, pods| state.retain_nodes(listed, pods, now));
     }
 }
 
@@ -87,7 +78,7 @@ impl Handler<NodeMaintenance> for Controller {
 
     fn apply(&self, name: Arc<str>, maintenance: NodeMaintenance) {
         let regarding = reference(&maintenance);
-        if let Err(error) = self.tell(|state| state.put_maintenance(maintenance)) {
+        if let Err(error) = self.tell(|state| state.apply_maintenance(maintenance)) {
             warn!(%name, %error, "a NodeMaintenance cannot be followed; until it can, its nodes are not released");
             self.not_followed(regarding, &error.to_string());
         }
@@ -100,7 +91,7 @@ impl Handler<NodeMaintenance> for Controller {
     }
 
     fn delete(&self, name: Arc<str>) {
-        self.tell(|state| state.remove_maintenance(&name));
+        self.tell(|state| state.delete_maintenance(&name));
     }
 
     fn reset(&self, listed: &HashSet<Arc<str>>) {
@@ -117,7 +108,7 @@ impl Handler<DrainRule> for Controller {
 
     fn apply(&self, name: Arc<str>, rule: DrainRule) {
         let regarding = reference(&rule);
-        if let Err(error) = self.tell(|state| state.put_rule(name.to_string(), Some(rule))) {
+        if let Err(error) = self.tell(|state| state.apply_rule(name.to_string(), Some(rule))) {
             warn!(%name, %error, "a DrainRule cannot be followed; until it can, pods that it may mean stay");
             self.not_followed(regarding, &error.to_string());
         }
@@ -125,12 +116,12 @@ impl Handler<DrainRule> for Controller {
 
     fn unreadable(&self, name: Arc<str>, Unreadable { metadata, error }: Unreadable) {
         // That it cannot be read is all that is wrong with it.
-        let _ = self.tell(|state| state.put_rule(name.to_string(), None));
+        let _ = self.tell(|state| state.apply_rule(name.to_string(), None));
         self.not_followed(events::unreadable::<DrainRule>(&metadata), &error);
     }
 
     fn delete(&self, name: Arc<str>) {
-        self.tell(|state| state.remove_rule(&name));
+        self.tell(|state| state.delete_rule(&name));
     }
 
     fn reset(&self, listed: &HashSet<Arc<str>>) {
@@ -147,18 +138,15 @@ impl Handler<SlimEvacuation> for Controller {
     }
 
     fn apply(&self, pod: Uid, evacuation: SlimEvacuation) {
-        let now = self.clock.now();
-        self.update(|state, pods| state.put_evacuation(pod, EvacuationSeen::new(evacuation), pods, now));
+        self.update(|state, pods| state.apply_evacuation(pod, EvacuationSeen::new(evacuation), pods));
     }
 
     fn delete(&self, pod: Uid) {
-        let now = self.clock.now();
-        self.update(|state, pods| state.remove_evacuation(pod, pods, now));
+        self.update(|state, pods| state.delete_evacuation(pod, pods));
     }
 
     fn reset(&self, listed: &HashSet<Uid>) {
-        let now = self.clock.now();
-        self.update(|state, pods| state.retain_evacuations(listed, pods, now));
+        self.update(|state, pods| state.retain_evacuations(listed, pods));
     }
 }
 
@@ -170,11 +158,11 @@ impl Handler<SlimAttachment> for Controller {
     }
 
     fn apply(&self, name: Arc<str>, attachment: SlimAttachment) {
-        self.tell(|state| state.put_attachment(name, AttachmentSeen::new(attachment)));
+        self.tell(|state| state.apply_attachment(name, AttachmentSeen::new(attachment)));
     }
 
     fn delete(&self, name: Arc<str>) {
-        self.tell(|state| state.put_attachment(name, None));
+        self.tell(|state| state.apply_attachment(name, None));
     }
 
     fn reset(&self, listed: &HashSet<Arc<str>>) {
@@ -192,11 +180,11 @@ impl Handler<PartialObjectMeta<Namespace>> for Controller {
     fn apply(&self, name: Arc<str>, namespace: PartialObjectMeta<Namespace>) {
         let labels = namespace.labels().iter().map(|(key, value)| (key.as_str(), value.as_str()));
         let labels: LabelSet = labels.collect();
-        self.tell(|state| state.put_namespace(name, Some(labels)));
+        self.tell(|state| state.apply_namespace(name, Some(labels)));
     }
 
     fn delete(&self, name: Arc<str>) {
-        self.tell(|state| state.put_namespace(name, None));
+        self.tell(|state| state.apply_namespace(name, None));
     }
 
     fn reset(&self, listed: &HashSet<Arc<str>>) {
@@ -212,18 +200,15 @@ impl Handler<SlimOwnPod> for Controller {
     }
 
     fn apply(&self, name: Arc<str>, pod: SlimOwnPod) {
-        let now = self.clock.now();
-        self.update(|state, pods| state.put_own_pod(name, pod.keep(), pods, now));
+        self.update(|state, pods| state.apply_own_pod(name, pod.keep(), pods));
     }
 
     fn delete(&self, name: Arc<str>) {
-        let now = self.clock.now();
-        self.update(|state, pods| state.put_own_pod(name, None, pods, now));
+        self.update(|state, pods| state.apply_own_pod(name, None, pods));
     }
 
     fn reset(&self, listed: &HashSet<Arc<str>>) {
-        let now = self.clock.now();
-        self.update(|state, pods| state.retain_own_pods(listed, pods, now));
+        self.update(|state, pods| state.retain_own_pods(listed, pods));
     }
 }
 
@@ -290,7 +275,7 @@ impl EvacuationController {
                     now.saturating_add(BACKOFF.delay(failures, fastrand::f64())).unwrap_or(Timestamp::MAX)
                 }
             };
-            self.controller.tell(|state| state.put_evacuation_controller(absent.filter(|_| confirmed)));
+            self.controller.tell(|state| state.apply_evacuation_controller(absent.filter(|_| confirmed)));
             tokio::select! {
                 () = self.changed.notified() => {}
                 () = clock.sleep_until(ask_at) => {

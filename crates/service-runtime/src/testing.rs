@@ -1,6 +1,10 @@
-//! A service without a cluster, for tests of what reconciles: an API server that answers as the test says.
+//! A service without a cluster, for tests of what reconciles: an API server that answers as the test says, and remembers
+//! what it was asked to write.
 
-use http::{Request, Response};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use http::{Method, Request, Response, StatusCode};
 use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
@@ -13,29 +17,106 @@ use crate::metrics::Metrics;
 use crate::server::Readiness;
 use crate::service::Context;
 
+/// A request. It shows itself as its verb and path.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// Its HTTP method.
+    pub method: Method,
+    /// Its path, without the query.
+    pub path: String,
+    /// Its query.
+    pub query: String,
+    /// Its body; null if it has none.
+    pub body: Value,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.method, self.path)
+    }
+}
+
+impl Call {
+    async fn read(request: Request<Body>) -> Self {
+        let (parts, body) = request.into_parts();
+        let body = body.collect_bytes().await.unwrap_or_default();
+        Self {
+            method: parts.method,
+            path: parts.uri.path().to_owned(),
+            query: parts.uri.query().unwrap_or_default().to_owned(),
+            body: serde_json::from_slice(&body).unwrap_or_default(),
+        }
+    }
+}
+
+/// What an API server was asked to write, in order.
+#[derive(Clone, Debug, Default)]
+pub struct Writes(Arc<Mutex<Vec<Call>>>);
+
+impl Writes {
+    /// All since this was last called.
+    pub fn take(&self) -> Vec<Call> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The same, as verbs and paths.
+    pub fn take_names(&self) -> Vec<String> {
+        self.take().iter().map(ToString::to_string).collect()
+    }
+}
+
+/// What the API server answers when it refuses: a code, with this message.
+#[allow(clippy::unnecessary_wraps, reason = "it is the answer to a call")]
+pub fn refusal(code: u16, message: &str) -> Option<(u16, Value)> {
+    Some((code, json!({"kind": "Status", "code": code, "message": message, "reason": "Test"})))
+}
+
 /// A service whose API server answers with what `answer` returns: a status and an object. Where that is `None`, lists are
 /// empty, watches are closed at once, and everything else is not found.
-pub fn context(
-    answer: impl Fn(&Request<Body>) -> Option<(u16, Value)> + Clone + Send + Sync + 'static,
-) -> Context {
+pub fn context(answer: impl Fn(&Call) -> Option<(u16, Value)> + Clone + Send + Sync + 'static) -> Context {
+    start(answer, true).0
+}
+
+/// The same, with what it was asked to write, and watches that stay open.
+pub fn recorded(
+    answer: impl Fn(&Call) -> Option<(u16, Value)> + Clone + Send + Sync + 'static,
+) -> (Context, Writes) {
+    start(answer, false)
+}
+
+fn start(
+    answer: impl Fn(&Call) -> Option<(u16, Value)> + Clone + Send + Sync + 'static,
+    closes_watches: bool,
+) -> (Context, Writes) {
+    let writes = Writes::default();
+    let record = writes.clone();
     let service = tower::service_fn(move |request: Request<Body>| {
-        let (status, body) = match answer(&request) {
-            Some((status, object)) => (status, object.to_string()),
-            None if request.uri().query().unwrap_or_default().contains("watch=true") => (200, String::new()),
-            None if request.method() == http::Method::GET => {
-                (200, json!({"metadata": {"resourceVersion": "7"}, "items": []}).to_string())
+        let (answer, record) = (answer.clone(), record.clone());
+        async move {
+            let call = Call::read(request).await;
+            let reads = call.method == Method::GET;
+            if !reads {
+                record.0.lock().unwrap_or_else(PoisonError::into_inner).push(call.clone());
             }
-            None => (404, json!({"kind": "Status", "code": 404, "message": "not found"}).to_string()),
-        };
-        let mut response = Response::new(Body::from(body.into_bytes()));
-        *response.status_mut() = http::StatusCode::from_u16(status).unwrap_or_default();
-        async move { Ok::<_, kube::Error>(response) }
+            let (status, body) = match answer(&call) {
+                Some((status, object)) => (status, object.to_string()),
+                None if call.query.contains("watch=true") && closes_watches => (200, String::new()),
+                None if call.query.contains("watch=true") => std::future::pending().await,
+                None if reads => {
+                    (200, json!({"metadata": {"resourceVersion": "7"}, "items": []}).to_string())
+                }
+                None => (404, json!({"kind": "Status", "code": 404, "message": "not found"}).to_string()),
+            };
+            let mut response = Response::new(Body::from(body.into_bytes()));
+            *response.status_mut() = StatusCode::from_u16(status).unwrap_or_default();
+            Ok::<_, kube::Error>(response)
+        }
     });
     let (client, clock, metrics) =
         (Client::new(service, "default"), Clock::default(), Metrics::new("test", "0"));
     let (events, _) =
         Events::new(client.clone(), "haulout-test".into(), "test-1".into(), clock.clone(), metrics.clone());
-    Context {
+    let context = Context {
         clients: Clients { retrying: client.clone(), direct: client.clone(), lease: client },
         clock,
         events,
@@ -45,5 +126,6 @@ pub fn context(
         namespace: "default".into(),
         readiness: Readiness::default(),
         stop: CancellationToken::new(),
-    }
+    };
+    (context, writes)
 }

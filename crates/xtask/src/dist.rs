@@ -18,9 +18,10 @@ pub use self::images::Builder;
 use crate::ui::{self, Step};
 use crate::{needs, repo};
 
-/// The services that are shipped: their programs, and with `haulout-` before them their packages.
-pub const SERVICES: [&str; 4] =
-    ["admission-webhook", "evacuation-controller", "maintenance-controller", "taint-manager"];
+/// The services that are shipped, and what the chart runs once: their programs, and with `haulout-` before them their
+/// packages.
+pub const SERVICES: [&str; 5] =
+    ["admission-webhook", "chart-hooks", "evacuation-controller", "maintenance-controller", "taint-manager"];
 
 const CHECKSUMS: &str = "SHA256SUMS";
 

@@ -331,7 +331,7 @@ async fn an_uninstall_halfway_through_a_drain_leaves_nothing_and_hangs_nothing()
     let by_hand = async |insist: &[&str]| {
         let args = [["cleanup", "--release", &release].as_slice(), insist].concat();
         let admin = &world.cluster.kubeconfig;
-        let task = Service::start_as(&world.cluster, "maintenance-controller", admin, &args).unwrap();
+        let task = Service::start_as(&world.cluster, "chart-hooks", admin, &args).unwrap();
         (task.exited().await.success(), task.text())
     };
     let (done, said) = by_hand(&[]).await;

@@ -105,11 +105,8 @@ fn expand(role: &Value, namespaced: bool) -> Vec<Right> {
 
 /// What a program says that it lacks, started with this account.
 async fn lacks(cluster: &Handle, component: &str, args: &[String], account: &str) -> BTreeSet<String> {
-    let program = if ["check", "cleanup", "withdraw"].contains(&component) {
-        "maintenance-controller"
-    } else {
-        component
-    };
+    let program =
+        if ["check", "cleanup", "withdraw"].contains(&component) { "chart-hooks" } else { component };
     let kubeconfig = cluster.service_account_kubeconfig(NAMESPACE, account).await.unwrap();
     let args: Vec<_> = args.iter().map(String::as_str).collect();
     let process = Service::start_as(cluster, program, &kubeconfig, &args).unwrap();

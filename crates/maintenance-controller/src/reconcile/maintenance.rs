@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use haulout_api_types::NodeMaintenance;
 use haulout_api_types::node_maintenance::{NodeMaintenanceStatus, Stage};
+use haulout_drain_planner::MaintenancePlan;
 use haulout_service_runtime::api::{RequestError, Written};
 use haulout_service_runtime::queue::Outcome;
 use jiff::Timestamp;
@@ -12,7 +13,6 @@ use tracing::{debug, warn};
 
 use super::{Controller, Next};
 use crate::api;
-use crate::planner::MaintenancePlan;
 use crate::refusals::Failure;
 use crate::seen::MaintenanceSeen;
 use crate::stage::{self, Step};
@@ -28,7 +28,8 @@ impl Controller {
         if let Some(Unfollowed { object, why, .. }) = unfollowed {
             return self.tell_not_followed(object, &why).await;
         }
-        let view = self.state().maintenance(name);
+        let now = self.clock.now();
+        let view = self.update(|state, pods| state.maintenance(name, pods, now));
         let (seen, plan) = match view {
             Ok(Some(view)) => view,
             Ok(None) => return Ok(Next::Rest(Outcome::Done)),

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use haulout_api_types::evacuators::evacuation_for;
 use haulout_api_types::names::{MAINTENANCES_ANNOTATION, instigator};
+use haulout_drain_planner::Desired;
+use haulout_drain_planner::facts::EvacuationOf;
 use haulout_service_runtime::api::{RequestError, Written};
 use haulout_service_runtime::pods::{Pod, Uid};
 use haulout_service_runtime::queue::Outcome;
@@ -13,44 +15,34 @@ use tracing::warn;
 
 use super::{Controller, Next};
 use crate::api;
-use crate::facts::EvacuationOf;
 use crate::refusals::Failure;
 use crate::seen::EvacuationSeen;
-use crate::state::{Unsettled, Wish};
 
 impl Controller {
     pub(super) async fn pod(&self, uid: Uid) -> Result<Next, RequestError> {
         let now = self.clock.now();
         let Some(pod) = self.pods.read().get(uid).cloned() else { return Ok(Next::Rest(Outcome::Done)) };
         reconciling(&pod.namespace, &pod.name);
-        // Time may have changed something: a pod that should have ended has not.
-        let wake = self.tell(|state| state.put_pod(&pod, now));
-        let rest = wake.map_or(Outcome::Done, Outcome::Until);
-        let (wish, evacuation) = {
-            let mut state = self.state();
-            match state.wish(&pod) {
-                Ok(wish) => (wish, state.evacuation(uid).cloned()),
-                Err(Unsettled) => return Ok(self.later()),
-            }
-        };
-        let task = task(wish, evacuation);
+        let view = self.update(|state, pods| state.pod(&pod, pods, now));
+        let Ok((desired, evacuation)) = view else { return Ok(self.later()) };
+        let task = task(desired, evacuation);
         if matches!(task, Task::Nothing) {
-            self.tell(|state| state.pod_succeeded(&pod, now));
-            return Ok(Next::Rest(rest));
+            self.tell(|state| state.pod_succeeded(&pod));
+            return Ok(Next::Rest(Outcome::Done));
         }
-        let paused = self.state().refused_pods.pause(&uid, now);
+        let paused = self.state().pod_pause(uid, now);
         if let Some(retry) = paused {
-            return Ok(Next::Rest(Outcome::Until(wake.map_or(retry, |wake| wake.min(retry)))));
+            return Ok(Next::Rest(Outcome::Until(retry)));
         }
         match task {
-            Task::Nothing => Ok(Next::Rest(rest)),
+            Task::Nothing => Ok(Next::Rest(Outcome::Done)),
             Task::Create { why } => self.create(&pod, why, now).await,
-            Task::Write { seen, why } => self.write_wish(&pod, &seen, why.as_deref()).await,
+            Task::Write { seen, why } => self.write_finalizer(&pod, &seen, why.as_deref()).await,
         }
     }
 
     async fn create(&self, pod: &Pod, why: String, now: Timestamp) -> Result<Next, RequestError> {
-        if let Err(until) = self.state().making(pod.uid, now) {
+        if let Err(until) = self.state().begin_create(pod.uid, now) {
             return Ok(Next::Rest(Outcome::Until(until)));
         }
         let made = evacuation_for(&pod.metadata(), instigator::NODE_MAINTENANCE, &BTreeSet::new());
@@ -64,7 +56,7 @@ impl Controller {
         evacuation.metadata.annotations = Some([(MAINTENANCES_ANNOTATION.to_owned(), why)].into());
         match api::create_evacuation(&self.clients.direct, &evacuation).await {
             Ok(()) => {
-                self.tell(|state| state.pod_succeeded(pod, now));
+                self.tell(|state| state.pod_succeeded(pod));
                 Ok(Next::Rest(Outcome::Done))
             }
             // There may be one that we have not seen yet, or its namespace is gone, and the pod with it.
@@ -72,18 +64,18 @@ impl Controller {
         }
     }
 
-    async fn write_wish(
+    async fn write_finalizer(
         &self,
         pod: &Pod,
         seen: &EvacuationSeen,
         why: Option<&str>,
     ) -> Result<Next, RequestError> {
-        match api::write_wish(&self.clients.direct, seen, why).await {
+        match api::write_finalizer(&self.clients.direct, seen, why).await {
             Ok(Written::Done(evacuation)) => {
-                let (now, seen) = (self.clock.now(), EvacuationSeen::new(evacuation));
+                let seen = EvacuationSeen::new(evacuation);
                 self.update(|state, pods| {
-                    state.refresh_evacuation(pod.uid, seen, pods, now);
-                    state.pod_succeeded(pod, now);
+                    state.refresh_evacuation(pod.uid, seen, pods);
+                    state.pod_succeeded(pod);
                 });
                 Ok(Next::Rest(Outcome::Done))
             }
@@ -115,17 +107,17 @@ enum Task {
     },
 }
 
-fn task(wish: Option<Wish>, evacuation: Option<EvacuationSeen>) -> Task {
+fn task(desired: Option<Desired>, evacuation: Option<EvacuationSeen>) -> Task {
     let is_ours = |seen: &EvacuationSeen| seen.of() == EvacuationOf::Us;
-    match (wish, evacuation) {
-        (Some(Wish::Evacuate { why }), None) => Task::Create { why },
+    match (desired, evacuation) {
+        (Some(Desired::Evacuate { why }), None) => Task::Create { why },
         // One that is being deleted takes no new finalizers: when it is gone, there will be another.
-        (Some(Wish::Evacuate { why }), Some(seen)) if !is_ours(&seen) && !seen.deleting => {
+        (Some(Desired::Evacuate { why }), Some(seen)) if !is_ours(&seen) && !seen.deleting => {
             Task::Write { seen, why: Some(why) }
         }
         // Without our finalizer, an Evacuation that somebody has deleted would vanish under its evacuator.
-        (Some(Wish::Withdraw), Some(seen)) if seen.forbids_cancellation => Task::Nothing,
-        (Some(Wish::Withdraw), Some(seen)) if is_ours(&seen) => Task::Write { seen, why: None },
+        (Some(Desired::Withdraw), Some(seen)) if seen.forbids_cancellation => Task::Nothing,
+        (Some(Desired::Withdraw), Some(seen)) if is_ours(&seen) => Task::Write { seen, why: None },
         _ => Task::Nothing,
     }
 }

@@ -7,12 +7,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use haulout_drain_planner::facts::{Return, Returned};
+use haulout_drain_planner::pause;
 use haulout_service_runtime::pods::{Pod, Uid};
 use jiff::Timestamp;
 
-use super::PodRef;
-use crate::facts::{Return, Returned};
-use crate::pause;
 use crate::seen::tolerates_cordon;
 
 /// The owner of a pod, by its UID; for a pod without one, the pod's namespace and name.
@@ -23,8 +22,8 @@ pub(super) struct Returns {
     started: Timestamp,
     /// Of each node, whose pods have come back and left again.
     nodes: HashMap<Arc<str>, HashMap<Owner, Left>>,
-    /// The number of its namespace, and which time it is that a pod of its owner has come back, for pods created after the drain began.
-    times: HashMap<Uid, (u64, u32)>,
+    /// Which time it is that a pod of its owner has come back, for pods created after the drain began.
+    times: HashMap<Uid, u32>,
 }
 
 /// A pod that had come back has left.
@@ -39,33 +38,26 @@ impl Returns {
         Self { started, nodes: HashMap::new(), times: HashMap::new() }
     }
 
-    /// Takes in a pod on a node whose drain began at this time, if it has; tells whether the pod has come back.
+    /// Takes in a pod on a node whose drain began at this time; says whether the pod has come back.
     /// `is_new` says that the pod was not there before, `was_uncordoned` that somebody uncordoned the node meanwhile.
-    pub fn put(
+    pub fn observe(
         &mut self,
         pod: &Pod,
         is_new: bool,
-        drain_began: Option<Timestamp>,
+        began: Timestamp,
         was_uncordoned: bool,
         now: Timestamp,
     ) -> Option<Returned> {
         let (node, created) = (pod.node.as_ref()?, pod.created_at()?);
-        let known = self.times.get(&pod.uid).map(|(_, times)| *times);
+        let known = self.times.get(&pod.uid).copied();
         // Creation times are whole seconds: within the second in which the drain began, what is new came later.
-        let came_after = |began: &Timestamp| {
-            let new = known.is_some() || (is_new && created >= whole_second(self.started));
-            created > *began || (new && created >= whole_second(*began))
-        };
-        let Some(began) = drain_began.filter(came_after) else {
+        let new = known.is_some() || (is_new && created >= whole_second(self.started));
+        if !(created > began || (new && created >= whole_second(began))) {
             self.times.remove(&pod.uid);
-            if drain_began.is_none() {
-                self.nodes.remove(node);
-            }
             return None;
-        };
+        }
         let times = known.unwrap_or_else(|| self.times(pod, node, began, created, now));
-        let PodRef { uid, namespace } = PodRef::of(pod);
-        self.times.insert(uid, (namespace, times));
+        self.times.insert(pod.uid, times);
         if pod.terminating || pod.is_finished() {
             self.left(pod, times, now);
         }
@@ -76,10 +68,10 @@ impl Returns {
         };
         let leaves = created.saturating_add(pause::after(times.saturating_sub(1))).unwrap_or(Timestamp::MAX);
         // The first time it may have been scheduled right before the cordon.
-        (how == Return::ToleratesCordon || times > 1).then(|| Returned {
+        (how == Return::ToleratesCordon || times > 1).then_some(Returned {
             how,
             since: created,
-            until: (now < leaves).then_some(leaves),
+            until: leaves,
         })
     }
 
@@ -102,19 +94,14 @@ impl Returns {
         *left = Left { times: left.times.max(times), at: now };
     }
 
-    /// The pods that came after the drain of their node had begun.
-    pub fn pods(&self) -> impl Iterator<Item = PodRef> {
-        self.times.iter().map(|(uid, (namespace, _))| PodRef { uid: *uid, namespace: *namespace })
-    }
-
     /// A pod is gone.
     pub fn remove(&mut self, pod: &Pod, now: Timestamp) {
-        if let Some((_, times)) = self.times.remove(&pod.uid) {
+        if let Some(times) = self.times.remove(&pod.uid) {
             self.left(pod, times, now);
         }
     }
 
-    /// A node is gone.
+    /// A node is gone, or nobody drains it any more.
     pub fn forget(&mut self, node: &str) {
         self.nodes.remove(node);
     }
@@ -163,10 +150,10 @@ mod tests {
         let (mut now, mut asked) = (1, Vec::new());
         for n in 0.. {
             let returned =
-                returns.put(&pod(n, now, owner, tolerates, false), true, Some(at(0)), false, at(now));
+                returns.observe(&pod(n, now, owner, tolerates, false), true, at(0), false, at(now));
             let created = now;
-            if let Some(until) = returned.and_then(|returned| returned.until) {
-                now = until.as_second() - at(0).as_second();
+            if let Some(until) = returned.map(|returned| returned.until) {
+                now = now.max(until.as_second() - at(0).as_second());
             }
             if now > until {
                 break;
@@ -174,7 +161,7 @@ mod tests {
             asked.push(now);
             // A ReplicaSet makes another as soon as this one is asked; without one, when it is gone.
             if owner.is_some() {
-                returns.put(&pod(n, created, owner, tolerates, true), false, Some(at(0)), false, at(now));
+                returns.observe(&pod(n, created, owner, tolerates, true), false, at(0), false, at(now));
             } else {
                 returns.remove(&pod(n, created, owner, tolerates, false), at(now));
             }
@@ -193,14 +180,12 @@ mod tests {
 
     #[test]
     fn a_restart_does_not_start_the_loop_again() {
-        for (created, expected) in
-            [(5, Some(at(15))), (40, Some(at(80))), (400, Some(at(720))), (9000, Some(at(9900)))]
-        {
+        for (created, expected) in [(5, at(15)), (40, at(80)), (400, at(720)), (9000, at(9900))] {
             let mut returns = Returns::new(at(created + 1));
-            let returned = returns.put(
+            let returned = returns.observe(
                 &pod(1, created, Some("u1"), true, false),
                 true,
-                Some(at(0)),
+                at(0),
                 false,
                 at(created + 1),
             );
@@ -213,27 +198,25 @@ mod tests {
         let mut returns = Returns::new(at(-100));
         let put = |returns: &mut Returns, n, created, tolerates, began| {
             let pod = pod(n, created, Some("u1"), tolerates, false);
-            returns.put(&pod, false, began, false, at(created)).map(|r| r.until)
+            returns.observe(&pod, false, began, false, at(created)).map(|r| r.until)
         };
-        assert_eq!(put(&mut returns, 1, -5, true, Some(at(0))), None, "it was there before");
-        assert_eq!(put(&mut returns, 2, 5, true, None), None, "nobody drains the node");
-        assert_eq!(put(&mut returns, 3, 5, false, Some(at(0))), None, "scheduled right before the cordon");
-        assert_eq!(put(&mut returns, 4, 5, true, Some(at(0))), Some(None), "the first one leaves at once");
+        assert_eq!(put(&mut returns, 1, -5, true, at(0)), None, "it was there before");
+        assert_eq!(put(&mut returns, 3, 5, false, at(0)), None, "scheduled right before the cordon");
+        assert_eq!(put(&mut returns, 4, 5, true, at(0)), Some(at(5)), "the first one leaves at once");
     }
 
     #[test]
     fn pods_created_in_the_second_the_drain_began_have_returned() {
         let began = at(5).saturating_add(jiff::SignedDuration::from_millis(300)).unwrap();
         let put = |returns: &mut Returns, n, is_new| {
-            let returned =
-                returns.put(&pod(n, 5, Some("u1"), true, false), is_new, Some(began), false, began);
+            let returned = returns.observe(&pod(n, 5, Some("u1"), true, false), is_new, began, false, began);
             let leaving = returned.is_some();
-            returns.put(&pod(n, 5, Some("u1"), true, true), false, Some(began), false, began);
-            (leaving, returned.and_then(|returned| returned.until))
+            returns.observe(&pod(n, 5, Some("u1"), true, true), false, began, false, began);
+            (leaving, returned.map(|returned| returned.until))
         };
         let mut returns = Returns::new(at(-100));
         assert_eq!(put(&mut returns, 1, false), (false, None), "it was there before");
-        assert_eq!(put(&mut returns, 2, true), (true, None));
+        assert_eq!(put(&mut returns, 2, true), (true, Some(at(5))), "it leaves at once");
         assert_eq!(put(&mut returns, 3, true), (true, Some(at(15))));
         let mut returns = Returns::new(at(9));
         assert_eq!(put(&mut returns, 4, true), (false, None), "after a restart everything is new");
@@ -245,8 +228,8 @@ mod tests {
         assert_eq!(asked(&mut returns, Some("u1"), true, 20), [1, 11]);
         let fresh = |returns: &mut Returns, n, owner: &str, now: i64| {
             let returned =
-                returns.put(&pod(n, now, Some(owner), true, false), true, Some(at(0)), false, at(now));
-            returned.unwrap().until.is_none()
+                returns.observe(&pod(n, now, Some(owner), true, false), true, at(0), false, at(now));
+            returned.unwrap().until <= at(now)
         };
         assert!(fresh(&mut returns, 100, "u2", 12), "another owner");
         assert!(!fresh(&mut returns, 101, "u1", 13));

@@ -1,26 +1,30 @@
 //! What follows from what is told, without a cluster.
 
-use haulout_service_runtime::pods::PodIndex;
 use serde_json::{Value, json};
 
+use super::returns::Returns;
 use super::*;
-use crate::refusals::Failure;
-use crate::seen::{AttachmentSeen, SlimAttachment, SlimEvacuation, SlimNode};
+use crate::seen::{SlimAttachment, SlimEvacuation, SlimNode};
 use crate::testing::at;
 
 const POD: &str = "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11";
 
 struct World {
-    index: State,
+    state: State,
     pods: PodIndex,
     version: u32,
+    now: Timestamp,
 }
 
 impl World {
     /// A pod on a node under a maintenance that drains; everything is told in the order given.
     fn new(order: &[&str]) -> Self {
-        let mut world =
-            Self { index: State::new(Served::DEFAULT, at(0)), pods: PodIndex::default(), version: 0 };
+        let mut world = Self {
+            state: State::new(Served::DEFAULT, at(0)),
+            pods: PodIndex::default(),
+            version: 0,
+            now: at(0),
+        };
         for thing in order {
             match *thing {
                 "node" => world.node(true),
@@ -34,8 +38,8 @@ impl World {
     }
 
     fn settle(&mut self) -> BTreeSet<Work> {
-        while !self.index.settle() {}
-        self.index.take_changed()
+        while !self.state.settle(&self.pods, self.now) {}
+        self.state.take_changed()
     }
 
     fn meta(&mut self, name: &str, more: Value) -> Value {
@@ -74,7 +78,7 @@ impl World {
             "status": {"volumesAttached": volumes},
         });
         let node: SlimNode = serde_json::from_value(node).unwrap();
-        self.index.put_node("n1".into(), NodeSeen::new(node));
+        self.state.apply_node("n1".into(), NodeSeen::new(node));
     }
 
     fn pod(&mut self, more: Value) {
@@ -95,17 +99,18 @@ impl World {
         pod["metadata"].as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let pod = Pod::from_json(pod.to_string().as_bytes()).unwrap();
         for change in self.pods.apply(pod) {
-            self.index.put_pod(&change.new.unwrap(), at(0));
+            self.state.apply_pod(&change, self.now);
         }
     }
 
     fn maintenance(&mut self, stage: &str, begun: &[&str]) {
+        self.maintenance_since(stage, begun, "2026-01-01T00:00:00Z");
+    }
+
+    fn maintenance_since(&mut self, stage: &str, begun: &[&str], since: &str) {
         let metadata =
             self.meta("m", json!({"finalizers": ["nodemaintenance.k8s.io/maintenance-completion"]}));
-        let begun: Vec<_> = begun
-            .iter()
-            .map(|name| json!({"name": name, "startTimestamp": "2026-01-01T00:00:00Z"}))
-            .collect();
+        let begun: Vec<_> = begun.iter().map(|name| json!({"name": name, "startTimestamp": since})).collect();
         let object = json!({
             "metadata": metadata,
             "spec": {
@@ -114,7 +119,7 @@ impl World {
             },
             "status": {"stageStatuses": begun},
         });
-        self.index.put_maintenance(serde_json::from_value(object).unwrap()).unwrap();
+        self.state.apply_maintenance(serde_json::from_value(object).unwrap()).unwrap();
     }
 
     fn evacuation(&mut self, finalizers: &[&str]) {
@@ -127,7 +132,7 @@ impl World {
         let metadata = self.meta(&format!("{POD}-web-1"), metadata);
         let evacuation = json!({"metadata": metadata, "status": status});
         let evacuation: SlimEvacuation = serde_json::from_value(evacuation).unwrap();
-        self.index.put_evacuation(uid(), EvacuationSeen::new(evacuation), &self.pods, at(0));
+        self.state.apply_evacuation(uid(), EvacuationSeen::new(evacuation), &self.pods);
     }
 
     fn attach(&mut self, name: &str, volume: Option<&str>) {
@@ -141,25 +146,25 @@ impl World {
                 "spec": {"nodeName": "n1", "source": {"persistentVolumeName": volume}}});
             AttachmentSeen::new(serde_json::from_value::<SlimAttachment>(object).unwrap())
         });
-        self.index.put_attachment(name.into(), seen);
+        self.state.apply_attachment(name.into(), seen);
     }
 
-    fn wish(&mut self) -> Option<Wish> {
+    fn desired(&mut self) -> Option<Desired> {
         self.settle();
         let pod = self.pods.get(uid()).unwrap().clone();
-        self.index.wish(&pod).unwrap()
+        self.state.pod(&pod, &self.pods, self.now).unwrap().0
     }
 
     fn plan(&mut self) -> NodePlan {
         self.settle();
-        self.index.node(&"n1".into()).unwrap().unwrap().1
+        self.state.node(&"n1".into(), &self.pods, self.now).unwrap().unwrap().1
     }
 
     /// What is said of the maintenance: its blockers, and what it waits for.
     fn said(&mut self) -> (Vec<String>, Vec<&'static str>) {
         self.settle();
-        let (_, plan) = self.index.maintenance(&"m".into()).unwrap().unwrap();
-        let blocker = |(node, blocker): &(Option<Arc<str>>, crate::planner::Blocker)| {
+        let (_, plan) = self.state.maintenance(&"m".into(), &self.pods, self.now).unwrap().unwrap();
+        let blocker = |(node, blocker): &(Option<Arc<str>>, haulout_drain_planner::Blocker)| {
             let pod = blocker.pod.as_ref().map_or("-", |pod| &*pod.name);
             format!("{} {pod} {}", node.as_deref().unwrap_or("-"), blocker.reason)
         };
@@ -168,8 +173,14 @@ impl World {
     }
 
     fn undone(&mut self) -> usize {
-        let plan = self.plan();
-        self.index.to_do(&plan, at(0)).len()
+        self.settle();
+        self.state.pods_to_reconcile("n1", &self.pods, self.now).len()
+    }
+
+    /// The pod is gone.
+    fn pod_gone(&mut self) {
+        let change = self.pods.delete(uid()).unwrap();
+        self.state.apply_pod(&change, self.now);
     }
 }
 
@@ -177,8 +188,8 @@ fn uid() -> Uid {
     POD.parse().unwrap()
 }
 
-fn evacuate() -> Wish {
-    Wish::Evacuate { why: "m".into() }
+fn evacuate() -> Desired {
+    Desired::Evacuate { why: "m".into() }
 }
 
 fn ours() -> String {
@@ -194,7 +205,7 @@ fn a_pod_is_wanted_gone_in_whatever_order_things_are_told() {
         ["maintenance", "node", "pod"],
     ] {
         let mut world = World::new(&order);
-        assert_eq!((world.wish(), world.undone()), (Some(evacuate()), 1), "{order:?}");
+        assert_eq!((world.desired(), world.undone()), (Some(evacuate()), 1), "{order:?}");
     }
 }
 
@@ -202,9 +213,9 @@ fn a_pod_is_wanted_gone_in_whatever_order_things_are_told() {
 fn nobody_is_asked_to_leave_before_the_node_is_cordoned() {
     let mut world = World::new(&["node", "pod", "maintenance"]);
     world.node(false);
-    assert_eq!(world.wish(), None);
+    assert_eq!(world.desired(), None);
     world.node(true);
-    assert_eq!(world.wish(), Some(evacuate()));
+    assert_eq!(world.desired(), Some(evacuate()));
 }
 
 #[test]
@@ -217,8 +228,8 @@ fn nobody_is_asked_to_leave_before_the_node_announces_it() {
         (vec![json!({"podPriority": 1000})], true),
     ] {
         world.node_with(true, &[], &targets);
-        let wish = announced.then(evacuate);
-        assert_eq!((world.wish(), world.undone()), (wish, usize::from(announced)), "{targets:?}");
+        let desired = announced.then(evacuate);
+        assert_eq!((world.desired(), world.undone()), (desired, usize::from(announced)), "{targets:?}");
     }
 }
 
@@ -227,14 +238,16 @@ fn returned_pod_is_asked_to_leave_when_its_pause_is_over() {
     let time = |text: &str| -> Timestamp { text.parse().unwrap() };
     let mut world = World::new(&["node", "maintenance"]);
     // An hour into the drain. As far as this replica knows, it comes back all the time.
-    world.index.returns = Returns::new(time("2026-01-01T01:00:05Z"));
+    world.state.pods.returns = Returns::new(time("2026-01-01T01:00:05Z"));
+    world.now = time("2026-01-01T01:00:06Z");
     world.pod_with(json!({"creationTimestamp": "2026-01-01T01:00:00Z"}), json!([{"operator": "Exists"}]));
-    let pod = world.pods.get(uid()).unwrap().clone();
+    assert_eq!((world.desired(), world.plan().blockers.len()), (None, 1));
     let due = time("2026-01-01T01:15:00Z");
-    assert_eq!(world.index.put_pod(&pod, time("2026-01-01T01:00:06Z")), Some(due));
-    assert_eq!((world.wish(), world.plan().blockers.len()), (None, 1));
-    assert_eq!(world.index.put_pod(&pod, due), None);
-    assert_eq!((world.wish(), world.plan().blockers.len()), (Some(evacuate()), 1));
+    assert_eq!(world.state.take_wakes(), BTreeMap::from([("n1".into(), due)]));
+    world.now = due;
+    assert_eq!(world.plan().blockers.len(), 1);
+    assert_eq!(world.desired(), Some(evacuate()));
+    assert_eq!(world.state.take_wakes(), BTreeMap::new());
 }
 
 /// Found by the campaign: the next drain of the node held a pod back that had come back to the one before.
@@ -242,49 +255,45 @@ fn returned_pod_is_asked_to_leave_when_its_pause_is_over() {
 fn returned_pod_is_looked_at_again_when_the_drain_ends() {
     let mut world = World::new(&["node", "maintenance"]);
     let created = json!({"creationTimestamp": "2026-01-01T00:00:10Z"});
-    world.index.returns = Returns::new("2026-01-01T00:00:11Z".parse().unwrap());
+    world.state.pods.returns = Returns::new("2026-01-01T00:00:11Z".parse().unwrap());
     world.pod_with(created, json!([{"operator": "Exists"}]));
     assert_eq!(world.plan().blockers.len(), 1);
-    let work = Work::Pod(PodRef::of(world.pods.get(uid()).unwrap()));
-    world.settle();
-    assert!(!world.settle().contains(&work));
+    world.state.delete_maintenance(&"m".into());
+    assert_eq!(world.plan().blockers.len(), 0);
+    world.maintenance_since("Drain", &["Drain"], "2026-01-01T00:01:00Z");
+    assert_eq!(world.plan().blockers.len(), 0, "it was there before this drain began");
+    world.state.delete_maintenance(&"m".into());
     world.maintenance("Drain", &["Drain"]);
-    assert!(!world.settle().contains(&work), "the same drain goes on");
-    world.index.remove_maintenance(&"m".into());
-    assert!(world.settle().contains(&work));
-    let pod = world.pods.get(uid()).unwrap().clone();
-    world.index.put_pod(&pod, at(0));
-    world.maintenance("Drain", &["Drain"]);
-    assert_eq!(world.plan().blockers.len(), 0, "what was said of the drain before is forgotten");
+    assert_eq!(world.plan().blockers.len(), 1);
 }
 
 #[test]
 fn an_evacuation_is_wanted_until_the_maintenance_is_completed() {
     let mut world = World::new(&["node", "pod", "maintenance"]);
     world.evacuation(&["x"]);
-    assert_eq!((world.wish(), world.undone()), (Some(evacuate()), 1), "it is not ours yet");
+    assert_eq!((world.desired(), world.undone()), (Some(evacuate()), 1), "it is not ours yet");
     world.evacuation(&["x", &ours()]);
-    assert_eq!((world.wish(), world.undone()), (Some(evacuate()), 0), "it is");
+    assert_eq!((world.desired(), world.undone()), (Some(evacuate()), 0), "it is");
     world.maintenance("Complete", &["Drain", "Complete"]);
-    assert_eq!((world.wish(), world.undone()), (Some(Wish::Withdraw), 1));
+    assert_eq!((world.desired(), world.undone()), (Some(Desired::Withdraw), 1));
     world.evacuation(&["x"]);
-    assert_eq!((world.wish(), world.undone()), (None, 0));
-    world.index.remove_evacuation(uid(), &world.pods, at(0));
-    assert_eq!((world.wish(), world.undone()), (None, 0));
+    assert_eq!((world.desired(), world.undone()), (None, 0));
+    world.state.delete_evacuation(uid(), &world.pods);
+    assert_eq!((world.desired(), world.undone()), (None, 0));
 }
 
 #[test]
 fn an_evacuation_is_made_once_until_it_is_seen_or_long_missing() {
     let mut world = World::new(&["node", "pod", "maintenance"]);
-    assert_eq!(world.index.making(uid(), at(0)), Ok(()));
-    assert_eq!(world.index.making(uid(), at(9)), Err(at(10)));
-    assert_eq!(world.index.making(uid(), at(10)), Ok(()));
+    assert_eq!(world.state.begin_create(uid(), at(0)), Ok(()));
+    assert_eq!(world.state.begin_create(uid(), at(9)), Err(at(10)));
+    assert_eq!(world.state.begin_create(uid(), at(10)), Ok(()));
     let pod = world.pods.get(uid()).unwrap().clone();
-    world.index.pod_failed(&pod, Failure::impossible(&"x"), at(10), 1.0);
-    assert_eq!(world.index.making(uid(), at(11)), Ok(()), "it was not made");
+    world.state.pod_failed(&pod, Failure::impossible(&"x"), at(10), 1.0);
+    assert_eq!(world.state.begin_create(uid(), at(11)), Ok(()), "it was not made");
     world.evacuation(&[&ours()]);
-    world.index.remove_evacuation(uid(), &world.pods, at(12));
-    assert_eq!(world.index.making(uid(), at(12)), Ok(()), "that one has been seen, and is gone");
+    world.state.delete_evacuation(uid(), &world.pods);
+    assert_eq!(world.state.begin_create(uid(), at(12)), Ok(()), "that one has been seen, and is gone");
 }
 
 #[test]
@@ -292,12 +301,12 @@ fn what_came_before_what_is_known_changes_nothing() {
     let mut world = World::new(&["node", "pod", "maintenance"]);
     let version = std::mem::replace(&mut world.version, 0);
     world.node(false);
-    assert_eq!(world.wish(), Some(evacuate()), "an old state of the node");
+    assert_eq!(world.desired(), Some(evacuate()), "an old state of the node");
     world.maintenance("Complete", &["Complete"]);
-    assert_eq!(world.wish(), Some(evacuate()), "an old state of the maintenance");
+    assert_eq!(world.desired(), Some(evacuate()), "an old state of the maintenance");
     world.version = version;
     world.maintenance("Complete", &["Drain", "Complete"]);
-    assert_eq!(world.wish(), None);
+    assert_eq!(world.desired(), None);
 }
 
 #[test]
@@ -309,14 +318,14 @@ fn an_attached_volume_is_waited_for_unless_it_belongs_to_a_pod_that_stays() {
     world.pod(json!({"labels": {"cluster.x-k8s.io/drain": "skip"}}));
     assert_eq!(world.plan().counts.volumes, 1);
     let on_node: Vec<_> = world.pods.on_node("n1").to_vec();
-    let claims = world.index.unknown_claims(&on_node, at(0));
+    let claims = world.state.unknown_claims(&on_node, at(0));
     assert_eq!(claims, BTreeSet::from([("shop".into(), "data".into())]));
     for claim in claims {
-        world.index.learn_claim(claim, Some("pv-1".into()), &on_node, at(0));
+        world.state.learn_claim(claim, Some("pv-1".into()), "n1", &on_node, at(0));
     }
     assert_eq!(world.plan().counts.volumes, 0, "it is the skipped pod's");
-    assert_eq!(world.index.unknown_claims(&on_node, at(0)), BTreeSet::new());
-    world.index.remove_pod(&on_node[0], at(0));
+    assert_eq!(world.state.unknown_claims(&on_node, at(0)), BTreeSet::new());
+    world.pod_gone();
     assert_eq!(world.plan().counts.volumes, 1, "nobody's");
     world.attach("a1", None);
     assert_eq!(world.plan().counts.volumes, 1, "the other attachment is still there");
@@ -325,15 +334,14 @@ fn an_attached_volume_is_waited_for_unless_it_belongs_to_a_pod_that_stays() {
 }
 
 #[test]
-fn a_pod_that_does_not_end_is_looked_at_again_when_that_is_worth_telling() {
+fn a_pod_that_does_not_end_is_reported_a_minute_after_its_grace_period() {
     let mut world = World::new(&["node", "pod", "maintenance"]);
+    world.now = "2026-01-01T00:00:00Z".parse().unwrap();
     world.pod(json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0}));
-    let pod = world.pods.get(uid()).unwrap().clone();
-    let deadline = pod.deletion_timestamp().unwrap();
-    let minute = deadline + SignedDuration::from_mins(1);
-    assert_eq!(world.index.put_pod(&pod, deadline), Some(minute));
     assert_eq!(world.plan().blockers, []);
-    assert_eq!(world.index.put_pod(&pod, minute), None);
+    let minute = world.now + SignedDuration::from_mins(1);
+    assert_eq!(world.state.take_wakes(), BTreeMap::from([("n1".into(), minute)]));
+    world.now = minute;
     assert_eq!(world.plan().blockers.len(), 1);
 }
 
@@ -362,17 +370,17 @@ fn a_claim_without_a_volume_is_asked_for_again() {
     let mut asked = Vec::new();
     let mut now = 0;
     while asked.len() < 11 {
-        assert_eq!(world.index.unknown_claims(&on_node, at(now)).len(), 1);
-        world.index.learn_claim(claim.clone(), None, &on_node, at(now));
-        assert_eq!(world.index.unknown_claims(&on_node, at(now)), BTreeSet::new());
-        let next = world.index.next_claim(&on_node).unwrap().as_second() - at(0).as_second();
+        assert_eq!(world.state.unknown_claims(&on_node, at(now)).len(), 1);
+        world.state.learn_claim(claim.clone(), None, "n1", &on_node, at(now));
+        assert_eq!(world.state.unknown_claims(&on_node, at(now)), BTreeSet::new());
+        let next = world.state.next_claim(&on_node).unwrap().as_second() - at(0).as_second();
         asked.push(next - now);
         now = next;
     }
     assert_eq!(asked, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
-    world.index.learn_claim(claim, Some("pv-1".into()), &on_node, at(now));
+    world.state.learn_claim(claim, Some("pv-1".into()), "n1", &on_node, at(now));
     assert_eq!(
-        (world.index.next_claim(&on_node), world.index.unknown_claims(&on_node, at(i32::MAX.into())).len()),
+        (world.state.next_claim(&on_node), world.state.unknown_claims(&on_node, at(i32::MAX.into())).len()),
         (None, 0)
     );
 }
@@ -385,14 +393,14 @@ fn a_volume_that_the_node_reports_counts_once_and_not_if_it_belongs_to_a_pod_tha
     world.attach("a1", Some("pv-1"));
     world.attach("a2", Some("pv-2"));
     let on_node: Vec<_> = world.pods.on_node("n1").to_vec();
-    assert_eq!(world.index.unknown_handles("n1", &on_node), BTreeSet::new(), "it reports nothing");
+    assert_eq!(world.state.unknown_handles("n1", &on_node), BTreeSet::new(), "it reports nothing");
     world.node_that_reports(true, &[&handle("1"), &handle("2"), "kubernetes.io/iscsi/disk"]);
     assert_eq!(world.plan().counts.volumes, 5, "nobody knows yet which is which");
-    world.index.learn_claim(("shop".into(), "data".into()), Some("pv-1".into()), &on_node, at(0));
-    let unknown = world.index.unknown_handles("n1", &on_node);
+    world.state.learn_claim(("shop".into(), "data".into()), Some("pv-1".into()), "n1", &on_node, at(0));
+    let unknown = world.state.unknown_handles("n1", &on_node);
     assert_eq!(unknown, BTreeSet::from(["pv-1".into(), "pv-2".into()]));
     for (volume, number) in unknown.into_iter().zip(["1", "2"]) {
-        world.index.learn_handle(volume, Some(handle(number)), "n1", &on_node, at(0));
+        world.state.learn_handle(volume, Some(handle(number)), "n1");
     }
     assert_eq!(world.plan().counts.volumes, 2, "the second one, and the one that only the node tells of");
     world.attach("a1", None);
@@ -413,19 +421,19 @@ fn only_nodes_that_name_an_unreadable_maintenance_are_held_back() {
         let mut world = World::new(&["pod", "maintenance"]);
         world.node_of(true, &maintenances);
         world.evacuation(&[&ours()]);
-        world.index.do_not_follow("newer".into(), "newer-uid", None, "it is of a later version".into());
-        assert_eq!(world.wish(), Some(evacuate()), "what is known goes on");
+        world.state.do_not_follow("newer".into(), "newer-uid", None, "it is of a later version".into());
+        assert_eq!(world.desired(), Some(evacuate()), "what is known goes on");
         world.maintenance("Complete", &["Drain", "Complete"]);
-        let wish = (!held_back).then_some(Wish::Withdraw);
-        assert_eq!((world.wish(), world.plan().held_back), (wish, held_back), "{maintenances}");
-        let (_, plan) = world.index.maintenance(&"m".into()).unwrap().unwrap();
+        let desired = (!held_back).then_some(Desired::Withdraw);
+        assert_eq!((world.desired(), world.plan().held_back), (desired, held_back), "{maintenances}");
+        let (_, plan) = world.state.maintenance(&"m".into(), &world.pods, at(0)).unwrap().unwrap();
         let held = u32::from(held_back);
         assert_eq!((plan.nodes_held_back, plan.nodes_unreleased), (held, 1), "{maintenances}");
         world.settle();
-        world.index.remove_maintenance(&"newer".into());
+        world.state.delete_maintenance(&"newer".into());
         let changed = world.settle();
         assert!(changed.contains(&Work::Node("n1".into())), "{changed:?}");
-        assert_eq!(world.wish(), Some(Wish::Withdraw));
+        assert_eq!(world.desired(), Some(Desired::Withdraw));
     }
 }
 
@@ -453,10 +461,10 @@ fn a_maintenance_that_cannot_be_followed_is_told_with_the_place_of_the_fault() {
     let metadata = world.meta("m", json!({}));
     let terms = json!([{"matchExpressions": [{"key": "pool", "operator": "Like", "values": ["b*"]}]}]);
     let object = json!({"metadata": metadata, "spec": {"stage": "Drain", "nodeSelector": {"nodeSelectorTerms": terms}}});
-    let error = world.index.put_maintenance(serde_json::from_value(object).unwrap()).unwrap_err();
+    let error = world.state.apply_maintenance(serde_json::from_value(object).unwrap()).unwrap_err();
     assert!(error.to_string().starts_with("spec.nodeSelector.nodeSelectorTerms[0]"), "{error}");
     assert!(world.plan().held_back);
-    assert!(world.index.unfollowed("m").is_some_and(|unfollowed| unfollowed.object.is_some()));
+    assert!(world.state.unfollowed("m").is_some_and(|unfollowed| unfollowed.object.is_some()));
     world.maintenance("Drain", &["Drain"]);
     assert!(!world.plan().held_back);
 }
@@ -466,19 +474,19 @@ fn a_refused_evacuation_is_a_blocker_until_it_is_written() {
     let mut world = World::new(&["node", "pod", "maintenance"]);
     assert_eq!(world.said(), (vec![], vec!["EvacuationPending"]));
     let pod = world.pods.get(uid()).unwrap().clone();
-    let retry = world.index.pod_failed(&pod, Failure::impossible(&"no"), at(0), 1.0);
+    let retry = world.state.pod_failed(&pod, Failure::impossible(&"no"), at(0), 1.0);
     assert_eq!(world.said(), (vec!["n1 web-1 EvacuationRefused".into()], vec![]));
-    let plan = world.plan();
-    assert_eq!(world.index.to_do(&plan, at(0)), [], "not at every event");
-    assert_eq!(world.index.to_do(&plan, retry).iter().map(|pod| pod.uid).collect::<Vec<_>>(), [uid()]);
-    world.index.pod_succeeded(&pod, at(1));
+    let to_reconcile = |world: &World, now| world.state.pods_to_reconcile("n1", &world.pods, now);
+    assert_eq!(to_reconcile(&world, at(0)), [], "not at every event");
+    assert_eq!(to_reconcile(&world, retry).iter().map(|pod| pod.uid).collect::<Vec<_>>(), [uid()]);
+    world.state.pod_succeeded(&pod);
     world.evacuation(&[&ours()]);
     assert_eq!(world.said(), (vec![], vec!["EvacuationRequested"]));
 
     // The same when it cannot be withdrawn, though nobody drains any more.
     world.maintenance("Complete", &["Drain"]);
     assert_eq!(world.said(), (vec![], vec![]));
-    world.index.pod_failed(&pod, Failure::impossible(&"no"), at(2), 1.0);
+    world.state.pod_failed(&pod, Failure::impossible(&"no"), at(2), 1.0);
     assert_eq!(world.said(), (vec!["n1 web-1 EvacuationRefused".into()], vec![]));
     world.evacuation(&["x"]);
     assert_eq!(world.said(), (vec![], vec![]));
@@ -488,12 +496,12 @@ fn a_refused_evacuation_is_a_blocker_until_it_is_written() {
 fn a_refused_node_is_a_blocker_of_its_maintenances_in_any_stage() {
     let mut world = World::new(&["node", "maintenance"]);
     let refused = (vec!["n1 - NodeUpdateRefused".into()], vec![]);
-    world.index.node_failed(&"n1".into(), Failure::impossible(&"no"), at(0), 1.0);
+    world.state.node_failed(&"n1".into(), Failure::impossible(&"no"), at(0), 1.0);
     assert_eq!(world.said(), refused);
     world.maintenance("Complete", &["Drain", "Complete"]);
     assert_eq!(world.said(), refused);
-    assert_eq!(world.index.summary().blockers, BTreeMap::from([("NodeUpdateRefused".into(), 1)]));
-    world.index.node_succeeded(&"n1".into());
+    assert_eq!(world.state.summary().blockers, BTreeMap::from([("NodeUpdateRefused".into(), 1)]));
+    world.state.node_succeeded(&"n1".into());
     assert_eq!(world.said(), (vec![], vec![]));
 }
 
@@ -505,7 +513,7 @@ fn a_deleted_evacuation_that_others_hold_is_a_blocker() {
         json!({}),
     );
     assert_eq!(world.said().0, ["n1 web-1 EvacuationHeld"]);
-    world.index.remove_evacuation(uid(), &world.pods, at(0));
+    world.state.delete_evacuation(uid(), &world.pods);
     assert_eq!(world.said(), (vec![], vec!["EvacuationPending"]));
 }
 
@@ -530,13 +538,13 @@ fn maintenance_is_blocked_without_an_evacuation_controller() {
     let mut world = World::new(&["node", "pod", "maintenance"]);
     world.evacuation(&[&ours()]);
     world.settle();
-    world.index.put_evacuation_controller(Some(at(0)));
+    world.state.apply_evacuation_controller(Some(at(0)));
     assert!(world.settle().contains(&Work::Maintenance("m".into())));
     let lost = "- - EvacuationControllerUnavailable";
     assert_eq!(world.said(), (vec![lost.into()], vec!["EvacuationRequested"]));
     world.pod(json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0}));
     assert_eq!(world.said().0, [""; 0], "nobody needs it for a pod that ends");
-    world.index.put_evacuation_controller(None);
+    world.state.apply_evacuation_controller(None);
     assert!(world.settle().contains(&Work::Maintenance("m".into())));
     assert_eq!(world.said().0, [""; 0]);
 }
@@ -547,26 +555,26 @@ fn a_withdrawal_is_tried_again_when_its_evacuator_allows_it() {
     let policy = |policy: &str| json!({"evacuationCancellationPolicy": policy});
     let metadata = || json!({"finalizers": [ours()]});
     world.evacuation_with(metadata(), policy("Forbid"));
-    assert_eq!(world.wish(), Some(evacuate()));
+    assert_eq!(world.desired(), Some(evacuate()));
     assert_eq!(world.said(), (vec![], vec!["EvacuationRequested"]));
     world.maintenance("Complete", &["Drain", "Complete"]);
-    assert_eq!((world.wish(), world.undone()), (None, 0), "nothing waits for it");
+    assert_eq!((world.desired(), world.undone()), (None, 0), "nothing waits for it");
     world.evacuation_with(metadata(), policy("Allow"));
     assert!(world.settle().contains(&Work::Node("n1".into())));
-    assert_eq!((world.wish(), world.undone()), (Some(Wish::Withdraw), 1));
+    assert_eq!((world.desired(), world.undone()), (Some(Desired::Withdraw), 1));
 }
 
 #[test]
 fn an_evacuation_says_for_which_maintenances_and_why() {
     let mut world = World::new(&["node", "pod", "maintenance"]);
-    let mut changed = world.index.maintenance_seen("m").unwrap().object.as_ref().clone();
+    let mut changed = world.state.maintenance_seen("m").unwrap().object.as_ref().clone();
     changed.spec.reason = format!("new\nkernel {}", "x".repeat(1000));
     changed.metadata.resource_version = Some("100".into());
-    world.index.put_maintenance(changed).unwrap();
+    world.state.apply_maintenance(changed).unwrap();
     assert!(world.settle().contains(&Work::Node("n1".into())), "the node shows it too");
-    let Some(Wish::Evacuate { why }) = world.wish() else { panic!("it is to leave") };
+    let Some(Desired::Evacuate { why }) = world.desired() else { panic!("it is to leave") };
     assert!(why.starts_with("m (new kernel xxx") && why.ends_with("x…)"), "{why}");
-    assert_eq!(why.chars().count(), "m ()".len() + crate::facts::MAX_REASON);
+    assert_eq!(why.chars().count(), "m ()".len() + haulout_drain_planner::facts::MAX_REASON);
 }
 
 #[test]
@@ -580,9 +588,9 @@ fn an_unreadable_maintenance_that_cordons_keeps_no_evacuation() {
         ]),
     );
     world.evacuation(&[&ours()]);
-    world.index.do_not_follow("newer".into(), "newer-uid", None, "it is of a later version".into());
+    world.state.do_not_follow("newer".into(), "newer-uid", None, "it is of a later version".into());
     world.maintenance("Complete", &["Drain", "Complete"]);
-    assert_eq!(world.wish(), Some(Wish::Withdraw), "nobody drains");
+    assert_eq!(world.desired(), Some(Desired::Withdraw), "nobody drains");
 }
 
 /// After a downgrade: the node's annotation names a stage that this version does not know.
@@ -590,7 +598,7 @@ fn an_unreadable_maintenance_that_cordons_keeps_no_evacuation() {
 fn a_stage_of_a_later_version_does_not_lose_the_holder() {
     let mut world = World::new(&["maintenance"]);
     world.node_of(true, &json!([{"uid": "newer-uid", "name": "newer", "stage": "Hibernate"}]));
-    world.index.do_not_follow("newer".into(), "newer-uid", None, "it is of a later version".into());
+    world.state.do_not_follow("newer".into(), "newer-uid", None, "it is of a later version".into());
     world.settle();
     let plan = world.plan();
     // What is about to be written replaces the only record that `newer` holds the node.

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use haulout_service_runtime::pods::Uid;
+
 use super::*;
-use crate::facts::{Blocked, PodKey};
-use crate::planner::{Blocker as Found, Counts, Waits};
 use crate::testing::{at, entry};
 use haulout_api_types::node_maintenance::PodType;
+use haulout_drain_planner::facts::{Blocked, PodKey};
+use haulout_drain_planner::{Blocker as Found, Counts, Waits};
 
 fn plan() -> MaintenancePlan {
     MaintenancePlan {
@@ -50,7 +52,7 @@ fn waits(all: &[Waiting]) -> Waits {
 }
 
 fn pod_key(pod: &str) -> PodKey {
-    PodKey { namespace: "ns".into(), name: pod.into(), uid: "u".into() }
+    PodKey { namespace: "ns".into(), name: pod.into(), uid: Uid::MIN }
 }
 
 fn pod_blocker(node: &str, pod: &str, why: &str, since: Option<Timestamp>) -> (Option<Arc<str>>, Found) {
@@ -381,13 +383,13 @@ fn leaving(class: &str, message: &str) -> MaintenancePlan {
         until: at(600),
         expected: Some(at(300)),
     };
-    let one = |pod: &str, waiting, wait| {
-        ("n".into(), Awaited { pod: pod_key(pod), waiting, wait: Some(Arc::new(wait)) })
+    let one = |pod: &str, waiting, turn: Option<Turn>, deadline| {
+        ("n".into(), Awaited { pod: pod_key(pod), waiting, turn: turn.map(Arc::new), deadline })
     };
     MaintenancePlan {
         waiting_for: vec![
-            one("a", Waiting::EvacuatorActive, Wait::Evacuator(turn)),
-            one("b", Waiting::GracePeriod, Wait::GracePeriod(at(30))),
+            one("a", Waiting::EvacuatorActive, Some(turn), None),
+            one("b", Waiting::GracePeriod, None, Some(at(30))),
         ],
         ..plan()
     }

@@ -17,10 +17,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
+use super::Uid;
 use super::feed::Feed;
 use super::index::{Change, PodIndex};
 use super::intern::Interner;
-use super::pod::{Pod, Uid};
+use super::pod::Pod;
 use super::read::NotAPod;
 use super::wire;
 use crate::metrics::Metrics;

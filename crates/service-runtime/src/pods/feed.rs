@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
+use super::Uid;
 use super::index::Change;
-use super::pod::Uid;
 
 /// The changes that a subscriber has not fetched yet.
 #[derive(Debug, Default)]

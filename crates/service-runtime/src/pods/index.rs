@@ -6,7 +6,8 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use super::pod::{Pod, Uid};
+use super::Uid;
+use super::pod::Pod;
 
 /// What happened to one pod. One of the two is always there.
 #[derive(Clone, Debug, PartialEq, Eq)]

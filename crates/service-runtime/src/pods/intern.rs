@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::hash::Hash;
 use std::sync::Arc;
 
-use super::pod::{Owner, Toleration};
+use super::Toleration;
+use super::pod::Owner;
 
 /// Below this many changes a sweep is not worth it.
 const FEWEST_BETWEEN_SWEEPS: usize = 1024;

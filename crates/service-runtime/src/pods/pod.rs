@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use haulout_api_types::names::MIRROR_POD_ANNOTATION;
 use haulout_api_types::node_maintenance::PodType;
 use haulout_api_types::selector::Labels;
+use haulout_api_types::tolerations::Toleration;
+use haulout_api_types::uid::Uid;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
-use thiserror::Error;
 
 /// A pod, reduced to what our controllers read. What cannot be read of an odd pod is absent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct Pod {
     /// Its namespace.
     pub namespace: Arc<str>,
     /// Its name.
-    pub name: Box<str>,
+    pub name: Arc<str>,
     /// What tells it from others that had its name before or will have it later.
     pub uid: Uid,
     /// Its labels.
@@ -115,64 +115,6 @@ impl Pod {
     }
 }
 
-/// A pod's UID, which is a UUID: the API server gives it, nobody else.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Uid([u8; 16]);
-
-impl Uid {
-    /// The least of all, where a range begins.
-    pub const MIN: Self = Self([0; 16]);
-}
-
-/// A text that is no UID of a pod.
-#[derive(Debug, Error, PartialEq, Eq)]
-#[error("{0:?} is not a UID as the API server gives them, such as 1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11")]
-pub struct NotAUid(String);
-
-impl FromStr for Uid {
-    type Err = NotAUid;
-
-    fn from_str(text: &str) -> Result<Self, NotAUid> {
-        let digit = |digit: u8| match digit {
-            b'0'..=b'9' => Some(digit - b'0'),
-            b'a'..=b'f' => Some(digit - b'a' + 10),
-            _ => None,
-        };
-        let read = || {
-            let text: &[u8; 36] = text.as_bytes().try_into().ok()?;
-            let mut digits = text.iter().enumerate().filter(|(place, _)| !DASHES.contains(place));
-            let mut bytes = [0; 16];
-            for byte in &mut bytes {
-                let (high, low) = (digits.next()?.1, digits.next()?.1);
-                *byte = digit(*high)? << 4 | digit(*low)?;
-            }
-            DASHES.iter().all(|place| text.get(*place) == Some(&b'-')).then_some(Self(bytes))
-        };
-        read().ok_or_else(|| NotAUid(text.to_owned()))
-    }
-}
-
-/// Where the dashes are in a UUID.
-const DASHES: [usize; 4] = [8, 13, 18, 23];
-
-impl fmt::Display for Uid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (place, byte) in self.0.iter().enumerate() {
-            if matches!(place, 4 | 6 | 8 | 10) {
-                f.write_str("-")?;
-            }
-            write!(f, "{byte:02x}")?;
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Debug for Uid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 /// A set of labels in one piece of text, `key=value` a line, sorted: few allocations, and equal sets are
 /// equal texts. Neither keys nor values can have these two characters.
 #[derive(Clone, PartialEq, Eq)]
@@ -241,50 +183,6 @@ impl Owner {
     }
 }
 
-/// A toleration as the API has it; an empty field is an absent one.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Toleration {
-    /// The taint's key; absent, with the operator `Exists`, it is every key.
-    pub key: Option<Box<str>>,
-    /// How value and taint are compared; absent it is `Equal`.
-    pub operator: Option<Box<str>>,
-    /// What the taint's value is compared with.
-    pub value: Option<Box<str>>,
-    /// The taint's effect; absent it is every effect.
-    pub effect: Option<Box<str>>,
-    /// For how long it holds; absent it is for ever.
-    pub seconds: Option<i64>,
-}
-
-impl Toleration {
-    /// Whether it matches a taint, by the rules of the API server and the scheduler.
-    pub fn matches(&self, key: &str, value: &str, effect: &str) -> bool {
-        if self.effect.as_deref().is_some_and(|own| own != effect)
-            || self.key.as_deref().is_some_and(|own| own != key)
-        {
-            return false;
-        }
-        let own = self.value.as_deref().unwrap_or_default();
-        match self.operator.as_deref() {
-            None | Some("Equal") => own == value,
-            Some("Exists") => true,
-            // An API server that does not have these two operators takes no pod that uses them.
-            Some("Lt") => compare(own, value, |bound, value| value < bound),
-            Some("Gt") => compare(own, value, |bound, value| value > bound),
-            Some(_) => false,
-        }
-    }
-}
-
-fn compare(bound: &str, value: &str, holds: impl Fn(i64, i64) -> bool) -> bool {
-    integer(bound).zip(integer(value)).is_some_and(|(bound, value)| holds(bound, value))
-}
-
-/// A number as people write it: `-7`, `0`, `42`, but not `+42`, `042` or `-0`.
-fn integer(text: &str) -> Option<i64> {
-    text.parse().ok().filter(|number: &i64| number.to_string() == text)
-}
-
 /// How far a pod has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
@@ -332,23 +230,6 @@ impl fmt::Debug for Packed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn a_uid_is_read_and_written_as_the_api_server_does() {
-        let text = "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11";
-        assert_eq!(text.parse::<Uid>().unwrap().to_string(), text);
-        for odd in [
-            "",
-            "x",
-            "1F0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11",
-            "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e1",
-            "1f0c3a52_7f0e-4a52-9f57-0d8a1c7f0e11",
-            "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e1ä",
-        ] {
-            assert_eq!(odd.parse::<Uid>(), Err(NotAUid(odd.to_owned())));
-        }
-    }
 
     #[test]
     fn labels_are_found_by_their_whole_key() {
@@ -381,13 +262,5 @@ mod tests {
     #[test]
     fn a_pod_takes_little_space() {
         assert!(size_of::<Pod>() <= 208, "{}", size_of::<Pod>());
-    }
-
-    proptest! {
-        #[test]
-        fn only_canonical_integers_are_numbers(number: i64, zeros in 0usize..3, plus: bool) {
-            let text = format!("{}{}{number}", if plus { "+" } else { "" }, "0".repeat(zeros));
-            prop_assert_eq!(integer(&text), (zeros == 0 && !plus).then_some(number));
-        }
     }
 }

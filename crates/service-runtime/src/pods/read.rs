@@ -9,8 +9,9 @@ use jiff::Timestamp;
 use thiserror::Error;
 
 use super::intern::Interner;
-use super::pod::{LabelSet, NotAUid, Owner, Phase, Pod, Toleration, Uid};
+use super::pod::{LabelSet, Owner, Phase, Pod};
 use super::wire;
+use super::{NotAUid, Toleration, Uid};
 use crate::lenient_json::{Number, Text};
 use crate::watch::Page;
 

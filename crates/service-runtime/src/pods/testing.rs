@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::pod::{Pod, Uid};
+use super::Uid;
+use super::pod::Pod;
 
 /// The UID of pod number `n`.
 pub(crate) fn uid(n: u32) -> Uid {

@@ -37,7 +37,7 @@ impl World {
         let manager = Service::start(&self.cluster, MANAGER, &[]).await?;
         manager.leads().await?;
         wait::eventually("it has seen everything", LIMIT, async || {
-            Ok(manager.text().contains("everything is in sight").then_some(()))
+            Ok(manager.text().contains("all watches work").then_some(()))
         })
         .await?;
         tokio::time::sleep(SETTLED).await;

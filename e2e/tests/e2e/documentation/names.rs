@@ -155,11 +155,17 @@ async fn every_flag_is_one_of_ours_or_of_a_program_that_is_told_of() {
     let service = |name: &str| xtask().with_file_name(name);
     let mut programs = vec![
         (tools.kubectl(), vec!["options"]),
-        (service("maintenance-controller"), vec!["cleanup", "--help"]),
+        (service("chart-hooks"), vec!["cleanup", "--help"]),
         (tools.path("kube-controller-manager"), vec!["--help"]),
         (tools.path("kube-apiserver"), vec!["--help"]),
     ];
-    let services = ["admission-webhook", "evacuation-controller", "maintenance-controller", "taint-manager"];
+    let services = [
+        "admission-webhook",
+        "chart-hooks",
+        "evacuation-controller",
+        "maintenance-controller",
+        "taint-manager",
+    ];
     programs.extend(services.map(|name| (service(name), vec!["--help"])));
     programs
         .extend(["demo", "test", "bench", "soak", "generate"].map(|name| (xtask(), vec![name, "--help"])));

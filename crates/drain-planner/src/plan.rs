@@ -1,0 +1,179 @@
+//! The steps of a drain: the entries of a plan for the pod types that are served, with the wait for volumes
+//! between Default pods and all others.
+
+use haulout_api_types::drain_plan::{EntryMatcher, normalise};
+use haulout_api_types::drain_targets::DrainTargets;
+use haulout_api_types::node_maintenance::{DrainPlanEntry, PodType};
+use haulout_api_types::selector::{LabelMatcher, Labels, SelectorError};
+
+/// The pod types that somebody evacuates in this installation. Pods of others are left alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Served([bool; 3]);
+
+impl Served {
+    /// Only Default pods, as `kubectl drain --ignore-daemonsets` does.
+    pub const DEFAULT: Self = Self([true, false, false]);
+    /// All types.
+    pub const ALL: Self = Self([true; 3]);
+
+    /// These types.
+    pub fn new(types: impl IntoIterator<Item = PodType>) -> Self {
+        let mut served = Self([false; 3]);
+        for pod_type in types {
+            if let Some(flag) = served.0.get_mut(pod_type as usize) {
+                *flag = true;
+            }
+        }
+        served
+    }
+
+    /// Whether pods of this type are evacuated.
+    pub fn serves(self, pod_type: PodType) -> bool {
+        self.0.get(pod_type as usize).copied().unwrap_or_default()
+    }
+}
+
+/// The number of a step in a plan.
+pub type StepNumber = u16;
+
+/// Where a pod stands within a plan, by the order that a drain rule gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Negative order: in the first entry of its type.
+    First,
+    /// Where its priority and labels put it.
+    Own,
+    /// Positive order: in the last entry of its type.
+    Last,
+}
+
+impl Place {
+    fn of(order: i32) -> Self {
+        match order {
+            ..0 => Self::First,
+            0 => Self::Own,
+            1.. => Self::Last,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Step {
+    Pods(EntryMatcher),
+    Volumes,
+}
+
+/// A maintenance's drain plan, ready to be followed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    steps: Vec<Step>,
+    /// The distinct types and selectors in it, in order.
+    slots: Vec<(PodType, LabelMatcher)>,
+}
+
+impl Plan {
+    /// Reads the plan of a maintenance, with the entries that every plan has.
+    pub fn read(entries: &[DrainPlanEntry], served: Served) -> Result<Self, SelectorError> {
+        Self::as_given(&normalise(entries), served)
+    }
+
+    /// Takes the entries as they are. Pods that none of them selects come after the last.
+    pub fn as_given(entries: &[DrainPlanEntry], served: Served) -> Result<Self, SelectorError> {
+        let mut steps = Vec::new();
+        let mut slots: Vec<(PodType, LabelMatcher)> = Vec::new();
+        for (index, entry) in entries.iter().enumerate().filter(|(_, entry)| served.serves(entry.pod_type)) {
+            let entry = EntryMatcher::new(entry).map_err(|error| SelectorError {
+                path: format!("spec.drainPlan[{index}].podSelector.{}", error.path),
+                ..error
+            })?;
+            let slot = (entry.pod_type, entry.selector.clone());
+            if !slots.contains(&slot) {
+                slots.push(slot);
+            }
+            steps.push(Step::Pods(entry));
+        }
+        let default = |step: &Step| matches!(step, Step::Pods(entry) if entry.pod_type == PodType::Default);
+        steps.insert(steps.iter().take_while(|step| default(step)).count(), Step::Volumes);
+        Ok(Self { steps, slots })
+    }
+
+    /// How many steps it has; at least one, the wait for volumes.
+    pub fn steps(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// The last step.
+    #[cfg(test)]
+    pub fn last(&self) -> StepNumber {
+        StepNumber::try_from(self.steps.len().saturating_sub(1)).unwrap_or(StepNumber::MAX)
+    }
+
+    /// The first step that selects a pod; one after the last if none does.
+    pub fn first_step(
+        &self,
+        pod_type: PodType,
+        priority: i32,
+        order: i32,
+        labels: &impl Labels,
+    ) -> StepNumber {
+        let of_type = |step: &Step| matches!(step, Step::Pods(entry) if entry.pod_type == pod_type);
+        let found = match Place::of(order) {
+            Place::First => self.steps.iter().position(of_type),
+            Place::Last => self.steps.iter().rposition(of_type),
+            Place::Own => self.steps.iter().position(
+                |step| matches!(step, Step::Pods(entry) if entry.selects(pod_type, priority, labels)),
+            ),
+        };
+        StepNumber::try_from(found.unwrap_or(self.steps.len())).unwrap_or(StepNumber::MAX)
+    }
+
+    /// The entry that a step works off; `None` for the wait for volumes, and after the last.
+    pub fn entry(&self, step: StepNumber) -> Option<&EntryMatcher> {
+        match self.steps.get(usize::from(step))? {
+            Step::Pods(entry) => Some(entry),
+            Step::Volumes => None,
+        }
+    }
+
+    /// The step in which volumes are waited for.
+    pub fn volume_step(&self) -> StepNumber {
+        let found = self.steps.iter().position(|step| *step == Step::Volumes);
+        StepNumber::try_from(found.unwrap_or_default()).unwrap_or(StepNumber::MAX)
+    }
+
+    /// The last step for Default pods.
+    pub fn last_default_step(&self) -> StepNumber {
+        self.volume_step().saturating_sub(1)
+    }
+
+    /// The pods that are selected up to and including a step.
+    pub fn targets(&self, up_to: StepNumber) -> DrainTargets {
+        let pods = |step: &Step| match step {
+            Step::Pods(entry) => Some(entry.clone()),
+            Step::Volumes => None,
+        };
+        // From the widest to the narrowest, so that few are taken in and thrown out again.
+        self.steps.iter().take(usize::from(up_to) + 1).rev().filter_map(pods).collect()
+    }
+
+    /// The distinct types and selectors in it.
+    pub fn slots(&self) -> impl Iterator<Item = (PodType, &LabelMatcher)> {
+        self.slots.iter().map(|(pod_type, selector)| (*pod_type, selector))
+    }
+}
+
+/// Whether targets include a pod. One of negative order is there once its type is reached, one of positive
+/// order once its type is reached as a whole.
+pub fn is_targeted(
+    targets: &DrainTargets,
+    pod_type: PodType,
+    priority: i32,
+    order: i32,
+    labels: &impl Labels,
+) -> bool {
+    match Place::of(order) {
+        Place::First => targets.has_type(pod_type),
+        Place::Own => targets.selects(pod_type, priority, labels),
+        Place::Last => targets.reach(pod_type, &LabelMatcher::everything()) == Some(i32::MAX),
+    }
+}

@@ -1,0 +1,460 @@
+//! What the planner tells about a node and about a maintenance: targets, numbers, messages, pods to act on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use haulout_api_types::names::reason;
+use haulout_api_types::node_maintenance::{
+    DrainPlanEntry, MAX_BLOCKERS, MAX_DRAINED_NODES, MAX_WAITING_FOR, MaintenanceOnNode, Stage,
+};
+use haulout_api_types::selector::Labels;
+use haulout_api_types::uid::Uid;
+use jiff::{SignedDuration, Timestamp};
+
+use crate::announce;
+use crate::assess::{self, Counts, MAX_SKIPPED};
+use crate::blockers::{self, Blocker};
+use crate::facts::{Blocked, EvacuationOf, MaintenanceFacts, PodKey};
+use crate::node::{Cordon, NodeRecord};
+use crate::planner::{Id, Planner};
+use crate::waiting::Awaited;
+
+/// How many names a message lists before it only counts.
+const MAX_NAMES: usize = 20;
+
+/// How many maintenances are named on a node and on an Evacuation.
+const MAX_HOLDERS: usize = 10;
+
+/// How a drain of one node stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NodeState {
+    /// Nobody drains it.
+    Idle,
+    /// Pods that are targeted are leaving, volumes are being detached, or pods are waited for until they have finished.
+    Evacuating,
+    /// Pods are left, and none of them is targeted yet.
+    Waiting,
+    /// Nothing is left that has to leave, but it still takes new pods.
+    Cordoning,
+    /// It is cordoned, and nothing is left that has to leave.
+    Drained,
+}
+
+/// What is wanted for a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Desired {
+    /// That it has an Evacuation of ours.
+    Evacuate {
+        /// The maintenances for which it leaves, with their reasons.
+        why: String,
+    },
+    /// That its Evacuation is no longer ours.
+    Withdraw,
+}
+
+/// What is to be done and said about a node.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::struct_excessive_bools, reason = "they are independent of each other")]
+pub struct NodePlan {
+    /// How the drain stands.
+    pub state: NodeState,
+    /// The maintenances in stage Cordon or Drain that select it, oldest first.
+    pub holders: Vec<Arc<str>>,
+    /// Why they take place, by name, for those that say so.
+    pub reasons: BTreeMap<Arc<str>, Arc<str>>,
+    /// Whether one of them wants autoscalers to be kept away from it.
+    pub hold_autoscalers: bool,
+    /// Whether one of them drains it.
+    pub draining: bool,
+    /// Whether it is to be made schedulable, whoever cordoned it.
+    pub uncordon: bool,
+    /// Whether it keeps what it has, though nobody is known who wants it: see [`Planner::put_unreadable`].
+    pub held_back: bool,
+    /// The maintenances that its annotation is to name.
+    pub maintenances: Vec<MaintenanceOnNode>,
+    /// Its drain targets, as its annotation is to say.
+    pub targets: Vec<DrainPlanEntry>,
+    /// How long its volumes are waited for; `None` if as long as it takes.
+    pub volume_timeout: Option<SignedDuration>,
+    /// What the drain is doing; empty if nobody drains it.
+    pub message: String,
+    /// The numbers.
+    pub counts: Counts,
+    /// All that keeps it from being drained.
+    pub blockers: Vec<Blocker>,
+}
+
+impl NodePlan {
+    /// The maintenances that hold it, with their reasons: `a (new kernel), b and 3 more`.
+    pub fn held_by(&self) -> String {
+        with_reasons(&self.holders, &self.reasons)
+    }
+}
+
+/// The first of these, with their reasons, and how many more there are.
+fn with_reasons(names: &[Arc<str>], reasons: &BTreeMap<Arc<str>, Arc<str>>) -> String {
+    let one = |name: &Arc<str>| match reasons.get(name) {
+        Some(reason) => format!("{name} ({reason})").into(),
+        None => name.clone(),
+    };
+    let shown: Vec<Arc<str>> = names.iter().take(MAX_HOLDERS).map(one).collect();
+    list(&shown, names.len())
+}
+
+/// How far a maintenance has come.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MaintenancePlan {
+    /// The lowest drain targets among its nodes.
+    pub reached: Vec<DrainPlanEntry>,
+    /// What the drain is doing; empty outside of stage Drain.
+    pub message: String,
+    /// Whether every selected node exists, is cordoned and holds nothing that has to leave; false outside of stage
+    /// Drain, and if no node was selected.
+    pub drained: bool,
+    /// Whether it waits for others.
+    pub waiting: bool,
+    /// The numbers, over all its nodes.
+    pub counts: Counts,
+    /// Pods that have left since the drain began.
+    pub evacuated: u32,
+    /// Nodes that it selects.
+    pub nodes_selected: usize,
+    /// Those of them that are drained.
+    pub nodes_drained: usize,
+    /// Nodes that were deleted after they had been drained.
+    pub nodes_drained_and_deleted: usize,
+    /// The names of drained nodes, as many as a status lists: first those that have been deleted since.
+    pub drained_nodes: Vec<Arc<str>>,
+    /// How many nodes its selector names that do not exist, and were not drained before they were deleted.
+    pub nodes_missing: usize,
+    /// The names of the first of them.
+    pub missing_nodes: Vec<Arc<str>>,
+    /// Those of them that are cordoned.
+    pub nodes_cordoned: usize,
+    /// The first node that somebody uncordons again and again, and when it is cordoned again.
+    pub cordon_due: Option<(Arc<str>, Timestamp)>,
+    /// Those of them that still carry marks or Evacuations of ours, though nobody wants them any longer.
+    pub nodes_unreleased: u32,
+    /// Those of them that have to stay so, because a maintenance that cannot be followed may hold them.
+    pub nodes_held_back: u32,
+    /// The maintenances that are ahead of it on some node, oldest first: it is fast-forwarded there.
+    pub forwarded_by: Vec<Arc<str>>,
+    /// The first blockers with their nodes, if they concern one.
+    pub blockers: Vec<(Option<Arc<str>>, Blocker)>,
+    /// How many blockers there are, by reason.
+    pub blockers_by_reason: BTreeMap<Arc<str>, u32>,
+    /// The first pods that leave, with their nodes, sorted.
+    pub waiting_for: Vec<(Arc<str>, Awaited)>,
+    /// The first pods that a drain rule or their label has skipped, in the order of their nodes.
+    pub skipped: Vec<PodKey>,
+}
+
+impl MaintenancePlan {
+    /// Adds something that blocks it as a whole.
+    pub fn block(&mut self, blocked: &Blocked) {
+        *self.blockers_by_reason.entry(blocked.reason.clone()).or_default() += 1;
+        self.blockers.push((None, Blocker::new(None, blocked)));
+    }
+}
+
+/// The numbers over all nodes, each pod counted once however many maintenances its node has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Nodes under maintenance, by how they stand: cordoned, evacuating, waiting or drained.
+    pub nodes: BTreeMap<&'static str, u32>,
+    /// Pods that have to leave and are not on their way.
+    pub pending: u32,
+    /// Pods that have an Evacuation or are terminating.
+    pub evacuating: u32,
+    /// What keeps nodes from being drained, by reason.
+    pub blockers: BTreeMap<Arc<str>, u32>,
+}
+
+impl<L: Labels + Clone + PartialEq> Planner<L> {
+    /// What is wanted for a pod on a node, if anything. Nobody is asked to leave a node that still takes new pods, or that
+    /// does not announce yet that the pod is to leave.
+    pub fn desired(&self, node: &str, pod: Uid) -> Option<Desired> {
+        let record = self.nodes.get(node)?;
+        match record.assessment.pods.get(&pod)?.desired.as_ref()? {
+            assess::Desired::Withdraw => Some(Desired::Withdraw),
+            assess::Desired::Evacuate { reached_by, announced } => (*announced && record.facts.cordoned)
+                .then(|| Desired::Evacuate { why: self.why(record, reached_by) }),
+        }
+    }
+
+    /// The pods of a node for which the Evacuation is not as it is [`desired`](Self::desired), by what was last observed.
+    pub fn to_reconcile(&self, node: &str) -> impl Iterator<Item = Uid> {
+        let pods = self.nodes.get(node).into_iter().flat_map(|record| {
+            record.assessment.pods.iter().map(|(uid, pod)| (uid, pod, record.facts.cordoned))
+        });
+        pods.filter(|(_, pod, cordoned)| match &pod.desired {
+            None => false,
+            Some(assess::Desired::Withdraw) => true,
+            Some(assess::Desired::Evacuate { announced, .. }) => {
+                let ours = matches!(pod.evacuation, EvacuationOf::Us | EvacuationOf::UsPastRecall);
+                *announced && *cordoned && !ours
+            }
+        })
+        .map(|(uid, ..)| *uid)
+    }
+
+    /// The maintenances for which a pod leaves, with their reasons. Where those that have reached it are gone, it leaves for
+    /// all that drain the node now.
+    fn why(&self, record: &NodeRecord<L>, reached_by: &[Id]) -> String {
+        let names = if reached_by.is_empty() {
+            self.names(record.drains.iter().map(|drain| &drain.id))
+        } else {
+            self.names(reached_by)
+        };
+        with_reasons(&names, &self.reasons(record))
+    }
+
+    /// Why the maintenances of a node take place, by name, for those that say so.
+    fn reasons(&self, record: &NodeRecord<L>) -> BTreeMap<Arc<str>, Arc<str>> {
+        let with_reason = self.holding(record).filter(|facts| !facts.reason.is_empty());
+        with_reason.map(|facts| (facts.name.clone(), facts.reason.clone())).collect()
+    }
+
+    /// The maintenances in stage Cordon or Drain that select a node, oldest first.
+    fn holding(&self, record: &NodeRecord<L>) -> impl Iterator<Item = &MaintenanceFacts> {
+        let all = record.members.iter().filter_map(|id| Some(&self.maintenances.get(id)?.facts));
+        all.filter(|facts| matches!(facts.stage, Stage::Cordon | Stage::Drain))
+    }
+
+    /// What is to be done and said about a node; `None` if it is not known.
+    pub fn node(&self, name: &str) -> Option<NodePlan> {
+        let record = self.nodes.get(name)?;
+        let counts = record.assessment.counts;
+        let state = state(record);
+        let message = match state {
+            NodeState::Idle => String::new(),
+            NodeState::Cordoning => "Waiting to be cordoned.".into(),
+            NodeState::Drained => drained(),
+            NodeState::Evacuating if counts.targeted == 0 => waiting_for_things(&counts),
+            NodeState::Evacuating => {
+                let oldest = record.assessment.drains.first();
+                evacuating(&self.names(oldest.into_iter().flat_map(|oldest| &oldest.limited_by)))
+            }
+            NodeState::Waiting => {
+                let oldest = record.drains.first().and_then(|oldest| self.maintenances.get(&oldest.id));
+                waiting(&self.names(oldest.into_iter().flat_map(|oldest| &oldest.waits_for)))
+            }
+        };
+        let plans = record.drains.iter().filter_map(|drain| self.maintenances.get(&drain.id));
+        let held_back = record.is_held_back(&self.unreadable);
+        let slots = plans.flat_map(|m| m.facts.plan.slots());
+        let targets = announce::entries(&record.targets, slots, &record.facts.reached);
+        Some(NodePlan {
+            state,
+            holders: self.holding(record).map(|facts| facts.name.clone()).collect(),
+            reasons: self.reasons(record),
+            hold_autoscalers: self.holding(record).any(|facts| facts.holds_autoscalers),
+            draining: !record.drains.is_empty(),
+            uncordon: record.cordon == Cordon::Unwanted,
+            held_back,
+            maintenances: self.maintenances_on(record),
+            targets,
+            volume_timeout: record.volume_timeout,
+            message,
+            counts,
+            blockers: record.assessment.blockers.clone(),
+        })
+    }
+
+    /// How far a maintenance has come; `None` if it is not known.
+    pub fn maintenance(&self, name: &str) -> Option<MaintenancePlan> {
+        let id = self.ids.get(name)?;
+        let maintenance = self.maintenances.get(id)?;
+        let (facts, totals) = (&maintenance.facts, &maintenance.totals);
+        let draining = facts.stage == Stage::Drain;
+        let counts = totals.counts;
+        let moving = counts.moving() > 0;
+        let older = |other: &&Id| self.maintenances.get(other).is_some_and(|m| m.age() < maintenance.age());
+        let nodes_missing = maintenance.missing().count();
+        let missing: Vec<_> = maintenance.missing().take(MAX_NAMES).cloned().collect();
+        let (selected, cordoned) = (maintenance.nodes.len(), totals.cordoned_nodes as usize);
+        let deleted = maintenance.deleted.len() + maintenance.deleted_unnamed as usize;
+        let is_drained = draining
+            && counts.left == 0
+            && cordoned >= selected
+            && nodes_missing == 0
+            && selected + deleted > 0;
+        let message = match () {
+            () if !draining => String::new(),
+            () if is_drained => drained(),
+            () if counts.left == 0 && cordoned < selected => {
+                format!("Waiting for {} of {selected} nodes to be cordoned.", selected - cordoned)
+            }
+            () if counts.left == 0 && nodes_missing > 0 => {
+                format!("Waiting for nodes that do not exist: {}.", list(&missing, nodes_missing))
+            }
+            () if selected == 0 => "No node is selected.".into(),
+            () if counts.targeted == 0 && moving => waiting_for_things(&counts),
+            () if moving => evacuating(&self.names(totals.limiters.keys().filter(older))),
+            () => waiting(&self.names(&maintenance.waits_for)),
+        };
+        let mut forwarded_by = self.names(totals.forwarded_by.keys());
+        forwarded_by.extend(totals.forwarded_by_past.keys().cloned());
+        let on = |node| self.nodes.get(node).map(|record| (node, record));
+        let blocked =
+            totals.blocked_nodes.iter().filter_map(on).map(|(node, r)| (node, &r.assessment.blockers));
+        let refused =
+            totals.refused_nodes.iter().filter_map(on).map(|(node, r)| (node, &r.assessment.refused));
+        let first = |blockers: &mut dyn Iterator<Item = (&Arc<str>, &Vec<Blocker>)>| {
+            let all = blockers.flat_map(|(node, found)| found.iter().map(move |one| (node, one)));
+            all.take(MAX_BLOCKERS).map(|(node, one)| (Some(node.clone()), one.clone())).collect::<Vec<_>>()
+        };
+        let leaving = totals.leaving_nodes.iter().filter_map(on);
+        let waiting_for = leaving.flat_map(|(node, record)| {
+            record.assessment.waiting_for.iter().map(|awaited| (node.clone(), awaited.clone()))
+        });
+        let skipped =
+            totals.skipped_nodes.iter().filter_map(on).flat_map(|(_, record)| &record.assessment.skipped);
+        let mut blockers = [first(&mut { blocked }), first(&mut { refused })].concat();
+        let absent =
+            missing.iter().filter(|_| draining).map(|name| (Some(name.clone()), blockers::node_missing()));
+        blockers.extend(absent.take(MAX_BLOCKERS));
+        let mut blockers_by_reason = totals.reasons.clone();
+        if draining && nodes_missing > 0 {
+            let number = u32::try_from(nodes_missing).unwrap_or(u32::MAX);
+            blockers_by_reason.insert(reason::NODE_MISSING.into(), number);
+        }
+        Some(MaintenancePlan {
+            reached: if draining { totals.reached(&facts.plan) } else { Vec::new() },
+            message,
+            drained: is_drained,
+            waiting: draining && counts.left > 0 && !moving,
+            counts,
+            evacuated: totals.evacuated,
+            nodes_selected: selected,
+            nodes_drained: totals.drained_nodes.len(),
+            nodes_drained_and_deleted: deleted,
+            drained_nodes: drained_nodes(&maintenance.deleted, &totals.drained_nodes),
+            nodes_missing,
+            missing_nodes: missing,
+            nodes_cordoned: cordoned,
+            cordon_due: totals.cordons_due.first_key_value().map(|(node, due)| (node.clone(), *due)),
+            nodes_unreleased: totals.unreleased_nodes,
+            nodes_held_back: totals.held_back_nodes,
+            forwarded_by,
+            blockers,
+            blockers_by_reason,
+            waiting_for: waiting_for.take(MAX_WAITING_FOR).collect(),
+            skipped: skipped.take(MAX_SKIPPED).cloned().collect(),
+        })
+    }
+
+    /// The maintenances that a node's annotation names: those that hold it, those that cannot be followed and held it
+    /// before, and those that have let go of it and whose drain its targets are of.
+    fn maintenances_on(&self, record: &NodeRecord<L>) -> Vec<MaintenanceOnNode> {
+        let holds = self.holding(record).map(|facts| MaintenanceOnNode {
+            uid: facts.uid.to_string(),
+            name: facts.name.to_string(),
+            stage: facts.stage,
+        });
+        let mut all: Vec<MaintenanceOnNode> = holds.collect();
+        if record.facts.marked && record.facts.maintenances.is_none() {
+            // It does not say who held it: any of those that cannot be followed may have.
+            let may_hold = |uid: &Arc<str>| MaintenanceOnNode {
+                uid: uid.to_string(),
+                name: String::new(),
+                stage: Stage::Drain,
+            };
+            all.extend(self.unreadable.iter().map(may_hold));
+        }
+        for other in record.held_by(&self.unreadable).chain(&record.past) {
+            if !all.iter().any(|known| known.uid == other.uid) {
+                all.push(other.clone());
+            }
+        }
+        all
+    }
+
+    /// The numbers over all nodes.
+    pub fn summary(&self) -> Summary {
+        let mut summary = Summary::default();
+        for record in self.nodes.values() {
+            let mut count = |blockers: &[Blocker]| {
+                for blocker in blockers {
+                    *summary.blockers.entry(blocker.reason.clone()).or_default() += 1;
+                }
+            };
+            count(&record.assessment.refused);
+            count(&record.assessment.blockers);
+            let state = match state(record) {
+                NodeState::Idle if record.cordon == Cordon::Wanted => "cordoned",
+                NodeState::Idle => continue,
+                NodeState::Evacuating => "evacuating",
+                NodeState::Waiting => "waiting",
+                NodeState::Cordoning => "cordoning",
+                NodeState::Drained => "drained",
+            };
+            *summary.nodes.entry(state).or_default() += 1;
+            summary.pending += record.assessment.counts.pending;
+            summary.evacuating += record.assessment.counts.evacuating;
+        }
+        summary
+    }
+
+    /// The names of these, oldest first.
+    pub(crate) fn names<'a>(&self, ids: impl IntoIterator<Item = &'a Id>) -> Vec<Arc<str>> {
+        let mut found: Vec<_> = ids.into_iter().filter_map(|id| self.maintenances.get(id)).collect();
+        found.sort_by(|a, b| a.age().cmp(&b.age()));
+        found.into_iter().map(|maintenance| maintenance.facts.name.clone()).collect()
+    }
+}
+
+fn state<L>(record: &NodeRecord<L>) -> NodeState {
+    let counts = record.assessment.counts;
+    match () {
+        () if record.drains.is_empty() => NodeState::Idle,
+        () if counts.left == 0 && !record.assessment.marks.cordoned => NodeState::Cordoning,
+        () if counts.left == 0 => NodeState::Drained,
+        () if counts.moving() > 0 => NodeState::Evacuating,
+        () => NodeState::Waiting,
+    }
+}
+
+/// The names of drained nodes that a status has room for. Deleted ones come first: nothing else remembers them.
+fn drained_nodes(deleted: &BTreeSet<Arc<str>>, drained: &BTreeSet<Arc<str>>) -> Vec<Arc<str>> {
+    deleted.iter().chain(drained).take(MAX_DRAINED_NODES).cloned().collect()
+}
+
+fn drained() -> String {
+    "Drained".into()
+}
+
+/// What is waited for where no pod is asked to leave.
+fn waiting_for_things(counts: &Counts) -> String {
+    let number = |number: u32, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
+    match (counts.volumes, counts.completing) {
+        (0, 0) => format!("Waiting for a node for {} of Haulout.", number(counts.stranded, "pod")),
+        (0, pods) => format!("Waiting for {} to complete.", number(pods, "pod")),
+        (volumes, 0) => format!("Waiting for {} to be detached.", number(volumes, "volume")),
+        (volumes, pods) => {
+            let volumes = number(volumes, "volume");
+            format!("Waiting for {volumes} to be detached and {} to complete.", number(pods, "pod"))
+        }
+    }
+}
+
+fn evacuating(limiters: &[Arc<str>]) -> String {
+    if limiters.is_empty() {
+        "Evacuating".into()
+    } else {
+        format!("Evacuating (limited by {})", list(limiters, limiters.len()))
+    }
+}
+
+fn waiting(roots: &[Arc<str>]) -> String {
+    format!("Waiting for {}.", list(roots, roots.len()))
+}
+
+/// The first of these names, and how many more there are of this many in all.
+pub fn list(names: &[Arc<str>], all: usize) -> String {
+    let shown: Vec<&str> = names.iter().take(MAX_NAMES).map(AsRef::as_ref).collect();
+    match all.saturating_sub(shown.len()) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}

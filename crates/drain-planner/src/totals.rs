@@ -1,0 +1,195 @@
+//! What a maintenance has on all its nodes together, kept up to date node by node.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use haulout_api_types::drain_plan::EntryMatcher;
+use haulout_api_types::drain_targets::DrainTargets;
+use haulout_api_types::node_maintenance::DrainPlanEntry;
+use jiff::Timestamp;
+
+use crate::assess::{Assessment, Counts, DrainAssessment};
+use crate::plan::{Plan, StepNumber};
+use crate::planner::Id;
+
+#[derive(Default)]
+pub(crate) struct Totals {
+    /// What each step first selects.
+    steps: Vec<u32>,
+    pub counts: Counts,
+    /// Of what is targeted, how much this maintenance has reached itself.
+    pub own: u32,
+    pub drained_nodes: BTreeSet<Arc<str>>,
+    pub cordoned_nodes: u32,
+    /// Nodes that still carry marks or Evacuations though nobody maintains or drains them.
+    pub unreleased_nodes: u32,
+    /// Nodes that somebody uncordons again and again, and when they are cordoned again.
+    pub cordons_due: BTreeMap<Arc<str>, Timestamp>,
+    /// On how many nodes others hold it back.
+    pub limiters: BTreeMap<Id, u32>,
+    /// Nodes of those that have to stay so.
+    pub held_back_nodes: u32,
+    /// On how many nodes others are ahead of it.
+    pub forwarded_by: BTreeMap<Id, u32>,
+    /// The same for those that have let go of the node since, by name.
+    pub forwarded_by_past: BTreeMap<Arc<str>, u32>,
+    /// For each slot of the plan, how many nodes have come how far.
+    reach: Vec<BTreeMap<Option<i32>, u32>>,
+    /// Nodes with pods that are skipped.
+    pub skipped_nodes: BTreeSet<Arc<str>>,
+    pub blocked_nodes: BTreeSet<Arc<str>>,
+    /// Nodes on which something cannot be written.
+    pub refused_nodes: BTreeSet<Arc<str>>,
+    /// Nodes with pods that leave.
+    pub leaving_nodes: BTreeSet<Arc<str>>,
+    pub reasons: BTreeMap<Arc<str>, u32>,
+    /// Nodes on which it is the oldest and which wait.
+    pub waiting_nodes: BTreeSet<Arc<str>>,
+    pub evacuated: u32,
+}
+
+/// Whether something is added or taken away again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sign {
+    Plus,
+    Minus,
+}
+
+impl Sign {
+    fn apply(self, total: &mut u32, by: u32) {
+        *total = match self {
+            Self::Plus => total.saturating_add(by),
+            Self::Minus => total.saturating_sub(by),
+        };
+    }
+
+    /// Adds a node to a set that it belongs to, or takes it out again.
+    fn apply_to_set(self, set: &mut BTreeSet<Arc<str>>, node: &Arc<str>, belongs: bool) {
+        match self {
+            Self::Plus if belongs => set.insert(node.clone()),
+            _ => set.remove(node),
+        };
+    }
+
+    /// Changes a count in a map that holds no zeros.
+    pub fn apply_to<K: Ord>(self, map: &mut BTreeMap<K, u32>, key: K, by: u32) {
+        let total = map.entry(key);
+        match total {
+            std::collections::btree_map::Entry::Vacant(vacant) if self == Self::Plus && by > 0 => {
+                vacant.insert(by);
+            }
+            std::collections::btree_map::Entry::Vacant(_) => {}
+            std::collections::btree_map::Entry::Occupied(mut occupied) => {
+                self.apply(occupied.get_mut(), by);
+                if *occupied.get() == 0 {
+                    occupied.remove();
+                }
+            }
+        }
+    }
+}
+
+impl Totals {
+    pub fn new(plan: &Plan, evacuated: u32) -> Self {
+        Self {
+            steps: vec![0; plan.steps()],
+            reach: vec![BTreeMap::new(); plan.slots().count()],
+            evacuated,
+            ..Self::default()
+        }
+    }
+
+    /// The step that the maintenance is at: the first that still has something, or the last.
+    pub fn current(&self) -> StepNumber {
+        let found = self.steps.iter().position(|left| *left > 0);
+        StepNumber::try_from(found.unwrap_or(self.steps.len().saturating_sub(1))).unwrap_or(StepNumber::MAX)
+    }
+
+    /// Whether some step still has something.
+    pub fn has_work(&self) -> bool {
+        self.steps.iter().any(|left| *left > 0)
+    }
+
+    pub fn count_reach(&mut self, sign: Sign, plan: &Plan, targets: &DrainTargets) {
+        for (reach, (pod_type, selector)) in self.reach.iter_mut().zip(plan.slots()) {
+            sign.apply_to(reach, targets.reach(pod_type, selector), 1);
+        }
+    }
+
+    /// Adds or takes back what was found on a node that the maintenance selects.
+    pub fn add_to_member(&mut self, sign: Sign, node: &Arc<str>, found: &Assessment) {
+        let marks = found.marks;
+        sign.apply(&mut self.cordoned_nodes, u32::from(marks.cordoned));
+        sign.apply(&mut self.unreleased_nodes, u32::from(marks.unreleased));
+        sign.apply(&mut self.held_back_nodes, u32::from(marks.held_back));
+        match (sign, marks.cordon_due) {
+            (Sign::Plus, Some(due)) => drop(self.cordons_due.insert(node.clone(), due)),
+            _ => drop(self.cordons_due.remove(node)),
+        }
+        for blocker in &found.refused {
+            sign.apply_to(&mut self.reasons, blocker.reason.clone(), 1);
+        }
+        sign.apply_to_set(&mut self.refused_nodes, node, !found.refused.is_empty());
+    }
+
+    /// Adds or takes back what was found on a node that the maintenance drains. `oldest` says whether none that drains it
+    /// is older.
+    pub fn add_to_drainer(
+        &mut self,
+        sign: Sign,
+        node: &Arc<str>,
+        found: &Assessment,
+        drain: &DrainAssessment,
+        oldest: bool,
+    ) {
+        for (step, by) in &drain.steps {
+            if let Some(total) = self.steps.get_mut(usize::from(*step)) {
+                sign.apply(total, *by);
+            }
+        }
+        let (totals, counts) = (&mut self.counts, &found.counts);
+        sign.apply(&mut totals.pending, counts.pending);
+        sign.apply(&mut totals.evacuating, counts.evacuating);
+        sign.apply(&mut totals.unsupported, counts.unsupported);
+        sign.apply(&mut totals.skipped, counts.skipped);
+        sign.apply(&mut totals.targeted, counts.targeted);
+        sign.apply(&mut totals.completing, counts.completing);
+        sign.apply(&mut totals.stranded, counts.stranded);
+        sign.apply(&mut totals.volumes, counts.volumes);
+        sign.apply(&mut totals.volumes_ignored, counts.volumes_ignored);
+        sign.apply(&mut totals.left, counts.left);
+        sign.apply(&mut totals.unwanted, counts.unwanted);
+        sign.apply(&mut totals.to_evacuate, counts.to_evacuate);
+        for (total, by) in totals.waiting.each(&counts.waiting) {
+            sign.apply(total, by);
+        }
+        sign.apply(&mut self.own, drain.own);
+        for other in &drain.limited_by {
+            sign.apply_to(&mut self.limiters, *other, 1);
+        }
+        for blocker in &found.blockers {
+            sign.apply_to(&mut self.reasons, blocker.reason.clone(), 1);
+        }
+        let waits = oldest && counts.left > 0 && counts.moving() == 0;
+        for (nodes, belongs) in [
+            (&mut self.drained_nodes, found.marks.cordoned && counts.left == 0),
+            (&mut self.blocked_nodes, !found.blockers.is_empty()),
+            (&mut self.leaving_nodes, counts.waiting.total() > 0),
+            (&mut self.skipped_nodes, counts.skipped > 0),
+            (&mut self.waiting_nodes, waits),
+        ] {
+            sign.apply_to_set(nodes, node, belongs);
+        }
+    }
+
+    /// The lowest targets among all nodes, in the words of the plan's own types and selectors.
+    pub fn reached(&self, plan: &Plan) -> Vec<DrainPlanEntry> {
+        let lowest = self.reach.iter().zip(plan.slots()).filter_map(|(reach, (pod_type, selector))| {
+            let pod_priority = (*reach.keys().next()?)?;
+            Some(EntryMatcher { pod_type, pod_priority, selector: selector.clone() })
+        });
+        let lowest: Vec<_> = lowest.collect();
+        let targets: DrainTargets = lowest.iter().cloned().collect();
+        targets.describe(plan.slots())
+    }
+}

@@ -1,0 +1,185 @@
+//! What is written to the API server, in which order, with which preconditions, and after which answers.
+
+use haulout_api_types::{instigators, names};
+use haulout_service_runtime::testing::{Call, Writes, recorded, refusal};
+use haulout_service_runtime::watch::Handler;
+
+use super::*;
+use crate::testing::{key, uid};
+
+const POD: &str = "/api/v1/namespaces/test/pods/pod-1";
+
+fn evacuation_path() -> String {
+    format!("/apis/evacuation.coordination.k8s.io/v1alpha1/namespaces/test/evacuations/{}-pod-1", uid(1))
+}
+
+fn pod() -> Value {
+    json!({
+        "metadata": {
+            "name": "pod-1", "namespace": "test", "uid": uid(1).to_string(), "resourceVersion": "5",
+            "labels": {"app": "web"},
+        },
+        "spec": {"nodeName": "node"},
+        "status": {"phase": "Running"},
+    })
+}
+
+fn evacuation(spec: Value) -> Value {
+    let mut evacuation = json!({
+        "apiVersion": "evacuation.coordination.k8s.io/v1alpha1", "kind": "Evacuation",
+        "metadata": {
+            "name": format!("{}-pod-1", uid(1)), "namespace": "test", "uid": key(1).to_string(),
+            "resourceVersion": "10", "creationTimestamp": "2026-01-01T00:00:00Z",
+            "finalizers": [instigators::finalizer(names::instigator::NODE_MAINTENANCE)],
+        },
+        "spec": {"podRef": {"name": "pod-1", "uid": uid(1).to_string()}},
+    });
+    for (field, value) in spec.as_object().into_iter().flatten() {
+        evacuation["spec"][field] = value.clone();
+    }
+    evacuation
+}
+
+/// A leader with one Evacuation; its pod is there, or gone.
+struct Scene {
+    controller: Arc<Controller>,
+    writes: Writes,
+}
+
+impl Scene {
+    /// The API server answers writes with what `refuse` says, and else with the Evacuation, changed as the patch says.
+    async fn new(
+        pod_is_there: bool,
+        spec: Value,
+        refuse: impl Fn(&Call) -> Option<(u16, Value)> + Clone + Send + Sync + 'static,
+    ) -> Self {
+        let object = evacuation(spec);
+        let known = object.clone();
+        let answer = move |call: &Call| match call.path.as_str() {
+            "/api/v1/pods" if !call.query.contains("watch=true") => {
+                let items = if pod_is_there { json!([pod()]) } else { json!([]) };
+                Some((200, json!({"metadata": {"resourceVersion": "7"}, "items": items})))
+            }
+            POD if call.method == http::Method::GET && !pod_is_there => refusal(404, "not found"),
+            _ if call.method == http::Method::GET => None,
+            _ => refuse(call).or_else(|| Some((200, carried_out(&known, call)))),
+        };
+        let (context, writes) = recorded(answer);
+        let controller = Arc::new(Controller {
+            clients: context.clients.clone(),
+            clock: context.clock.clone(),
+            events: context.events.clone(),
+            state: Arc::default(),
+            metrics: Metrics::new(&context.metrics),
+            pods: context.pod_cache(),
+            queue: WorkQueue::new(context.clock.clone(), crate::BACKOFF, context.metrics.queue("test")),
+            resumed: Mutex::new(Timestamp::MIN),
+        });
+        controller.pods.ready().await;
+        Handler::<Evacuation>::apply(&*controller, key(1), serde_json::from_value(object).unwrap());
+        Self { controller, writes }
+    }
+
+    async fn handle(&self) -> Outcome {
+        let queued = self.controller.state().queued(key(1)).unwrap();
+        Arc::clone(&self.controller).handle(queued).await.unwrap()
+    }
+}
+
+/// The Evacuation as a write makes it, with a later version.
+fn carried_out(known: &Value, call: &Call) -> Value {
+    let mut object = known.clone();
+    for part in ["status", "metadata"] {
+        for (field, value) in call.body[part].as_object().into_iter().flatten() {
+            object[part][field] = value.clone();
+        }
+    }
+    object["metadata"]["resourceVersion"] = json!("11");
+    object
+}
+
+fn names(calls: &[Call]) -> Vec<String> {
+    calls.iter().map(ToString::to_string).collect()
+}
+
+#[tokio::test]
+async fn pod_without_evacuators_is_evicted_by_its_uid() {
+    let scene = Scene::new(true, json!({}), |_| None).await;
+    scene.handle().await;
+    let writes = scene.writes.take();
+    assert_eq!(names(&writes), [format!("POST {POD}/eviction")]);
+    assert_eq!(writes[0].body["deleteOptions"]["preconditions"]["uid"], uid(1).to_string());
+    scene.handle().await;
+    assert_eq!(scene.writes.take_names(), [""; 0], "once is enough");
+}
+
+#[tokio::test]
+async fn pod_with_an_evacuator_is_given_to_it_and_not_evicted() {
+    let evacuators = json!({"evacuators": [{"evacuatorClass": "a.example.com", "priority": 5}]});
+    let scene = Scene::new(true, evacuators, |_| None).await;
+    assert!(matches!(scene.handle().await, Outcome::Until(_)), "its deadline");
+    let writes = scene.writes.take();
+    assert_eq!(names(&writes), [format!("PATCH {}/status", evacuation_path())]);
+    assert_eq!(writes[0].body["status"]["activeEvacuatorClass"], "a.example.com");
+    let metadata = &writes[0].body["metadata"];
+    assert_eq!((&metadata["uid"], &metadata["resourceVersion"]), (&json!(key(1).to_string()), &json!("10")));
+}
+
+#[tokio::test]
+async fn evacuation_of_a_gone_pod_loses_its_finalizer_and_is_deleted() {
+    let scene = Scene::new(false, json!({}), |_| None).await;
+    scene.handle().await;
+    let writes = scene.writes.take();
+    assert_eq!(
+        names(&writes),
+        [format!("PATCH {}", evacuation_path()), format!("DELETE {}", evacuation_path())]
+    );
+    assert_eq!(writes[0].body["metadata"]["finalizers"], json!([]));
+    assert_eq!(writes[0].body["metadata"]["resourceVersion"], "10");
+    // An instigator that comes in between is not trapped.
+    let preconditions = &writes[1].body["preconditions"];
+    assert_eq!(preconditions, &json!({"uid": key(1).to_string(), "resourceVersion": "11"}));
+}
+
+#[tokio::test]
+async fn refused_eviction_is_counted_and_tried_later() {
+    let refuse = |call: &Call| {
+        let causes = json!([{"reason": "DisruptionBudget", "message": "The disruption budget web needs 2"}]);
+        let status = json!({
+            "kind": "Status", "code": 429, "reason": "TooManyRequests", "message": "Cannot evict pod",
+            "details": {"causes": causes},
+        });
+        call.path.ends_with("/eviction").then_some((429, status))
+    };
+    let scene = Scene::new(true, json!({}), refuse).await;
+    assert!(matches!(scene.handle().await, Outcome::Until(_)));
+    let writes = scene.writes.take();
+    assert_eq!(
+        names(&writes),
+        [format!("POST {POD}/eviction"), format!("PATCH {}/status", evacuation_path())]
+    );
+    let status = &writes[1].body["status"];
+    assert_eq!(status["failedEvictionCounter"], 1);
+    assert_eq!(
+        (&status["conditions"][0]["type"], &status["conditions"][0]["status"]),
+        (&json!("Blocked"), &json!("True"))
+    );
+    assert!(matches!(scene.handle().await, Outcome::Until(_)));
+    assert_eq!(scene.writes.take_names(), [""; 0], "not before its backoff is over");
+}
+
+#[tokio::test]
+async fn report_that_the_watch_has_not_delivered_stops_the_eviction() {
+    // The turn of the evacuator is over, as far as the watch has told; somebody has written since.
+    let evacuators = json!({"evacuators": [{"evacuatorClass": "a.example.com", "priority": 5}]});
+    let conflict = |call: &Call| call.path.ends_with("/status").then(|| refusal(409, "conflict")).flatten();
+    let scene = Scene::new(true, evacuators, conflict).await;
+    let mut silent = evacuation(json!({"evacuators": [{"evacuatorClass": "a.example.com", "priority": 5}]}));
+    silent["metadata"]["resourceVersion"] = json!("12");
+    silent["status"] = json!({
+        "activeEvacuatorClass": "a.example.com", "evacuationProgressTimestamp": "2026-01-01T00:00:00Z",
+    });
+    Handler::<Evacuation>::apply(&*scene.controller, key(1), serde_json::from_value(silent).unwrap());
+    assert_eq!(scene.handle().await, Outcome::Failed);
+    assert_eq!(scene.writes.take_names(), [format!("PATCH {}/status", evacuation_path())], "no eviction");
+}

@@ -1,0 +1,328 @@
+//! What is written to the API server, in which order, with which preconditions, and after which answers.
+
+use haulout_api_types::NodeMaintenance;
+use haulout_drain_planner::plan::Served;
+use haulout_service_runtime::testing::{Call, Writes, recorded, refusal};
+use haulout_service_runtime::watch::Handler;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::seen::{SlimEvacuation, SlimNode};
+use crate::state::PodRef;
+
+const POD: &str = "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11";
+const NODE: &str = "/api/v1/nodes/n1";
+const NODE_STATUS: &str = "/api/v1/nodes/n1/status";
+const EVACUATIONS: &str = "/apis/evacuation.coordination.k8s.io/v1alpha1/namespaces/shop/evacuations";
+const MAINTENANCE: &str = "/apis/nodemaintenance.k8s.io/v1alpha1/nodemaintenances/m";
+
+/// A leader with one node, one pod on it, and one maintenance.
+struct Scene {
+    controller: Arc<Controller>,
+    writes: Writes,
+    /// The maintenance as the API server has it.
+    maintenance: Arc<Mutex<Value>>,
+}
+
+impl Scene {
+    /// The API server answers writes with what `refuse` says, and else with the object as the patch makes it.
+    async fn new(refuse: impl Fn(&Call) -> Option<(u16, Value)> + Clone + Send + Sync + 'static) -> Self {
+        let stored: Arc<Mutex<Value>> = Arc::default();
+        let maintenance = Arc::clone(&stored);
+        let answer = move |call: &Call| match call.path.as_str() {
+            "/api/v1/pods" if !call.query.contains("watch=true") => {
+                Some((200, json!({"metadata": {"resourceVersion": "7"}, "items": [pod()]})))
+            }
+            _ if call.method == http::Method::GET => None,
+            _ => refuse(call).or_else(|| Some((200, carried_out(call, &stored)))),
+        };
+        let (context, writes) = recorded(answer);
+        let metrics = Metrics::new(&context.metrics);
+        let queue = WorkQueue::new(context.clock.clone(), crate::BACKOFF, context.metrics.queue("test"));
+        let state = Arc::new(Mutex::new(State::new(Served::DEFAULT, context.clock.now())));
+        let controller = Arc::new(Controller {
+            clients: context.clients.clone(),
+            clock: context.clock.clone(),
+            events: context.events.clone(),
+            state,
+            metrics,
+            pods: context.pod_cache(),
+            protect: false,
+            queue,
+            behind: Notify::new(),
+        });
+        controller.pods.ready().await;
+        Self { controller, writes, maintenance }
+    }
+
+    fn node(&self, node: Value) {
+        Handler::<SlimNode>::apply(&*self.controller, "n1".into(), serde_json::from_value(node).unwrap());
+    }
+
+    fn maintenance(&self, maintenance: Value) {
+        *self.maintenance.lock().unwrap() = maintenance.clone();
+        let maintenance = serde_json::from_value(maintenance).unwrap();
+        Handler::<NodeMaintenance>::apply(&*self.controller, "m".into(), maintenance);
+    }
+
+    fn evacuation(&self, finalizers: &[&str]) {
+        let name = format!("{POD}-web-1");
+        let metadata = json!({
+            "name": name, "namespace": "shop", "uid": "uid of evacuation", "resourceVersion": "40",
+            "finalizers": finalizers,
+        });
+        let evacuation = serde_json::from_value(json!({"metadata": metadata})).unwrap();
+        Handler::<SlimEvacuation>::apply(&*self.controller, POD.parse().unwrap(), evacuation);
+    }
+
+    async fn handle(&self, work: Work) -> Outcome {
+        Arc::clone(&self.controller).handle(work).await.unwrap()
+    }
+
+    async fn handle_node(&self) -> Outcome {
+        self.handle(Work::Node("n1".into())).await
+    }
+
+    async fn handle_pod(&self) -> Outcome {
+        let pod = self.controller.pods.read().get(POD.parse().unwrap()).cloned().unwrap();
+        self.handle(Work::Pod(PodRef::of(&pod))).await
+    }
+
+    /// What is said to be in the way of the maintenance.
+    fn blockers(&self) -> Vec<String> {
+        let now = self.controller.clock.now();
+        let view = self.controller.update(|state, pods| state.maintenance(&"m".into(), pods, now));
+        let (_, plan) = view.unwrap().unwrap();
+        plan.blockers.iter().map(|(_, blocker)| blocker.reason.to_string()).collect()
+    }
+}
+
+fn pod() -> Value {
+    json!({
+        "metadata": {"name": "web-1", "namespace": "shop", "uid": POD, "resourceVersion": "5"},
+        "spec": {"nodeName": "n1"},
+        "status": {"phase": "Running"},
+    })
+}
+
+fn node(unschedulable: bool, annotations: Value) -> Value {
+    json!({
+        "metadata": {"name": "n1", "uid": "uid of n1", "resourceVersion": "20", "annotations": annotations},
+        "spec": {"unschedulable": unschedulable},
+        "status": {},
+    })
+}
+
+/// A node that is cordoned for the maintenance and announces all pods, as it is before the status of it is written.
+fn announced() -> Value {
+    let status = json!({
+        "maintenances": [{"uid": "uid of m", "name": "m", "stage": "Drain"}],
+        "drainTargets": [{"podPriority": i32::MAX, "podType": "Default"}],
+        "drainMessage": "Evacuating",
+    });
+    node(
+        true,
+        json!({
+            "nodemaintenance.k8s.io/maintenance-status": status.to_string(),
+            "nodemaintenance.k8s.io/before-maintenance": "{}",
+        }),
+    )
+}
+
+fn maintenance(stage: &str, begun: &[&str], finalizers: &[&str]) -> Value {
+    let begun: Vec<_> =
+        begun.iter().map(|name| json!({"name": name, "startTimestamp": "2026-01-01T00:00:00Z"})).collect();
+    let term = json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]});
+    json!({
+        "apiVersion": "nodemaintenance.k8s.io/v1alpha1", "kind": "NodeMaintenance",
+        "metadata": {"name": "m", "uid": "uid of m", "resourceVersion": "30", "generation": 1, "finalizers": finalizers},
+        "spec": {"stage": stage, "nodeSelector": {"nodeSelectorTerms": [term]}},
+        "status": {"stageStatuses": begun},
+    })
+}
+
+fn draining() -> Value {
+    maintenance("Drain", &["Cordon", "Drain"], &[haulout_api_types::names::COMPLETION_FINALIZER])
+}
+
+/// The object as a write makes it, with a later version.
+fn carried_out(call: &Call, maintenance: &Mutex<Value>) -> Value {
+    if call.path.starts_with(MAINTENANCE) {
+        let mut stored = maintenance.lock().unwrap();
+        let version: u32 = stored["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+        merge(&mut stored, &call.body);
+        stored["metadata"]["resourceVersion"] = json!((version + 1).to_string());
+        return stored.clone();
+    }
+    let evacuation = || {
+        let name = format!("{POD}-web-1");
+        json!({"metadata": {"name": name, "namespace": "shop", "uid": "uid of evacuation"}})
+    };
+    let (mut object, version) = match call.path.as_str() {
+        NODE => (node(false, json!({})), "21"),
+        NODE_STATUS => (announced(), "22"),
+        _ => (evacuation(), "41"),
+    };
+    merge(&mut object, &call.body);
+    object["metadata"]["resourceVersion"] = json!(version);
+    object
+}
+
+fn merge(object: &mut Value, patch: &Value) {
+    match (object.as_object_mut(), patch.as_object()) {
+        (Some(object), Some(patch)) => {
+            for (key, value) in patch {
+                merge(object.entry(key.clone()).or_insert(Value::Null), value);
+            }
+        }
+        _ => *object = patch.clone(),
+    }
+}
+
+#[tokio::test]
+async fn node_is_cordoned_and_announces_before_a_pod_is_asked_to_leave() {
+    let scene = Scene::new(|_| None).await;
+    scene.node(node(false, json!({})));
+    scene.maintenance(draining());
+    scene.handle_pod().await;
+    assert_eq!(scene.writes.take_names(), [""; 0], "not yet");
+    scene.handle_node().await;
+    let writes = scene.writes.take();
+    let names: Vec<_> = writes.iter().map(ToString::to_string).collect();
+    assert_eq!(names, [format!("PATCH {NODE}"), format!("PATCH {NODE_STATUS}")]);
+    let metadata = &writes[0].body["metadata"];
+    assert_eq!((&metadata["uid"], &metadata["resourceVersion"]), (&json!("uid of n1"), &json!("20")));
+    assert_eq!(writes[0].body["spec"]["unschedulable"], true);
+    assert!(metadata["annotations"]["nodemaintenance.k8s.io/maintenance-status"].is_string());
+    assert_eq!(writes[1].body["metadata"]["uid"], "uid of n1");
+    scene.handle_pod().await;
+    let writes = scene.writes.take();
+    assert_eq!(writes.iter().map(ToString::to_string).collect::<Vec<_>>(), [format!("POST {EVACUATIONS}")]);
+    let metadata = &writes[0].body["metadata"];
+    assert_eq!(metadata["name"], format!("{POD}-web-1"));
+    assert_eq!(
+        metadata["finalizers"],
+        json!([haulout_api_types::instigators::finalizer("nodemaintenance.k8s.io")])
+    );
+    scene.handle_pod().await;
+    assert_eq!(scene.writes.take_names(), [""; 0], "it was created, and the watch is late");
+}
+
+#[tokio::test]
+async fn node_that_somebody_changed_meanwhile_is_left_alone_for_now() {
+    let scene = Scene::new(|call| (call.path == NODE).then(|| refusal(409, "conflict")).flatten()).await;
+    scene.node(node(false, json!({})));
+    scene.maintenance(draining());
+    assert_eq!(scene.handle_node().await, Outcome::Failed);
+    assert_eq!(scene.writes.take_names(), [format!("PATCH {NODE}")], "nothing after the conflict");
+    assert_eq!(scene.blockers(), [""; 0], "and nobody is alarmed");
+}
+
+#[tokio::test]
+async fn node_that_may_not_be_written_keeps_its_pods_and_says_so() {
+    let scene = Scene::new(|call| (call.path == NODE).then(|| refusal(403, "no")).flatten()).await;
+    scene.node(node(false, json!({})));
+    scene.maintenance(draining());
+    assert!(matches!(scene.handle_node().await, Outcome::Until(_)));
+    scene.handle_pod().await;
+    assert_eq!(scene.writes.take_names(), [format!("PATCH {NODE}")]);
+    assert_eq!(scene.blockers(), ["NodeUpdateRefused"]);
+    assert!(matches!(scene.handle_node().await, Outcome::Until(_)));
+    assert_eq!(scene.writes.take_names(), [""; 0], "not before its pause is over");
+}
+
+#[tokio::test]
+async fn annotation_that_a_webhook_takes_off_is_not_written_in_a_loop() {
+    // The node is cordoned, and nothing else of the patch is there afterwards.
+    let scene = Scene::new(|call| {
+        call.path.starts_with(NODE).then(|| {
+            let mut node = node(true, json!({}));
+            node["metadata"]["resourceVersion"] = json!("21");
+            (200, node)
+        })
+    })
+    .await;
+    scene.node(node(false, json!({})));
+    scene.maintenance(draining());
+    assert!(matches!(scene.handle_node().await, Outcome::Until(_)));
+    assert_eq!(scene.writes.take_names().len(), 2);
+    assert_eq!(scene.blockers(), ["NodeUpdateRefused"]);
+}
+
+#[tokio::test]
+async fn refused_evacuation_is_a_blocker_and_waits() {
+    let scene = Scene::new(|call| (call.path == EVACUATIONS).then(|| refusal(403, "policy")).flatten()).await;
+    scene.node(announced());
+    scene.maintenance(draining());
+    assert!(matches!(scene.handle_pod().await, Outcome::Until(_)));
+    assert_eq!(scene.writes.take_names(), [format!("POST {EVACUATIONS}")]);
+    assert_eq!(scene.blockers(), ["EvacuationRefused"]);
+    assert!(matches!(scene.handle_pod().await, Outcome::Until(_)));
+    assert_eq!(scene.writes.take_names(), [""; 0]);
+}
+
+#[tokio::test]
+async fn evacuation_of_others_gets_our_finalizer_and_loses_it_at_the_end() {
+    let scene = Scene::new(|_| None).await;
+    let ours = haulout_api_types::instigators::finalizer("nodemaintenance.k8s.io");
+    scene.node(announced());
+    scene.maintenance(draining());
+    scene.evacuation(&["x/y"]);
+    scene.handle_pod().await;
+    let evacuation = format!("PATCH {EVACUATIONS}/{POD}-web-1");
+    let writes = scene.writes.take();
+    assert_eq!(writes.iter().map(ToString::to_string).collect::<Vec<_>>(), [evacuation.as_str()]);
+    let metadata = &writes[0].body["metadata"];
+    assert_eq!(metadata["finalizers"], json!(["x/y", ours]));
+    assert_eq!((&metadata["uid"], &metadata["resourceVersion"]), (&json!("uid of evacuation"), &json!("40")));
+
+    let mut complete =
+        maintenance("Complete", &["Drain", "Complete"], &[haulout_api_types::names::COMPLETION_FINALIZER]);
+    complete["metadata"]["resourceVersion"] = json!("32");
+    scene.maintenance(complete);
+    scene.handle_pod().await;
+    let writes = scene.writes.take();
+    assert_eq!(writes.iter().map(ToString::to_string).collect::<Vec<_>>(), [evacuation]);
+    let metadata = &writes[0].body["metadata"];
+    assert_eq!(metadata["finalizers"], json!(["x/y"]));
+    assert_eq!(metadata["annotations"]["nodemaintenance.k8s.io/maintenances"], Value::Null);
+}
+
+#[tokio::test]
+async fn maintenance_gets_its_finalizer_before_its_stage_begins() {
+    let scene = Scene::new(|_| None).await;
+    scene.node(node(false, json!({})));
+    scene.maintenance(maintenance("Drain", &[], &[]));
+    scene.handle_node().await;
+    assert_eq!(scene.writes.take_names(), [""; 0], "the node is not touched before");
+    scene.handle(Work::Maintenance("m".into())).await;
+    let writes = scene.writes.take();
+    let names: Vec<_> = writes.iter().map(ToString::to_string).collect();
+    assert_eq!(names[..2], [format!("PATCH {MAINTENANCE}"), format!("PATCH {MAINTENANCE}/status")]);
+    let metadata = &writes[0].body["metadata"];
+    assert_eq!(metadata["finalizers"], json!([haulout_api_types::names::COMPLETION_FINALIZER]));
+    assert_eq!((&metadata["uid"], &metadata["resourceVersion"]), (&json!("uid of m"), &json!("30")));
+    let begun = &writes[1].body["status"]["stageStatuses"];
+    assert_eq!((&begun[0]["name"], &begun[1]["name"]), (&json!("Cordon"), &json!("Drain")));
+}
+
+#[tokio::test]
+async fn completed_maintenance_is_released_after_its_nodes() {
+    let scene = Scene::new(|_| None).await;
+    let complete =
+        maintenance("Complete", &["Drain", "Complete"], &[haulout_api_types::names::COMPLETION_FINALIZER]);
+    scene.node(announced());
+    scene.maintenance(complete);
+    scene.handle(Work::Maintenance("m".into())).await;
+    let names = scene.writes.take_names();
+    assert!(!names.contains(&format!("PATCH {MAINTENANCE}")), "the node is not released yet: {names:?}");
+    scene.node({
+        let mut released = node(false, json!({}));
+        released["metadata"]["resourceVersion"] = json!("25");
+        released
+    });
+    scene.handle(Work::Maintenance("m".into())).await;
+    let writes = scene.writes.take();
+    assert_eq!(writes[0].to_string(), format!("PATCH {MAINTENANCE}"));
+    assert_eq!(writes[0].body["metadata"]["finalizers"], json!([]));
+}

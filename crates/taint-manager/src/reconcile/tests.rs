@@ -1,0 +1,122 @@
+//! What is written to the API server, in which order, with which preconditions, and after which answers.
+
+use std::sync::Arc;
+
+use haulout_service_runtime::testing::{Call, Writes, recorded, refusal};
+use haulout_service_runtime::watch::Handler;
+use jiff::SignedDuration;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::policy::Policy;
+use crate::testing::uid;
+use crate::{BACKOFF, watch};
+
+const POD: &str = "/api/v1/namespaces/default/pods/pod-1";
+const EVACUATIONS: &str = "/apis/evacuation.coordination.k8s.io/v1alpha1/namespaces/default/evacuations";
+
+/// A leader with one pod on a node that has the taint `k:NoExecute`.
+struct Scene {
+    controller: Arc<Controller>,
+    writes: Writes,
+}
+
+impl Scene {
+    async fn new(
+        policy: &str,
+        dry_run: bool,
+        refuse: impl Fn(&Call) -> Option<(u16, Value)> + Clone + Send + Sync + 'static,
+    ) -> Self {
+        let answer = move |call: &Call| match call.path.as_str() {
+            "/api/v1/pods" if !call.query.contains("watch=true") => {
+                let pod = json!({
+                    "metadata": {"name": "pod-1", "namespace": "default", "uid": uid(1).to_string(), "resourceVersion": "5"},
+                    "spec": {"nodeName": "node"}, "status": {"phase": "Running"},
+                });
+                Some((200, json!({"metadata": {"resourceVersion": "7"}, "items": [pod]})))
+            }
+            _ if call.method == http::Method::GET => None,
+            _ => refuse(call).or_else(|| Some((200, json!({"metadata": {"name": "x"}})))),
+        };
+        let (context, writes) = recorded(answer);
+        let policy = Policy::from_yaml(policy).unwrap();
+        let state = State::new(policy, SignedDuration::ZERO, None);
+        let controller = Arc::new(Controller {
+            clients: context.clients.clone(),
+            clock: context.clock.clone(),
+            events: context.events.clone(),
+            metrics: Metrics::new(&context.metrics),
+            state: Arc::new(Mutex::new(state)),
+            pods: context.pod_cache(),
+            queue: WorkQueue::new(context.clock.clone(), BACKOFF, context.metrics.queue("pods")),
+            nodes: WorkQueue::new(context.clock.clone(), BACKOFF, context.metrics.queue("nodes")),
+            wanted: Mutex::new(HashMap::new()),
+            synced: Mutex::new(BTreeSet::new()),
+            started: context.clock.now(),
+            rivals: Mutex::new(BTreeSet::new()),
+            dry_run,
+            own: ObjectReference::default(),
+        });
+        controller.pods.ready().await;
+        let node: watch::Node = serde_json::from_value(json!({
+            "metadata": {"name": "node", "uid": "uid of node", "resourceVersion": "3"},
+            "spec": {"taints": [{"key": "k", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z"}]},
+        }))
+        .unwrap();
+        Handler::<watch::Node>::apply(&*controller, "node".into(), node);
+        for source in [Source::Evacuations, Source::Namespaces, Source::Nodes, Source::Pods] {
+            controller.resumed(source);
+        }
+        Self { controller, writes }
+    }
+
+    async fn handle(&self) -> Result<Outcome, ReconcileError> {
+        let pod = self.controller.pods.read().get(uid(1)).cloned().unwrap();
+        Arc::clone(&self.controller).handle(Key::of(&pod).unwrap()).await
+    }
+}
+
+#[tokio::test]
+async fn reason_is_written_before_the_deletion_and_both_mean_one_uid() {
+    let scene = Scene::new("rules: []", false, |_| None).await;
+    scene.handle().await.unwrap();
+    let writes = scene.writes.take();
+    let names: Vec<_> = writes.iter().map(ToString::to_string).collect();
+    assert_eq!(names, [format!("PATCH {POD}/status"), format!("DELETE {POD}")]);
+    assert_eq!(writes[0].body["metadata"]["uid"], uid(1).to_string());
+    assert_eq!(writes[0].body["status"]["conditions"][0]["reason"], "DeletionByTaintManager");
+    assert_eq!(writes[1].body["preconditions"]["uid"], uid(1).to_string());
+}
+
+#[tokio::test]
+async fn pod_that_is_gone_is_not_deleted() {
+    let gone = |call: &Call| call.path.ends_with("/status").then(|| refusal(404, "not found")).flatten();
+    let scene = Scene::new("rules: []", false, gone).await;
+    scene.handle().await.unwrap();
+    assert_eq!(scene.writes.take_names(), [format!("PATCH {POD}/status")]);
+}
+
+#[tokio::test]
+async fn refused_deletion_is_an_error_that_names_the_pod() {
+    let refused = |call: &Call| (call.method == http::Method::DELETE).then(|| refusal(403, "no")).flatten();
+    let scene = Scene::new("rules: []", false, refused).await;
+    let error = scene.handle().await.unwrap_err().to_string();
+    assert!(error.starts_with("failed to make pod default/pod-1 leave by"), "{error}");
+}
+
+#[tokio::test]
+async fn policy_evacuate_joins_an_evacuation_of_others() {
+    let policy = "rules: [{key: k, action: Evacuate}]";
+    let exists = |call: &Call| (call.method == http::Method::POST).then(|| refusal(409, "exists")).flatten();
+    let scene = Scene::new(policy, false, exists).await;
+    // Nothing is there any more when it is looked at.
+    assert!(scene.handle().await.is_err());
+    assert_eq!(scene.writes.take_names()[0], format!("POST {EVACUATIONS}"));
+}
+
+#[tokio::test]
+async fn dry_run_writes_nothing() {
+    let scene = Scene::new("rules: []", true, |_| None).await;
+    scene.handle().await.unwrap();
+    assert_eq!(scene.writes.take_names(), [""; 0]);
+}
