@@ -41,10 +41,11 @@ labels:
   namespace: {{ .root.Release.Namespace | quote }}
 {{- end -}}
 
-{{/* The image of a service, whose values have its name in camel case. */}}
+{{/* The image of a service, whose values have its name in camel case, or of what runs once. */}}
 {{- define "haulout.image" -}}
 {{- $image := .root.Values.image -}}
-{{- $digest := (get .root.Values (.name | replace "-" " " | title | nospace | untitle)).digest -}}
+{{- $values := eq .name "chart-hooks" | ternary "cleanup" (.name | replace "-" " " | title | nospace | untitle) -}}
+{{- $digest := (get .root.Values $values).digest -}}
 {{- printf "%s%s/%s:%s" (empty $image.registry | ternary "" (printf "%s/" $image.registry)) $image.repository .name (default .root.Chart.AppVersion $image.tag) -}}
 {{- with $digest -}}@{{ . }}{{- end -}}
 {{- end -}}

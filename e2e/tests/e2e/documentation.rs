@@ -5,6 +5,7 @@ mod commands;
 mod links;
 mod names;
 mod pages;
+mod places;
 
 use std::path::{Path, PathBuf};
 

@@ -86,7 +86,7 @@ impl World {
         self.write_program("helm", &installs, &format!("{helm} \"$@\""));
         let known = format!("{} \"$@\" --help", xtask().display());
         self.write_program("cargo", "[ \"$1\" = xtask ] || exit 64\nshift\n", &known);
-        let name = "maintenance-controller";
+        let name = "chart-hooks";
         self.write_program(name, "", &format!("{} \"$@\"", xtask().with_file_name(name).display()));
     }
 
@@ -180,7 +180,7 @@ async fn run_tests_of_helm(cluster: Handle) {
         let args = pod.spec.as_ref().unwrap().containers[0].args.clone().unwrap();
         let args: Vec<_> = args.iter().map(String::as_str).collect();
         let kubeconfig = cluster.service_account_kubeconfig(OURS, "haulout-check").await.unwrap();
-        let check = Service::start_as(&cluster, "maintenance-controller", &kubeconfig, &args).unwrap();
+        let check = Service::start_as(&cluster, "chart-hooks", &kubeconfig, &args).unwrap();
         let phase = if check.exited().await.success() { "Succeeded" } else { "Failed" };
         let ended = Patch::Merge(json!({"status": {"phase": phase}}));
         pods.patch_status(&pod.name_any(), &PatchParams::default(), &ended).await.unwrap();

@@ -1,0 +1,49 @@
+//! Where things are in the code: the tables that name files and functions are right.
+
+use super::{pages, root};
+
+/// The rows of a page that name a file and a function in it, by heading.
+fn places(page: &str) -> Vec<(String, String, String)> {
+    let (mut heading, mut found) = (String::new(), Vec::new());
+    for line in pages::read(page).text.lines() {
+        if let Some(text) = line.strip_prefix("## ") {
+            heading = text.into();
+        }
+        let code: Vec<&str> = line.split('`').skip(1).step_by(2).collect();
+        if let Some(at) = code.iter().position(|code| code.starts_with("crates/") && code.ends_with(".rs"))
+            && let (true, Some(function)) = (line.starts_with('|'), code.get(at + 1))
+        {
+            found.push((heading.clone(), code[at].into(), (*function).into()));
+        }
+    }
+    found
+}
+
+#[test]
+fn files_and_functions_of_the_architecture_exist() {
+    let mut wrong = Vec::new();
+    let all = [places("docs/architecture.md"), places("CONTRIBUTING.md")].concat();
+    for (heading, file, function) in &all {
+        let text = std::fs::read_to_string(root().join(file)).unwrap_or_default();
+        let defines = |line: &str| {
+            let call = line.split_once("fn ").and_then(|(_, rest)| rest.strip_prefix(function.as_str()));
+            call.is_some_and(|rest| rest.starts_with(['(', '<']))
+        };
+        if !text.lines().any(defines) {
+            wrong.push(format!("{heading}: {file} has no function {function}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(all.len() >= 40, "only {} places were found", all.len());
+}
+
+/// A stranger can follow a pod through each controller.
+#[test]
+fn way_of_a_pod_has_at_most_15_hops_in_each_controller() {
+    let all = places("docs/architecture.md");
+    for controller in ["maintenance", "evacuation"] {
+        let heading = format!("The way of a pod through the {controller} controller");
+        let hops = all.iter().filter(|(of, ..)| *of == heading).count();
+        assert!((1..=15).contains(&hops), "{heading}: {hops} hops");
+    }
+}
