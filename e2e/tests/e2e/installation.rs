@@ -123,10 +123,13 @@ async fn try_hook(world: &World, account: &str, command: &[&str]) -> (bool, Outp
     let selector = watcher::Config::default().labels(&format!("app.kubernetes.io/component={component}"));
     let made = wait::all(pods.clone(), selector, "are made by the hook", SOON, |pods| !pods.is_empty()).await;
     let pod = made.unwrap().remove(0);
-    let args = pod.spec.as_ref().unwrap().containers[0].args.clone().unwrap();
-    let args: Vec<_> = args.iter().map(String::as_str).collect();
+    let container = &pod.spec.as_ref().unwrap().containers[0];
+    let args: Vec<_> = container.args.iter().flatten().map(String::as_str).collect();
+    // An image has the name of its program.
+    let image = container.image.as_deref().unwrap();
+    let program = image.rsplit('/').next().and_then(|name| name.split(':').next()).unwrap();
     let kubeconfig = world.cluster.service_account_kubeconfig(OURS, account).await.unwrap();
-    let task = Service::start_as(&world.cluster, "maintenance-controller", &kubeconfig, &args).unwrap();
+    let task = Service::start_as(&world.cluster, program, &kubeconfig, &args).unwrap();
     let done = task.exited().await.success();
     if !done {
         // It would be tried again three times.
