@@ -207,9 +207,6 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
     /// Keeps what was found on a node, and adds it to its maintenances instead of what was found before.
     fn keep(&mut self, name: &Arc<str>, found: Assessment) {
         let Some(record) = self.nodes.get_mut(name) else { return };
-        if let Some(wake) = found.wake {
-            self.wakes.insert(name.clone(), wake);
-        }
         if found == record.assessment {
             return;
         }

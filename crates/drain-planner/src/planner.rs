@@ -112,8 +112,6 @@ pub struct Planner<L> {
     pub(crate) waits_are_stale: bool,
     pub(crate) changed_nodes: BTreeSet<Arc<str>>,
     pub(crate) changed_maintenances: BTreeSet<Id>,
-    /// Nodes at which to look again at some time.
-    pub(crate) wakes: BTreeMap<Arc<str>, Timestamp>,
 }
 
 impl<L: Labels + Clone + PartialEq> Planner<L> {
@@ -138,7 +136,6 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             waits_are_stale: false,
             changed_nodes: BTreeSet::new(),
             changed_maintenances: BTreeSet::new(),
-            wakes: BTreeMap::new(),
         }
     }
 
@@ -371,11 +368,6 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
     pub fn take_changed_maintenances(&mut self) -> Vec<Arc<str>> {
         let changed = mem::take(&mut self.changed_maintenances);
         changed.iter().filter_map(|id| Some(self.maintenances.get(id)?.facts.name.clone())).collect()
-    }
-
-    /// The nodes that were looked at since this was last called and have to be looked at again at some time.
-    pub fn take_wakes(&mut self) -> BTreeMap<Arc<str>, Timestamp> {
-        mem::take(&mut self.wakes)
     }
 
     pub(crate) fn enqueue_stale(&mut self, name: &Arc<str>) {

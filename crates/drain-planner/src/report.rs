@@ -82,6 +82,8 @@ pub struct NodePlan {
     pub counts: Counts,
     /// All that keeps it from being drained.
     pub blockers: Vec<Blocker>,
+    /// When to look at it again, because time alone changes something.
+    pub wake: Option<Timestamp>,
 }
 
 impl NodePlan {
@@ -258,6 +260,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             message,
             counts,
             blockers: record.assessment.blockers.clone(),
+            wake: record.assessment.wake,
         })
     }
 

@@ -86,17 +86,14 @@ impl Controller {
         loop {
             let changed = {
                 let (now, mut state) = (self.clock.now(), self.state());
-                state.settle(&self.pods.read(), now).then(|| (state.take_changed(), state.take_wakes()))
+                state.settle(&self.pods.read(), now).then(|| state.take_changed())
             };
-            let Some((changed, wakes)) = changed else {
+            let Some(changed) = changed else {
                 tokio::task::yield_now().await;
                 continue;
             };
             for work in changed {
                 self.queue.add(work);
-            }
-            for (node, when) in wakes {
-                self.queue.add_at(Work::Node(node), when);
             }
             self.behind.notified().await;
         }
@@ -135,7 +132,7 @@ impl Controller {
         };
         self.tell_of_volumes(name, &seen, &plan);
         let changes = cordon::decide(&seen.marks, &plan, self.protect, now);
-        let mut again = changes.again;
+        let mut again = changes.again.into_iter().chain(plan.wake).min();
         if changes.is_empty() {
             self.tell(|state| state.node_succeeded(name));
         } else {
@@ -190,7 +187,7 @@ impl Controller {
         if plan.holders.is_empty() {
             self.work_on_pods(name, seen, plan).await?;
         }
-        Ok(Next::Rest(Outcome::Until(retry)))
+        Ok(Next::Rest(Outcome::Until(plan.wake.map_or(retry, |wake| wake.min(retry)))))
     }
 
     async fn mark(

@@ -172,11 +172,6 @@ impl State {
         changed
     }
 
-    /// The nodes that have to be looked at again at some time.
-    pub fn take_wakes(&mut self) -> BTreeMap<Arc<str>, Timestamp> {
-        self.planner.take_wakes()
-    }
-
     fn settled(
         &mut self,
         pods: &PodIndex,

@@ -25,6 +25,7 @@ fn plan(holders: &[&str], draining: bool, state: NodeState) -> NodePlan {
         message: "Evacuating".into(),
         counts: Counts::default(),
         blockers: Vec::new(),
+        wake: None,
     }
 }
 

@@ -27,11 +27,18 @@ struct Scene {
 impl Scene {
     /// The API server answers writes with what `refuse` says, and else with the object as the patch makes it.
     async fn new(refuse: impl Fn(&Call) -> Option<(u16, Value)> + Clone + Send + Sync + 'static) -> Self {
+        Self::with_pod(pod(), refuse).await
+    }
+
+    async fn with_pod(
+        pod: Value,
+        refuse: impl Fn(&Call) -> Option<(u16, Value)> + Clone + Send + Sync + 'static,
+    ) -> Self {
         let stored: Arc<Mutex<Value>> = Arc::default();
         let maintenance = Arc::clone(&stored);
         let answer = move |call: &Call| match call.path.as_str() {
             "/api/v1/pods" if !call.query.contains("watch=true") => {
-                Some((200, json!({"metadata": {"resourceVersion": "7"}, "items": [pod()]})))
+                Some((200, json!({"metadata": {"resourceVersion": "7"}, "items": [pod]})))
             }
             _ if call.method == http::Method::GET => None,
             _ => refuse(call).or_else(|| Some((200, carried_out(call, &stored)))),
@@ -103,6 +110,13 @@ fn pod() -> Value {
         "spec": {"nodeName": "n1"},
         "status": {"phase": "Running"},
     })
+}
+
+fn terminating(deadline: Timestamp) -> Value {
+    let mut pod = pod();
+    pod["metadata"]["deletionTimestamp"] = json!(format!("{deadline:.0}"));
+    pod["metadata"]["deletionGracePeriodSeconds"] = json!(600);
+    pod
 }
 
 fn node(unschedulable: bool, annotations: Value) -> Value {
@@ -325,4 +339,17 @@ async fn completed_maintenance_is_released_after_its_nodes() {
     let writes = scene.writes.take();
     assert_eq!(writes[0].to_string(), format!("PATCH {MAINTENANCE}"));
     assert_eq!(writes[0].body["metadata"]["finalizers"], json!([]));
+}
+
+#[tokio::test]
+async fn node_is_looked_at_again_when_a_terminating_pod_is_overdue() {
+    let soon = Timestamp::now() + jiff::SignedDuration::from_secs(600);
+    let scene = Scene::with_pod(terminating(soon), |_| None).await;
+    scene.node(announced());
+    scene.maintenance(draining());
+    let overdue =
+        Timestamp::from_second(soon.as_second()).unwrap() + haulout_drain_planner::TERMINATION_PATIENCE;
+    assert_eq!(scene.handle_node().await, Outcome::Until(overdue));
+    assert_eq!(scene.handle_node().await, Outcome::Until(overdue), "each time");
+    assert_eq!(scene.blockers(), [""; 0]);
 }

@@ -243,11 +243,11 @@ fn returned_pod_is_asked_to_leave_when_its_pause_is_over() {
     world.pod_with(json!({"creationTimestamp": "2026-01-01T01:00:00Z"}), json!([{"operator": "Exists"}]));
     assert_eq!((world.desired(), world.plan().blockers.len()), (None, 1));
     let due = time("2026-01-01T01:15:00Z");
-    assert_eq!(world.state.take_wakes(), BTreeMap::from([("n1".into(), due)]));
+    assert_eq!(world.plan().wake, Some(due));
     world.now = due;
     assert_eq!(world.plan().blockers.len(), 1);
     assert_eq!(world.desired(), Some(evacuate()));
-    assert_eq!(world.state.take_wakes(), BTreeMap::new());
+    assert_eq!(world.plan().wake, None);
 }
 
 /// Found by the campaign: the next drain of the node held a pod back that had come back to the one before.
@@ -340,7 +340,7 @@ fn a_pod_that_does_not_end_is_reported_a_minute_after_its_grace_period() {
     world.pod(json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0}));
     assert_eq!(world.plan().blockers, []);
     let minute = world.now + SignedDuration::from_mins(1);
-    assert_eq!(world.state.take_wakes(), BTreeMap::from([("n1".into(), minute)]));
+    assert_eq!(world.plan().wake, Some(minute));
     world.now = minute;
     assert_eq!(world.plan().blockers.len(), 1);
 }
