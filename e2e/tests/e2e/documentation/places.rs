@@ -1,5 +1,7 @@
 //! Where things are in the code: the tables that name files and functions are right.
 
+use std::path::Path;
+
 use super::{pages, root};
 
 /// The rows of a page that name a file and a function in it, by heading.
@@ -10,7 +12,8 @@ fn places(page: &str) -> Vec<(String, String, String)> {
             heading = text.into();
         }
         let code: Vec<&str> = line.split('`').skip(1).step_by(2).collect();
-        if let Some(at) = code.iter().position(|code| code.starts_with("crates/") && code.ends_with(".rs"))
+        let is_file = |code: &&str| Path::new(code).extension().is_some_and(|ending| ending == "rs");
+        if let Some(at) = code.iter().position(|code| is_file(code) && code.starts_with("crates/"))
             && let (true, Some(function)) = (line.starts_with('|'), code.get(at + 1))
         {
             found.push((heading.clone(), code[at].into(), (*function).into()));
