@@ -194,7 +194,7 @@ fn merge(object: &mut Value, patch: &Value) {
 }
 
 #[tokio::test]
-async fn node_is_cordoned_and_announces_before_a_pod_is_asked_to_leave() {
+async fn node_announces_before_a_pod_is_asked_to_leave() {
     let scene = Scene::new(|_| None).await;
     scene.node(node(false, json!({})));
     scene.maintenance(draining());
@@ -276,7 +276,7 @@ async fn refused_evacuation_is_a_blocker_and_waits() {
 }
 
 #[tokio::test]
-async fn evacuation_of_others_gets_our_finalizer_and_loses_it_at_the_end() {
+async fn evacuation_of_others_gets_our_finalizer_until_the_end() {
     let scene = Scene::new(|_| None).await;
     let ours = haulout_api_types::instigators::finalizer("nodemaintenance.k8s.io");
     scene.node(announced());

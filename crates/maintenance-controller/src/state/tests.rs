@@ -334,7 +334,7 @@ fn an_attached_volume_is_waited_for_unless_it_belongs_to_a_pod_that_stays() {
 }
 
 #[test]
-fn a_pod_that_does_not_end_is_reported_a_minute_after_its_grace_period() {
+fn pod_that_does_not_end_is_reported_after_a_minute() {
     let mut world = World::new(&["node", "pod", "maintenance"]);
     world.now = "2026-01-01T00:00:00Z".parse().unwrap();
     world.pod(json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0}));

@@ -35,6 +35,19 @@ impl Scene {
                 });
                 Some((200, json!({"metadata": {"resourceVersion": "7"}, "items": [pod]})))
             }
+            path if call.method == http::Method::GET && path.starts_with(&format!("{EVACUATIONS}/")) => {
+                let name = path.rsplit('/').next();
+                Some((
+                    200,
+                    json!({
+                        "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+                        "metadata": {
+                            "name": name, "namespace": "default", "uid": "uid of others", "resourceVersion": "9",
+                            "finalizers": ["x/y"],
+                        },
+                    }),
+                ))
+            }
             _ if call.method == http::Method::GET => None,
             _ => refuse(call).or_else(|| Some((200, json!({"metadata": {"name": "x"}})))),
         };
@@ -109,9 +122,15 @@ async fn policy_evacuate_joins_an_evacuation_of_others() {
     let policy = "rules: [{key: k, action: Evacuate}]";
     let exists = |call: &Call| (call.method == http::Method::POST).then(|| refusal(409, "exists")).flatten();
     let scene = Scene::new(policy, false, exists).await;
-    // Nothing is there any more when it is looked at.
-    assert!(scene.handle().await.is_err());
-    assert_eq!(scene.writes.take_names()[0], format!("POST {EVACUATIONS}"));
+    scene.handle().await.unwrap();
+    let writes = scene.writes.take();
+    let evacuation = format!("{EVACUATIONS}/{}-pod-1", uid(1));
+    let names: Vec<_> = writes.iter().map(ToString::to_string).collect();
+    assert_eq!(names, [format!("POST {EVACUATIONS}"), format!("PATCH {evacuation}")]);
+    let metadata = &writes[1].body["metadata"];
+    let ours = haulout_api_types::instigators::finalizer(haulout_api_types::names::instigator::TAINT_MANAGER);
+    assert_eq!(metadata["finalizers"], json!(["x/y", ours]));
+    assert_eq!((&metadata["uid"], &metadata["resourceVersion"]), (&json!("uid of others"), &json!("9")));
 }
 
 #[tokio::test]
