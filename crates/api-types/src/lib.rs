@@ -8,6 +8,7 @@
 //! | what is that annotation, finalizer, condition or reason called? | [`names`] |
 //! | who may evacuate this pod, and what does its Evacuation look like? | [`evacuators`], [`instigators`] |
 //! | how does an evacuator report? | [`reports`] |
+//! | how are conditions written? | [`conditions`] |
 //! | which pods leave when? | [`drain_plan`], [`drain_targets`], [`drain_rules`], [`pod`] |
 //! | does this selector match? does this pod tolerate that taint? | [`selector`], [`tolerations`] |
 //! | which pod is it? | [`uid`] |
@@ -15,6 +16,7 @@
 //! A reader may be older than the objects it reads: an enum may have grown. Read lists and watches through
 //! kube's `DeserializeGuard`, so that one object that cannot be read does not hide all the others.
 
+pub mod conditions;
 pub mod drain_plan;
 pub mod drain_rule;
 pub mod drain_rules;

@@ -15,17 +15,18 @@ use haulout_api_types::names::{COMPLETION_FINALIZER, TAINTS_FIRST_SEEN_ANNOTATIO
 use haulout_api_types::{NodeMaintenance, names};
 use haulout_drain_planner::cordon::{self, NodeMarks};
 use haulout_service_runtime::access::{Permission, lease_name};
+use haulout_service_runtime::api::{Doing, Object, RequestError, Writer, Written};
 use haulout_service_runtime::service::Context;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Secret};
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleBinding};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch};
 use kube::core::{ObjectList, PartialObjectMeta};
-use kube::{Client, Resource, ResourceExt as _};
+use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 use thiserror::Error;
 use tracing::info;
 
@@ -61,13 +62,8 @@ pub struct Args {
 #[derive(Debug, Error)]
 pub enum CleanupError {
     /// The API server refused, or did not answer.
-    #[error("{doing}: {source}; what was cleaned up so far stays so, and it can be repeated")]
-    Api {
-        /// What was being done.
-        doing: String,
-        /// Why it failed.
-        source: Box<kube::Error>,
-    },
+    #[error("{0}; what was cleaned up so far stays so, and it can be repeated")]
+    Api(#[from] RequestError),
     /// Evacuators are at work that cannot stop half-way.
     #[error(
         "evacuators of these Evacuations forbid cancellation and the pods are still there: {evacuations}; {so_far}. \
@@ -92,10 +88,6 @@ impl fmt::Display for Names {
         f.write_str(&named.join(", "))?;
         if others.is_empty() { Ok(()) } else { write!(f, " and {} others", others.len()) }
     }
-}
-
-pub(crate) fn doing<T>(answer: kube::Result<T>, what: impl FnOnce() -> String) -> Result<T, CleanupError> {
-    answer.map_err(|source| CleanupError::Api { doing: what(), source: Box::new(source) })
 }
 
 impl Args {
@@ -185,22 +177,21 @@ async fn remove<K>(api: &Api<K>, name: &str) -> Result<(), CleanupError>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {
-    match api.delete(name, &DeleteParams::default()).await {
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-        answer => doing(answer, || format!("deleting {} {name}", K::kind(&()))).map(|_| ()),
-    }
+    let answer = api.delete(name, &DeleteParams::default()).await;
+    Doing::new("delete", K::kind(&()), "", name).written(answer)?;
+    Ok(())
 }
 
 /// All objects of a kind, page by page; none if the kind is no longer served.
 pub(crate) async fn pages<T: Clone>(
-    kind: &str,
+    kind: &'static str,
     page: impl AsyncFn(&ListParams) -> kube::Result<ObjectList<T>>,
 ) -> Result<Vec<T>, CleanupError> {
     let (mut found, mut params) = (Vec::new(), ListParams::default().limit(PAGE));
     loop {
         let page = match page(&params).await {
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(found),
-            answer => doing(answer, || format!("listing {kind}"))?,
+            answer => Doing::new("list", kind, "", "").result(answer)?,
         };
         found.extend(page.items);
         params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
@@ -210,41 +201,22 @@ pub(crate) async fn pages<T: Clone>(
     }
 }
 
-/// What became of finalizers that are not wanted.
-pub(crate) enum Finalizers {
-    /// There were none.
-    Kept,
-    /// They are gone; the object has this version since.
-    Written(Option<String>),
-    /// The object is gone, or somebody wrote before us: the next pass will tell.
-    Outdated,
-}
-
-/// Takes finalizers off an object, if it has any of them; of others, those that it has in the version that was seen.
+/// Takes finalizers off an object, if it has any of them; `None` if it has none. If the object is gone or somebody wrote
+/// before us, the next pass will tell.
 pub(crate) async fn without_finalizers<K>(
-    api: &Api<K>,
+    writer: &Writer,
     metadata: &ObjectMeta,
     unwanted: impl Fn(&str) -> bool,
-) -> Result<Finalizers, CleanupError>
+) -> Result<Option<Written<PartialObjectMeta<K>>>, CleanupError>
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+    K: Resource<DynamicType = ()>,
 {
     let before = metadata.finalizers.as_deref().unwrap_or_default();
     let kept: Vec<_> = before.iter().filter(|known| !unwanted(known)).collect();
     if kept.len() == before.len() {
-        return Ok(Finalizers::Kept);
+        return Ok(None);
     }
-    let name = metadata.name.as_deref().unwrap_or_default();
-    let patch = json!({"metadata": {
-        "uid": metadata.uid, "resourceVersion": metadata.resource_version, "finalizers": kept,
-    }});
-    match api.patch_metadata(name, &PatchParams::default(), &Patch::Merge(patch)).await {
-        Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(Finalizers::Outdated),
-        answer => {
-            let written = doing(answer, || format!("taking finalizers off {} {name}", K::kind(&())))?;
-            Ok(Finalizers::Written(written.resource_version()))
-        }
-    }
+    Ok(Some(writer.patch(&Object::of(metadata), json!({"metadata": {"finalizers": kept}})).await?))
 }
 
 /// Stops if one of these Evacuations must not be cancelled.
@@ -278,12 +250,12 @@ async fn end_evacuations(client: &Client, args: &Args) -> Result<usize, CleanupE
 
 /// They stay, but nothing hangs when they are deleted.
 async fn maintenances(client: &Client) -> Result<usize, CleanupError> {
-    let api: Api<NodeMaintenance> = Api::all(client.clone());
+    let (api, writer): (Api<NodeMaintenance>, _) = (Api::all(client.clone()), writer(client));
     let found = pages("nodemaintenances", async |params| api.list_metadata(params).await).await?;
     let clean = async |maintenance: &PartialObjectMeta<NodeMaintenance>| {
         let unwanted = |known: &str| known == COMPLETION_FINALIZER;
-        let written = without_finalizers(&api, &maintenance.metadata, unwanted).await?;
-        Ok(!matches!(written, Finalizers::Kept))
+        let written = without_finalizers::<NodeMaintenance>(&writer, &maintenance.metadata, unwanted).await?;
+        Ok(written.is_some())
     };
     count(stream::iter(&found).map(clean)).await
 }
@@ -313,50 +285,35 @@ struct SlimNodeStatus {
 
 /// Cordon, annotations and conditions, as at the end of every maintenance.
 async fn nodes(client: &Client) -> Result<usize, CleanupError> {
-    let api: Api<SlimNode> = Api::all(client.clone());
-    let found = doing(api.list(&ListParams::default()).await, || "listing nodes".into())?;
+    let (api, writer): (Api<SlimNode>, _) = (Api::all(client.clone()), writer(client));
+    let found = Doing::new("list", "nodes", "", "").result(api.list(&ListParams::default()).await)?;
     let clean = async |node: SlimNode| {
-        let (name, uid, version) = (node.name_any(), node.uid(), node.resource_version().unwrap_or_default());
-        let annotations = node.metadata.annotations.unwrap_or_default();
+        let object = Object::of(&node.metadata);
+        let annotations = node.metadata.annotations.clone().unwrap_or_default();
         let timed = annotations.contains_key(TAINTS_FIRST_SEEN_ANNOTATION);
         let marks = NodeMarks::new(node.spec.unschedulable, annotations, node.status.conditions);
         let mut changes = cordon::restore(&marks);
         if timed {
             changes.annotations.insert(TAINTS_FIRST_SEEN_ANNOTATION.into(), None);
         }
-        let params = PatchParams::default();
-        let patches = [
-            changes.node_patch(&version).map(|patch| (patch, false)),
-            changes.status_patch().map(|patch| (patch, true)),
-        ];
-        let mut touched = false;
-        for (mut patch, of_status) in patches.into_iter().flatten() {
-            touched = true;
-            name_object(&mut patch, uid.as_deref());
-            let answer = if of_status {
-                api.patch_status(&name, &params, &Patch::Strategic(patch)).await
-            } else {
-                api.patch(&name, &params, &Patch::Merge(patch)).await
-            };
-            match answer {
-                // It is gone, or somebody wrote before us: the next pass will tell.
-                Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => break,
-                answer => doing(answer, || format!("putting node {name} back as it was"))?,
-            };
+        // Where a node is gone or somebody wrote before us, the next pass will tell.
+        if let Some(patch) = changes.node_patch()
+            && !matches!(writer.patch::<SlimNode>(&object, patch).await?, Written::Done(_))
+        {
+            return Ok(true);
         }
-        Ok(touched)
+        if let Some(status) = changes.status_patch() {
+            let object = Object { version: None, ..object };
+            writer.patch_status::<SlimNode>(&object, Patch::Strategic(status)).await?;
+        }
+        Ok(!changes.is_empty())
     };
     count(stream::iter(found.items).map(clean)).await
 }
 
-/// Adds to a patch which object it means.
-fn name_object(patch: &mut Value, uid: Option<&str>) {
-    if let (Some(uid), Some(root)) = (uid, patch.as_object_mut()) {
-        let metadata = root.entry("metadata").or_insert_with(|| json!({}));
-        if let Some(metadata) = metadata.as_object_mut() {
-            metadata.insert("uid".into(), uid.into());
-        }
-    }
+/// Writes as this program.
+pub(crate) fn writer(client: &Client) -> Writer {
+    Writer::new(client.clone(), "haulout-chart-hooks")
 }
 
 /// Does so many at once, and counts those that were changed.

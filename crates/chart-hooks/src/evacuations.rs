@@ -4,13 +4,14 @@
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use haulout_api_types::evacuation::LocalPodReference;
 use haulout_api_types::{Evacuation, instigators};
+use haulout_service_runtime::api::{Doing, Object, Written};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{Api, DeleteParams, Preconditions};
+use kube::api::Api;
 use kube::{Client, ResourceExt as _};
 use serde::Deserialize;
 
-use crate::cleanup::{AT_ONCE, CleanupError, Finalizers, count, doing, pages, without_finalizers};
+use crate::cleanup::{AT_ONCE, CleanupError, count, pages, without_finalizers, writer};
 
 /// What is read of an Evacuation; one of a later version can be read too.
 #[derive(Clone, Debug, Deserialize, kube::Resource)]
@@ -46,14 +47,11 @@ impl Slim {
         format!("{}/{}", self.namespace().unwrap_or_default(), self.name_any())
     }
 
-    fn api(&self, client: &Client) -> Api<Evacuation> {
-        Api::namespaced(client.clone(), &self.namespace().unwrap_or_default())
-    }
-
     async fn has_its_pod(&self, client: &Client) -> Result<bool, CleanupError> {
         let pods: Api<Pod> = Api::namespaced(client.clone(), &self.namespace().unwrap_or_default());
         let LocalPodReference { name, uid } = &self.spec.pod_ref;
-        let found = doing(pods.get_metadata_opt(name).await, || format!("looking for pod {name}"))?;
+        let doing = Doing::new("get", "Pod", Object::of(&self.metadata).namespace, name);
+        let found = doing.result(pods.get_metadata_opt(name).await)?;
         Ok(found.is_some_and(|pod| pod.metadata.uid.as_deref() == Some(uid)))
     }
 }
@@ -69,7 +67,7 @@ pub(crate) async fn past_recall(client: &Client, all: &[Slim]) -> Result<Vec<Str
     let forbidding = all.iter().filter(|evacuation| evacuation.forbids_cancellation());
     let look = async |evacuation: &Slim| {
         let there = evacuation.has_its_pod(client).await?;
-        Ok(there.then(|| evacuation.full_name()))
+        Ok::<_, CleanupError>(there.then(|| evacuation.full_name()))
     };
     let found = stream::iter(forbidding).map(look).buffer_unordered(AT_ONCE);
     let mut names: Vec<_> = found.try_filter_map(async |name| Ok(name)).try_collect().await?;
@@ -81,11 +79,12 @@ pub(crate) async fn past_recall(client: &Client, all: &[Slim]) -> Result<Vec<Str
 /// it keeps their finalizers, which the evacuation controller removes when the pod has gone.
 pub(crate) async fn withdraw(client: &Client, all: &[Slim], of: &[&str]) -> Result<usize, CleanupError> {
     let ours: Vec<_> = of.iter().map(|subdomain| instigators::finalizer(subdomain)).collect();
+    let writer = writer(client);
     let cancellable = all.iter().filter(|evacuation| !evacuation.forbids_cancellation());
     let clean = async |evacuation: &Slim| {
         let unwanted = |finalizer: &str| ours.iter().any(|our| our == finalizer);
-        let written = without_finalizers(&evacuation.api(client), &evacuation.metadata, unwanted).await?;
-        Ok(!matches!(written, Finalizers::Kept))
+        let written = without_finalizers::<Evacuation>(&writer, &evacuation.metadata, unwanted).await?;
+        Ok(written.is_some())
     };
     count(stream::iter(cancellable).map(clean)).await
 }
@@ -93,26 +92,20 @@ pub(crate) async fn withdraw(client: &Client, all: &[Slim], of: &[&str]) -> Resu
 /// Deletes all of them, each in the version that was seen: without an evacuation controller nobody would ever act
 /// on them or take finalizers off them, and they would hold up the deletion of their namespaces.
 pub(crate) async fn end(client: &Client, all: &[Slim]) -> Result<usize, CleanupError> {
+    let writer = writer(client);
     let clean = async |evacuation: &Slim| {
-        let api = evacuation.api(client);
         let unwanted = |finalizer: &str| instigators::subdomain(finalizer).is_some();
-        let (changed, version) = match without_finalizers(&api, &evacuation.metadata, unwanted).await? {
-            Finalizers::Kept => (false, evacuation.resource_version()),
-            Finalizers::Written(version) => (true, version),
-            Finalizers::Outdated => return Ok(true),
+        let written = without_finalizers::<Evacuation>(&writer, &evacuation.metadata, unwanted).await?;
+        let metadata = match &written {
+            None => &evacuation.metadata,
+            Some(Written::Done(written)) => &written.metadata,
+            Some(_) => return Ok(true),
         };
         if evacuation.metadata.deletion_timestamp.is_some() {
-            return Ok(changed);
+            return Ok(written.is_some());
         }
-        let preconditions = Preconditions { uid: evacuation.uid(), resource_version: version };
-        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        match api.delete(&evacuation.name_any(), &params).await {
-            // It is gone, or somebody wrote before us: the next pass will tell.
-            Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(true),
-            answer => {
-                doing(answer, || format!("deleting Evacuation {}", evacuation.full_name())).map(|_| true)
-            }
-        }
+        writer.delete::<Evacuation>(&Object::of(metadata)).await?;
+        Ok(true)
     };
     count(stream::iter(all).map(clean)).await
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use fixedbitset::FixedBitSet;
+use haulout_api_types::conditions;
 use haulout_api_types::drain_plan::EntryMatcher;
 use haulout_api_types::drain_rule::DrainBehavior;
 use haulout_api_types::drain_rules::{DrainRules, Source};
@@ -13,7 +14,7 @@ use haulout_api_types::names::reason;
 use haulout_api_types::node_maintenance::{MAX_WAITING_FOR, PodType};
 use haulout_api_types::selector::Labels;
 use haulout_api_types::uid::Uid;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 
 use crate::blockers::{self, Blocker};
 use crate::facts::{EvacuationOf, NodeFacts, PodFacts, PodKey};
@@ -24,9 +25,6 @@ use crate::waiting::{Awaited, Waiting, Waits};
 
 /// How many of its skipped pods a node names: a message does not list more.
 pub const MAX_SKIPPED: usize = 5;
-
-/// How long a pod may take beyond its grace period before that is reported.
-pub const TERMINATION_PATIENCE: SignedDuration = SignedDuration::from_mins(1);
 
 /// What is wanted for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -221,7 +219,7 @@ impl<L> Pod<'_, L> {
     /// When it will have been terminating for too long.
     fn overdue(&self) -> Option<(Timestamp, Timestamp)> {
         let deadline = self.facts.deadline.filter(|_| self.facts.terminating)?;
-        Some((deadline, deadline.saturating_add(TERMINATION_PATIENCE).unwrap_or(Timestamp::MAX)))
+        Some((deadline, conditions::overdue(deadline)))
     }
 
     /// Until when it is left alone, because it comes back again and again.

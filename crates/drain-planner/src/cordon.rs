@@ -15,7 +15,7 @@ use haulout_api_types::node_maintenance::{
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::NodeCondition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::pause;
 use crate::report::{NodePlan, NodeState};
@@ -145,7 +145,7 @@ pub struct NodeChanges {
 impl NodeChanges {
     /// Whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
-        self.node_patch("").is_none() && self.status_patch().is_none()
+        self.node_patch().is_none() && self.status_patch().is_none()
     }
 
     /// Stands for what is written: equal for equal changes, whenever they are decided.
@@ -164,24 +164,17 @@ impl NodeChanges {
         }
     }
 
-    /// A JSON merge patch of the node. With its `resourceVersion`, because what is put back later depends on
-    /// how the node was when this was decided.
-    pub fn node_patch(&self, resource_version: &str) -> Option<Value> {
-        if self.unschedulable.is_none() && self.annotations.is_empty() {
-            return None;
+    /// A JSON merge patch of the node. What is put back later depends on how the node was when this was decided, so it is
+    /// for that state alone.
+    pub fn node_patch(&self) -> Option<Value> {
+        let mut patch = Map::new();
+        if !self.annotations.is_empty() {
+            patch.insert("metadata".into(), json!({"annotations": self.annotations}));
         }
-        let mut patch = json!({"metadata": {"resourceVersion": resource_version}});
-        if let Some(root) = patch.as_object_mut() {
-            if let Some(metadata) = root.get_mut("metadata").and_then(Value::as_object_mut)
-                && !self.annotations.is_empty()
-            {
-                metadata.insert("annotations".into(), json!(self.annotations));
-            }
-            if let Some(unschedulable) = self.unschedulable {
-                root.insert("spec".into(), json!({"unschedulable": unschedulable}));
-            }
+        if let Some(unschedulable) = self.unschedulable {
+            patch.insert("spec".into(), json!({"unschedulable": unschedulable}));
         }
-        Some(patch)
+        (!patch.is_empty()).then(|| patch.into())
     }
 
     /// A strategic merge patch of the node's status.
@@ -189,7 +182,7 @@ impl NodeChanges {
         let set = self.set_conditions.iter().map(|condition| json!(condition));
         let remove = self.remove_conditions.iter().map(|name| json!({"type": name, "$patch": "delete"}));
         let conditions: Vec<Value> = set.chain(remove).collect();
-        (!conditions.is_empty()).then(|| json!({"status": {"conditions": conditions}}))
+        (!conditions.is_empty()).then(|| json!({"conditions": conditions}))
     }
 }
 

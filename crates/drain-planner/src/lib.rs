@@ -40,7 +40,7 @@ mod tests;
 mod totals;
 pub mod waiting;
 
-pub use assess::{Counts, TERMINATION_PATIENCE};
+pub use assess::Counts;
 pub use blockers::Blocker;
 pub use planner::{Planner, Which};
 pub use report::{Desired, MaintenancePlan, NodePlan, NodeState, Summary, list};

@@ -338,11 +338,6 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         self.changed_maintenances.remove(&id);
     }
 
-    /// The namespaces whose labels it knows.
-    pub fn namespaces(&self) -> impl Iterator<Item = &Arc<str>> {
-        self.namespaces.keys()
-    }
-
     /// When the first drain of a node began that is still going on, or the node came under maintenance, whichever was
     /// later.
     pub fn drain_began(&self, node: &str) -> Option<Timestamp> {

@@ -1,7 +1,7 @@
 //! PodDisruptionBudgets, and who may try when one of them frees up: the oldest first, and never more at once
 //! than it allows besides those that are on their way already.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -191,14 +191,6 @@ impl Budgets {
                 self.namespaces.remove(namespace);
             }
         }
-    }
-
-    /// Keeps only these budgets, by namespace and name.
-    pub fn retain(&mut self, keys: &HashSet<(String, String)>) {
-        self.namespaces.retain(|namespace, all| {
-            all.retain(|budget| keys.contains(&(namespace.to_string(), budget.name.to_string())));
-            !all.is_empty()
-        });
     }
 
     /// The budgets that cover this pod.

@@ -6,6 +6,7 @@ mod garbage;
 
 use std::time::Duration;
 
+use haulout_api_types::conditions;
 use haulout_api_types::names::reason;
 use haulout_api_types::node_maintenance::PodType;
 use haulout_service_runtime::eviction::is_failure;
@@ -21,8 +22,6 @@ use crate::status;
 
 /// How long after a gap a deadline that passed in it is not yet missed: evacuators report first.
 pub const SETTLE: Duration = Duration::from_secs(30);
-/// How long a pod may need beyond its grace period before that is worth telling.
-const OVERDUE: Duration = Duration::from_secs(60);
 /// After how long a pod that was evicted and is still not seen to leave is looked at again.
 const UNSEEN: Duration = Duration::from_secs(60);
 
@@ -225,7 +224,7 @@ fn unblock_or_wait(
 /// The pod has been asked to end.
 fn leaving(record: &Record, pod: &Pod, moment: Moment) -> Plan {
     let end = pod.deletion_timestamp();
-    let overdue = end.map(|end| after(end, OVERDUE));
+    let overdue = end.map(conditions::overdue);
     let Some(end) = end.filter(|_| overdue.is_some_and(|overdue| overdue <= moment.now)) else {
         return unblock_or_wait(record, reason::EVACUATING, || status::terminating(pod), overdue);
     };

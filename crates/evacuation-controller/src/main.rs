@@ -32,6 +32,7 @@ use std::time::Duration;
 use clap::Parser as _;
 use haulout_api_types::{Evacuation, names};
 use haulout_service_runtime::access::{self, Kind, Permission};
+use haulout_service_runtime::api::Writer;
 use haulout_service_runtime::lease::InvalidTiming;
 use haulout_service_runtime::queue::Backoff;
 use haulout_service_runtime::service::{self, Context, Leading, Service};
@@ -79,28 +80,23 @@ fn main() -> ExitCode {
 
 async fn run(args: Args, context: Context) -> Result<(), InvalidTiming> {
     let metrics = Metrics::new(&context.metrics);
-    // Once for all terms: the metrics of a queue are those of its name.
-    let queue_metrics = context.metrics.queue("evacuations");
-    let timing = args.election.timing();
-    let lead = |leading| {
-        let queue = WorkQueue::fair(
-            context.clock.clone(),
-            BACKOFF,
-            queue_metrics.clone(),
-            |_| 0,
-            |queued: &Queued| Some(queued.namespace),
-        );
-        lead(&args, &context, metrics.clone(), queue, leading)
-    };
-    context.lead(timing, lead).await
+    context.lead(args.election.timing(), |leading| lead(&args, &context, metrics.clone(), leading)).await
 }
 
 /// One term of leadership. It begins with empty caches.
-async fn lead(args: &Args, context: &Context, metrics: Metrics, queue: WorkQueue<Queued>, leading: Leading) {
+async fn lead(args: &Args, context: &Context, metrics: Metrics, leading: Leading) {
+    let queue = WorkQueue::fair(
+        context.clock.clone(),
+        BACKOFF,
+        context.metrics.queue("evacuations"),
+        |_| 0,
+        |queued: &Queued| Some(queued.namespace),
+    );
     let pods = context.pod_cache();
     let state: Arc<Mutex<State>> = Arc::default();
     let _shown = metrics.show(&state, context.clock.clone());
     let controller = Arc::new(Controller {
+        writer: Writer::new(leading.clients.direct.clone(), api::MANAGER),
         clients: leading.clients,
         clock: context.clock.clone(),
         events: context.events.clone(),

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use haulout_api_types::Evacuation;
 use haulout_api_types::names::reason;
-use haulout_service_runtime::api::{RequestError, Written};
+use haulout_service_runtime::api::{RequestError, Writer, Written};
 use haulout_service_runtime::clients::Clients;
 use haulout_service_runtime::clock::Clock;
 use haulout_service_runtime::events::{Events, News};
@@ -15,6 +15,7 @@ use haulout_service_runtime::queue::Outcome;
 use haulout_service_runtime::workers::{WorkQueue, reconciling};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::core::DeserializeGuard;
 use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 
@@ -33,6 +34,7 @@ const MOST_STEPS: usize = 10;
 /// What a leader works with.
 pub struct Controller {
     pub(crate) clients: Clients,
+    pub(crate) writer: Writer,
     pub(crate) clock: Clock,
     pub(crate) events: Events,
     pub(crate) state: Arc<Mutex<State>>,
@@ -237,15 +239,16 @@ impl Controller {
                 Ok(next)
             }
             Action::Release { keep } => {
-                Ok(self.take(api::write_finalizers(&self.clients.direct, record, keep).await?))
+                Ok(self.take(api::write_finalizers(&self.writer, record, keep).await?))
             }
-            Action::Delete { end } => match api::delete(&self.clients.direct, record).await? {
-                Written::Done(_) => {
+            Action::Delete { end } => Ok(match api::delete(&self.writer, record).await? {
+                Written::Done(()) => {
                     self.state().deleted(record.uid, *end);
-                    Ok(Next::Again)
+                    Next::Again
                 }
-                other => Ok(self.take(other)),
-            },
+                Written::Outdated => Next::Retry,
+                Written::Gone => Next::Nothing,
+            }),
         }
     }
 
@@ -306,19 +309,19 @@ impl Controller {
     }
 
     async fn write(&self, record: &Record, status: Value) -> Result<Next, StepError> {
-        let written = api::write_status(&self.clients.direct, record, status).await?;
+        let written = api::write_status(&self.writer, record, status).await?;
         Ok(self.take(written))
     }
 
     /// Takes in what the API server answered to a write.
     fn take(&self, written: Written<WriteAnswer>) -> Next {
         match written {
-            Written::Done(Some(evacuation)) => {
-                self.refresh(*evacuation);
+            Written::Done(DeserializeGuard(Ok(evacuation))) => {
+                self.refresh(evacuation);
                 Next::Again
             }
             // The watch will tell.
-            Written::Done(None) | Written::Outdated => Next::Retry,
+            Written::Done(_) | Written::Outdated => Next::Retry,
             Written::Gone => Next::Nothing,
         }
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use haulout_api_types::evacuation::{CancellationPolicy, Evacuator};
 use haulout_api_types::names::condition;
 use haulout_api_types::{Evacuation, evacuators, instigators};
+use haulout_service_runtime::api::{Object, is_later};
 use haulout_service_runtime::pods::{NotAUid, Uid};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -177,12 +178,18 @@ impl Record {
             && self.blocked.as_ref().is_some_and(|blocked| blocked.message == fingerprint(message))
     }
 
-    /// Whether this is a later state of the same object. Versions that are no numbers cannot be compared:
-    /// then what came last is taken for the later.
+    /// Whether this is a later state of the same object.
     pub fn is_later_than(&self, other: &Self) -> bool {
-        match (self.version.parse::<u64>(), other.version.parse::<u64>()) {
-            (Ok(mine), Ok(others)) => mine > others,
-            _ => self.version != other.version,
+        is_later(&self.version, &other.version)
+    }
+
+    /// The object, in this state.
+    pub fn object(&self) -> Object<'_> {
+        Object {
+            namespace: &self.namespace,
+            name: &self.name,
+            uid: self.uid.to_string(),
+            version: Some(&self.version),
         }
     }
 }

@@ -224,12 +224,6 @@ impl State {
         self.admit(namespace, pods)
     }
 
-    /// Only these budgets are there; all others are gone. Who may try now.
-    pub fn retain_budgets(&mut self, keys: &HashSet<(String, String)>, pods: &PodIndex) -> Vec<Key> {
-        self.budgets.retain(keys);
-        self.admit_all(pods)
-    }
-
     /// All budgets are known. Who may try now.
     pub fn budgets_synced(&mut self, pods: &PodIndex) -> Vec<Key> {
         self.budgets_known = true;

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use haulout_api_types::instigators;
 use haulout_api_types::names::condition;
+use haulout_api_types::{conditions, instigators};
 use haulout_service_runtime::eviction::Failure;
 use haulout_service_runtime::pods::Pod;
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Map, Value, json};
 
 use crate::decide::Why;
@@ -25,7 +25,7 @@ pub fn failed(record: &Record, failure: &Failure, now: Timestamp) -> Map<String,
 /// The status when something keeps the pod from leaving.
 pub fn blocked(record: &Record, reason: &str, message: &str, now: Timestamp) -> Map<String, Value> {
     let mut status = Map::new();
-    status.insert("conditions".into(), conditions(record, true, reason, message, now));
+    status.insert("conditions".into(), with_ours(record, true, reason, message, now));
     status.insert("message".into(), message.into());
     status
 }
@@ -33,7 +33,7 @@ pub fn blocked(record: &Record, reason: &str, message: &str, now: Timestamp) -> 
 /// The status when nothing keeps the pod from leaving any more. A message that an evacuator has written since stays.
 pub fn unblocked(record: &Record, reason: &str, message: &str, now: Timestamp) -> Map<String, Value> {
     let mut status = Map::new();
-    status.insert("conditions".into(), conditions(record, false, reason, message, now));
+    status.insert("conditions".into(), with_ours(record, false, reason, message, now));
     if record.message_repeats_blocked {
         status.insert("message".into(), message.into());
     }
@@ -41,16 +41,10 @@ pub fn unblocked(record: &Record, reason: &str, message: &str, now: Timestamp) -
 }
 
 /// All conditions: those of others, and ours.
-fn conditions(record: &Record, is_true: bool, reason: &str, message: &str, now: Timestamp) -> Value {
+fn with_ours(record: &Record, is_true: bool, reason: &str, message: &str, now: Timestamp) -> Value {
     let since = record.blocked.as_ref().filter(|blocked| blocked.is_true == is_true);
-    let ours = Condition {
-        type_: condition::BLOCKED.into(),
-        status: if is_true { "True" } else { "False" }.into(),
-        reason: reason.into(),
-        message: message.into(),
-        last_transition_time: Time(since.map_or(now, |blocked| blocked.since)),
-        observed_generation: None,
-    };
+    let since = since.map_or(now, |blocked| blocked.since);
+    let ours = conditions::condition(condition::BLOCKED, is_true, reason, message, since);
     json!(record.other_conditions.iter().cloned().chain([ours]).collect::<Vec<_>>())
 }
 

@@ -1,10 +1,10 @@
 //! Which kinds are watched, and what each change means for the state.
 
-use std::collections::HashSet;
+use std::sync::Arc;
 
 use haulout_api_types::Evacuation;
 use haulout_service_runtime::pods::{Change, Subscriber};
-use haulout_service_runtime::watch::{Handler, Identity, Unreadable};
+use haulout_service_runtime::watch::{Handler, Unreadable};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use tracing::warn;
 
@@ -27,10 +27,6 @@ impl Subscriber for Controller {
 
 impl Handler<Evacuation> for Controller {
     type Key = Key;
-
-    fn key(identity: Identity<'_>) -> Option<Key> {
-        identity.uid.parse().ok()
-    }
 
     fn apply(&self, key: Key, evacuation: Evacuation) {
         let mut state = self.state();
@@ -55,27 +51,16 @@ impl Handler<Evacuation> for Controller {
         self.removed(key);
     }
 
-    fn reset(&self, listed: &HashSet<Key>) {
-        let gone: Vec<_> = self.state().keys().into_iter().filter(|key| !listed.contains(key)).collect();
-        for key in gone {
-            self.removed(key);
-        }
-    }
-
     fn resumed(&self) {
         self.resumed();
     }
 }
 
 /// A namespace and the name of a budget in it.
-pub(crate) type BudgetKey = (String, String);
+type BudgetKey = (Arc<str>, Arc<str>);
 
 impl Handler<PodDisruptionBudget> for Controller {
     type Key = BudgetKey;
-
-    fn key(identity: Identity<'_>) -> Option<BudgetKey> {
-        Some((identity.namespace.into(), identity.name.into()))
-    }
 
     fn apply(&self, _: BudgetKey, budget: PodDisruptionBudget) {
         let woken = self.state().budget_applied(budget, &self.pods.read());
@@ -84,11 +69,6 @@ impl Handler<PodDisruptionBudget> for Controller {
 
     fn delete(&self, (namespace, name): BudgetKey) {
         let woken = self.state().budget_deleted(&namespace, &name, &self.pods.read());
-        self.enqueue(woken);
-    }
-
-    fn reset(&self, listed: &HashSet<BudgetKey>) {
-        let woken = self.state().retain_budgets(listed, &self.pods.read());
         self.enqueue(woken);
     }
 

@@ -47,6 +47,7 @@ use clap::Parser as _;
 use haulout_api_types::{DrainRule, Evacuation, NodeMaintenance, names};
 use haulout_drain_planner::plan::Served;
 use haulout_service_runtime::access::{self, Kind, Permission};
+use haulout_service_runtime::api::Writer;
 use haulout_service_runtime::lease::InvalidTiming;
 use haulout_service_runtime::queue::Backoff;
 use haulout_service_runtime::service::{self, Context, Leading, Service};
@@ -111,23 +112,18 @@ fn main() -> ExitCode {
 
 async fn run(args: Args, context: Context) -> Result<(), InvalidTiming> {
     let metrics = Metrics::new(&context.metrics);
-    // Once for all terms: the metrics of a queue are those of its name.
-    let queue_metrics = context.metrics.queue("maintenance");
-    let timing = args.election.timing();
-    let lead = |leading| {
-        let queue =
-            WorkQueue::fair(context.clock.clone(), BACKOFF, queue_metrics.clone(), Work::lane, Work::group);
-        lead(&args, &context, metrics.clone(), queue, leading)
-    };
-    context.lead(timing, lead).await
+    context.lead(args.election.timing(), |leading| lead(&args, &context, metrics.clone(), leading)).await
 }
 
 /// One term of leadership. It begins with empty caches.
-async fn lead(args: &Args, context: &Context, metrics: Metrics, queue: WorkQueue<Work>, leading: Leading) {
+async fn lead(args: &Args, context: &Context, metrics: Metrics, leading: Leading) {
+    let queue_metrics = context.metrics.queue("maintenance");
+    let queue = WorkQueue::fair(context.clock.clone(), BACKOFF, queue_metrics, Work::lane, Work::group);
     let served = Served::new(args.pod_types.iter().copied());
     let state = Arc::new(Mutex::new(State::new(served, context.clock.now())));
     metrics.show(&state);
     let controller = Arc::new(Controller {
+        writer: Writer::new(leading.clients.direct.clone(), api::MANAGER),
         clients: leading.clients,
         clock: context.clock.clone(),
         events: context.events.clone(),

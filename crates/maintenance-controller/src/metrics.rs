@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use haulout_api_types::conditions;
 use haulout_api_types::names::condition;
 use haulout_api_types::node_maintenance::{NodeMaintenanceStatus, Stage};
 use jiff::Timestamp;
@@ -52,9 +53,8 @@ impl Metrics {
 
     /// Takes the time of a drain that has just ended.
     pub fn status_written(&self, old: &NodeMaintenanceStatus, new: &NodeMaintenanceStatus, now: Timestamp) {
-        let drained = |status: &NodeMaintenanceStatus| {
-            status.conditions.iter().any(|c| c.type_ == condition::DRAINED && c.status == "True")
-        };
+        let drained =
+            |status: &NodeMaintenanceStatus| conditions::is_true(&status.conditions, condition::DRAINED);
         let cordoned = |stage: Stage| matches!(stage, Stage::Cordon | Stage::Drain);
         let begun = new.stage_statuses.iter().filter(|b| cordoned(b.name)).map(|b| b.start_timestamp.0).min();
         if let Some(begun) = begun.filter(|_| drained(new) && !drained(old)) {

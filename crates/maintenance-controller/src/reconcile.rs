@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use haulout_drain_planner::NodePlan;
 use haulout_drain_planner::cordon::{self, CordonNotice, NodeChanges};
-use haulout_service_runtime::api::{RequestError, Written};
+use haulout_service_runtime::api::{Object, RequestError, Writer, Written};
 use haulout_service_runtime::clients::Clients;
 use haulout_service_runtime::clock::Clock;
 use haulout_service_runtime::events::Events;
@@ -16,6 +16,7 @@ use haulout_service_runtime::pods::{PodCache, PodIndex};
 use haulout_service_runtime::queue::Outcome;
 use haulout_service_runtime::workers::{WorkQueue, reconciling};
 use jiff::Timestamp;
+use kube::api::Patch;
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
@@ -23,7 +24,7 @@ use crate::api;
 use crate::events;
 use crate::metrics::Metrics;
 use crate::refusals::Failure;
-use crate::seen::NodeSeen;
+use crate::seen::{NodeSeen, SlimNode};
 use crate::state::{State, Unsettled, Work};
 use crate::status;
 
@@ -38,6 +39,7 @@ const MOST_STEPS: usize = 10;
 /// What a leader works with.
 pub struct Controller {
     pub(crate) clients: Clients,
+    pub(crate) writer: Writer,
     pub(crate) clock: Clock,
     pub(crate) events: Events,
     pub(crate) state: Arc<Mutex<State>>,
@@ -198,14 +200,16 @@ impl Controller {
         changes: &NodeChanges,
     ) -> Result<Next, RequestError> {
         debug!(%name, ?changes, "marking a node");
-        let (client, uid) = (&self.clients.direct, &seen.version.uid);
+        let node = seen.version.object("", name);
         let mut answers = Vec::new();
-        if let Some(patch) = changes.node_patch(&seen.version.version) {
-            answers.push(api::mark_node(client, name, uid, patch).await?);
+        if let Some(patch) = changes.node_patch() {
+            answers.push(self.writer.patch::<SlimNode>(&node, patch).await?);
         }
         let went_well = answers.iter().all(|answer| matches!(answer, Written::Done(_)));
-        if let Some(patch) = changes.status_patch().filter(|_| went_well) {
-            answers.push(api::mark_node_status(client, name, uid, patch).await?);
+        if let Some(status) = changes.status_patch().filter(|_| went_well) {
+            // Kubelets write the status all the time: the conditions are right in any state.
+            let node = Object { version: None, ..node };
+            answers.push(self.writer.patch_status(&node, Patch::Strategic(status)).await?);
         }
         let (mut next, mut lost) = (Next::Again, false);
         for answer in answers {

@@ -13,6 +13,7 @@ use haulout_drain_planner::cordon::NodeMarks;
 use haulout_drain_planner::facts::{Blocked, EvacuationOf, MAX_REASON, MaintenanceFacts, Turn};
 use haulout_drain_planner::placement::{NodeChoice, Taint};
 use haulout_drain_planner::plan::{Plan, Served};
+use haulout_service_runtime::api::{Object, is_later};
 use haulout_service_runtime::pods::{LabelSet, Toleration, Uid};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{self as core, Node, NodeCondition};
@@ -149,14 +150,14 @@ impl Version {
         Self { uid: text(&metadata.uid), version: text(&metadata.resource_version) }
     }
 
-    /// Whether the other one is a later state of the same object. Versions that are no numbers cannot be
-    /// compared: then what came last is taken for the later.
+    /// The object with this namespace and name, in this state.
+    pub fn object<'a>(&'a self, namespace: &'a str, name: &'a str) -> Object<'a> {
+        Object { namespace, name, uid: self.uid.to_string(), version: Some(&self.version) }
+    }
+
+    /// Whether the other one is a later state of the same object.
     pub fn is_followed_by(&self, other: &Self) -> bool {
-        let later = match (self.version.parse::<u64>(), other.version.parse::<u64>()) {
-            (Ok(mine), Ok(others)) => others > mine,
-            _ => self.version != other.version,
-        };
-        self.uid == other.uid && later
+        self.uid == other.uid && is_later(&other.version, &self.version)
     }
 
     /// Whether the other one is this state of the same object or an earlier one.
@@ -362,11 +363,6 @@ fn our_finalizer() -> String {
     instigators::finalizer(names::instigator::NODE_MAINTENANCE)
 }
 
-/// The pod of an Evacuation, which is in its name: so it is known even of one that cannot be read.
-pub fn pod_of(evacuation: &str) -> Option<Uid> {
-    evacuation.get(..36)?.parse().ok()
-}
-
 /// Where a volume is attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttachmentSeen {
@@ -535,8 +531,6 @@ mod tests {
         assert!(!with.forbids_cancellation);
         let forbids = json!({"metadata": {}, "status": {"evacuationCancellationPolicy": "Forbid"}});
         assert!(EvacuationSeen::new(serde_json::from_value(forbids).unwrap()).forbids_cancellation);
-        assert!(pod_of(&with.name).is_some());
-        assert_eq!(pod_of("x"), None);
     }
 
     #[test]

@@ -5,8 +5,7 @@ mod pods;
 mod returns;
 mod volumes;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::hash::Hash;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use haulout_api_types::drain_rules::DrainRules;
@@ -352,13 +351,6 @@ impl State {
         }
     }
 
-    /// All pods of Haulout itself have been listed: others are gone.
-    pub fn retain_own_pods(&mut self, listed: &HashSet<Arc<str>>, pods: &PodIndex) {
-        for name in missing(self.pods.own.keys(), listed) {
-            self.apply_own_pod(name, None, pods);
-        }
-    }
-
     /// Takes in an Evacuation of a pod.
     pub fn apply_evacuation(&mut self, pod: Uid, seen: EvacuationSeen, pods: &PodIndex) {
         self.pending_creates.remove(&pod);
@@ -383,13 +375,6 @@ impl State {
         self.pending_creates.remove(&pod);
         if self.pods.evacuations.remove(&pod).is_some() {
             self.look_at(pods.get(pod).map(AsRef::as_ref));
-        }
-    }
-
-    /// All Evacuations have been listed: those of other pods are gone.
-    pub fn retain_evacuations(&mut self, listed: &HashSet<Uid>, pods: &PodIndex) {
-        for pod in missing(self.pods.evacuations.keys(), listed) {
-            self.delete_evacuation(pod, pods);
         }
     }
 
@@ -421,13 +406,6 @@ impl State {
     pub fn apply_attachment(&mut self, name: Arc<str>, seen: Option<AttachmentSeen>) {
         for node in self.pods.volumes.put_attachment(name, seen) {
             self.plan_node(&node);
-        }
-    }
-
-    /// All attachments have been listed: others are gone.
-    pub fn retain_attachments(&mut self, listed: &HashSet<Arc<str>>) {
-        for name in missing(self.pods.volumes.attachments(), listed) {
-            self.apply_attachment(name, None);
         }
     }
 
@@ -480,13 +458,6 @@ impl State {
         self.rewrites.forget(name);
         self.volumes_ignored.remove(name);
         self.throttle.forget(&Work::Node(name.clone()));
-    }
-
-    /// All nodes have been listed: others are gone.
-    pub fn retain_nodes(&mut self, listed: &HashSet<Arc<str>>, pods: &PodIndex, now: Timestamp) {
-        for name in missing(self.nodes.keys(), listed) {
-            self.delete_node(&name, pods, now);
-        }
     }
 
     /// A node could not be written; when to try again.
@@ -582,23 +553,9 @@ impl State {
         self.follow(name);
     }
 
-    /// All maintenances have been listed: others are gone.
-    pub fn retain_maintenances(&mut self, listed: &HashSet<Arc<str>>) {
-        for name in missing(self.maintenances.keys().chain(self.unfollowed.keys()), listed) {
-            self.delete_maintenance(&name);
-        }
-    }
-
     /// Takes in the labels of a namespace; `None` if it is gone.
     pub fn apply_namespace(&mut self, name: Arc<str>, labels: Option<LabelSet>) {
         self.planner.put_namespace(name, labels);
-    }
-
-    /// All namespaces have been listed: others are gone.
-    pub fn retain_namespaces(&mut self, listed: &HashSet<Arc<str>>) {
-        for name in missing(self.planner.namespaces(), listed) {
-            self.apply_namespace(name, None);
-        }
     }
 
     /// Takes in a drain rule, which cannot be read if it is `None`; says what is wrong with its selectors.
@@ -621,15 +578,6 @@ impl State {
         }
     }
 
-    /// All drain rules have been listed: others are gone.
-    pub fn retain_rules(&mut self, listed: &HashSet<Arc<str>>) {
-        let gone: Vec<_> =
-            self.rules.keys().filter(|name| !listed.contains(name.as_str())).cloned().collect();
-        for name in gone {
-            self.delete_rule(&name);
-        }
-    }
-
     fn plan_rules(&mut self) -> Vec<(String, SelectorError)> {
         let unreadable = self.rules.iter().filter(|(_, rule)| rule.is_none()).map(|(name, _)| name.as_str());
         let (rules, invalid) = DrainRules::new(self.rules.values().flatten());
@@ -649,11 +597,6 @@ fn reader<'a>(
         Some(node) => known.facts(name, which, node, pods.on_node(name), now),
         None => Vec::new(),
     }
-}
-
-/// What is known and not listed.
-fn missing<'a, K: Clone + Eq + Hash + 'a>(known: impl Iterator<Item = &'a K>, listed: &HashSet<K>) -> Vec<K> {
-    known.filter(|key| !listed.contains(*key)).cloned().collect()
 }
 
 /// What to say of pods that are to leave while no evacuation controller leads.

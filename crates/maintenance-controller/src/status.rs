@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use haulout_api_types::conditions;
 use haulout_api_types::names::{EXCLUDE_VOLUME_DETACH_ANNOTATION, condition, event, reason};
 use haulout_api_types::node_maintenance::{
     Blocker, DrainStatus, MAX_BLOCKERS, MAX_WAITING_FOR, NodeMaintenanceStatus, Stage, StageStatus,
@@ -49,7 +50,7 @@ pub fn status(context: Context<'_>, plan: &MaintenancePlan) -> NodeMaintenanceSt
         Stage::Complete => old.drain_status.clone().map(|drain| ended(drain, plan, now)),
     };
     let had_nodes = had_nodes(old) || plan.nodes_selected + plan.nodes_drained_and_deleted > 0;
-    let mut all = conditions(stage, plan, had_nodes);
+    let mut all = wanted_in(stage, plan, had_nodes);
     if stage != Stage::Drain {
         // Once it is there, it stays: who waits for it to become false must see that.
         let known = next.conditions.iter().any(|known| known.type_ == condition::BLOCKED);
@@ -247,12 +248,12 @@ fn wanted(type_: &'static str, status: bool, reason: &str, message: String) -> W
 
 /// Whether a status says that a node was selected once: the condition that tells otherwise has a reason of its own.
 fn had_nodes(status: &NodeMaintenanceStatus) -> bool {
-    let cordoned = status.conditions.iter().find(|known| known.type_ == condition::CORDONED);
+    let cordoned = conditions::find(&status.conditions, condition::CORDONED);
     cordoned.is_some_and(|cordoned| cordoned.reason != reason::NO_NODES)
 }
 
 /// The conditions in a stage. `had_nodes` says whether any node has been selected so far.
-fn conditions(stage: Stage, plan: &MaintenancePlan, had_nodes: bool) -> Vec<Wanted> {
+fn wanted_in(stage: Stage, plan: &MaintenancePlan, had_nodes: bool) -> Vec<Wanted> {
     match stage {
         Stage::Idle => Vec::new(),
         Stage::Cordon => vec![cordoned(plan, had_nodes)],
@@ -423,25 +424,10 @@ fn refused(plan: &MaintenancePlan) -> Option<Wanted> {
     Some(wanted(condition::BLOCKED, true, reason, message))
 }
 
-fn set(conditions: &mut Vec<Condition>, wanted: &Wanted, generation: Option<i64>, now: Timestamp) {
-    let status = if wanted.status { "True" } else { "False" };
-    let mut condition = Condition {
-        type_: wanted.type_.into(),
-        status: status.into(),
-        reason: wanted.reason.clone(),
-        message: wanted.message.clone(),
-        observed_generation: generation,
-        last_transition_time: Time(now),
-    };
-    if let Some(known) = conditions.iter_mut().find(|known| known.type_ == wanted.type_) {
-        if known.status == status {
-            condition.last_transition_time = known.last_transition_time.clone();
-        }
-        *known = condition;
-    } else {
-        conditions.push(condition);
-        conditions.sort_by(|a, b| a.type_.cmp(&b.type_));
-    }
+fn set(all: &mut Vec<Condition>, wanted: &Wanted, observed_generation: Option<i64>, now: Timestamp) {
+    let Wanted { type_, status, reason, message } = wanted;
+    let condition = conditions::condition(type_, *status, reason, message, now);
+    conditions::set(all, Condition { observed_generation, ..condition });
 }
 
 /// Something to be told as an event of a maintenance.
@@ -464,9 +450,7 @@ pub fn notices(old: &NodeMaintenanceStatus, new: &NodeMaintenanceStatus) -> Vec<
             tell(event::STAGE_STARTED, false, format!("Stage {} has begun", begun.name.as_str()));
         }
     }
-    let is = |status: &NodeMaintenanceStatus, type_: &str| {
-        status.conditions.iter().any(|known| known.type_ == type_ && known.status == "True")
-    };
+    let is = |status: &NodeMaintenanceStatus, type_: &str| conditions::is_true(&status.conditions, type_);
     let message = |type_: &str| {
         let found = new.conditions.iter().find(|known| known.type_ == type_);
         found.map(|known| known.message.clone()).unwrap_or_default()

@@ -1,13 +1,12 @@
 //! Which kinds are watched, and what each change means for the state.
 
-use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use haulout_api_types::{DrainRule, NodeMaintenance};
 use haulout_service_runtime::access::lease_name;
 use haulout_service_runtime::events::reference;
-use haulout_service_runtime::pods::{Change, LabelSet, Subscriber, Uid};
-use haulout_service_runtime::watch::{Handler, Identity, Source, Unreadable};
+use haulout_service_runtime::pods::{Change, LabelSet, Subscriber};
+use haulout_service_runtime::watch::{EvacuatedPod, Handler, Source, Unreadable};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, ObjectReference};
@@ -22,7 +21,7 @@ use crate::events;
 use crate::leader::Leader;
 use crate::reconcile::Controller;
 use crate::seen::{
-    self, AttachmentSeen, EvacuationSeen, NodeSeen, SlimAttachment, SlimEvacuation, SlimNode, SlimOwnPod,
+    AttachmentSeen, EvacuationSeen, NodeSeen, SlimAttachment, SlimEvacuation, SlimNode, SlimOwnPod,
 };
 
 /// The labels that the chart gives to the pods of all services.
@@ -42,17 +41,8 @@ impl Subscriber for Controller {
     }
 }
 
-#[allow(clippy::unnecessary_wraps, reason = "as `Handler::key` wants it")]
-fn by_name(identity: Identity<'_>) -> Option<Arc<str>> {
-    Some(identity.name.into())
-}
-
 impl Handler<SlimNode> for Controller {
     type Key = Arc<str>;
-
-    fn key(identity: Identity<'_>) -> Option<Arc<str>> {
-        by_name(identity)
-    }
 
     fn apply(&self, name: Arc<str>, node: SlimNode) {
         self.tell(|state| state.apply_node(name, NodeSeen::new(node)));
@@ -62,19 +52,10 @@ impl Handler<SlimNode> for Controller {
         let now = self.clock.now();
         self.update(|state, pods| state.delete_node(&name, pods, now));
     }
-
-    fn reset(&self, listed: &HashSet<Arc<str>>) {
-        let now = self.clock.now();
-        self.update(|state, pods| state.retain_nodes(listed, pods, now));
-    }
 }
 
 impl Handler<NodeMaintenance> for Controller {
     type Key = Arc<str>;
-
-    fn key(identity: Identity<'_>) -> Option<Arc<str>> {
-        by_name(identity)
-    }
 
     fn apply(&self, name: Arc<str>, maintenance: NodeMaintenance) {
         let regarding = reference(&maintenance);
@@ -93,18 +74,10 @@ impl Handler<NodeMaintenance> for Controller {
     fn delete(&self, name: Arc<str>) {
         self.tell(|state| state.delete_maintenance(&name));
     }
-
-    fn reset(&self, listed: &HashSet<Arc<str>>) {
-        self.tell(|state| state.retain_maintenances(listed));
-    }
 }
 
 impl Handler<DrainRule> for Controller {
     type Key = Arc<str>;
-
-    fn key(identity: Identity<'_>) -> Option<Arc<str>> {
-        by_name(identity)
-    }
 
     fn apply(&self, name: Arc<str>, rule: DrainRule) {
         let regarding = reference(&rule);
@@ -123,39 +96,22 @@ impl Handler<DrainRule> for Controller {
     fn delete(&self, name: Arc<str>) {
         self.tell(|state| state.delete_rule(&name));
     }
-
-    fn reset(&self, listed: &HashSet<Arc<str>>) {
-        self.tell(|state| state.retain_rules(listed));
-    }
 }
 
 impl Handler<SlimEvacuation> for Controller {
-    /// The UID of its pod.
-    type Key = Uid;
+    type Key = EvacuatedPod;
 
-    fn key(identity: Identity<'_>) -> Option<Uid> {
-        seen::pod_of(identity.name)
-    }
-
-    fn apply(&self, pod: Uid, evacuation: SlimEvacuation) {
+    fn apply(&self, EvacuatedPod(pod): EvacuatedPod, evacuation: SlimEvacuation) {
         self.update(|state, pods| state.apply_evacuation(pod, EvacuationSeen::new(evacuation), pods));
     }
 
-    fn delete(&self, pod: Uid) {
+    fn delete(&self, EvacuatedPod(pod): EvacuatedPod) {
         self.update(|state, pods| state.delete_evacuation(pod, pods));
-    }
-
-    fn reset(&self, listed: &HashSet<Uid>) {
-        self.update(|state, pods| state.retain_evacuations(listed, pods));
     }
 }
 
 impl Handler<SlimAttachment> for Controller {
     type Key = Arc<str>;
-
-    fn key(identity: Identity<'_>) -> Option<Arc<str>> {
-        by_name(identity)
-    }
 
     fn apply(&self, name: Arc<str>, attachment: SlimAttachment) {
         self.tell(|state| state.apply_attachment(name, AttachmentSeen::new(attachment)));
@@ -164,18 +120,10 @@ impl Handler<SlimAttachment> for Controller {
     fn delete(&self, name: Arc<str>) {
         self.tell(|state| state.apply_attachment(name, None));
     }
-
-    fn reset(&self, listed: &HashSet<Arc<str>>) {
-        self.tell(|state| state.retain_attachments(listed));
-    }
 }
 
 impl Handler<PartialObjectMeta<Namespace>> for Controller {
     type Key = Arc<str>;
-
-    fn key(identity: Identity<'_>) -> Option<Arc<str>> {
-        by_name(identity)
-    }
 
     fn apply(&self, name: Arc<str>, namespace: PartialObjectMeta<Namespace>) {
         let labels = namespace.labels().iter().map(|(key, value)| (key.as_str(), value.as_str()));
@@ -186,18 +134,10 @@ impl Handler<PartialObjectMeta<Namespace>> for Controller {
     fn delete(&self, name: Arc<str>) {
         self.tell(|state| state.apply_namespace(name, None));
     }
-
-    fn reset(&self, listed: &HashSet<Arc<str>>) {
-        self.tell(|state| state.retain_namespaces(listed));
-    }
 }
 
 impl Handler<SlimOwnPod> for Controller {
     type Key = Arc<str>;
-
-    fn key(identity: Identity<'_>) -> Option<Arc<str>> {
-        by_name(identity)
-    }
 
     fn apply(&self, name: Arc<str>, pod: SlimOwnPod) {
         self.update(|state, pods| state.apply_own_pod(name, pod.keep(), pods));
@@ -205,10 +145,6 @@ impl Handler<SlimOwnPod> for Controller {
 
     fn delete(&self, name: Arc<str>) {
         self.update(|state, pods| state.apply_own_pod(name, None, pods));
-    }
-
-    fn reset(&self, listed: &HashSet<Arc<str>>) {
-        self.update(|state, pods| state.retain_own_pods(listed, pods));
     }
 }
 
@@ -298,21 +234,11 @@ impl EvacuationController {
 impl Handler<Lease> for EvacuationController {
     type Key = ();
 
-    fn key(_: Identity<'_>) -> Option<()> {
-        Some(())
-    }
-
     fn apply(&self, (): (), lease: Lease) {
         self.observe(Some(&lease));
     }
 
     fn delete(&self, (): ()) {
         self.observe(None);
-    }
-
-    fn reset(&self, listed: &HashSet<()>) {
-        if listed.is_empty() {
-            self.observe(None);
-        }
     }
 }

@@ -4,8 +4,8 @@
 //! kube-runtime's `watcher` does not say when a broken watch works again or was resumed, and its `Controller` is keyed by one
 //! kind and has no lanes; our controllers need both. Requests, selectors and `Resource` are kube's.
 //!
-//! - Lists come in pages, watches ask for bookmarks and go on from the last version. What was deleted unseen is found by
-//!   comparing with the next list ([`Handler::reset`]).
+//! - Lists come in pages, watches ask for bookmarks and go on from the last version. What was deleted in a gap is found by
+//!   comparing with the next list ([`Handler::delete`]).
 //! - A gap begins when a watch breaks or its version has expired, and ends when a watch works again ([`Handler::interrupted`],
 //!   [`Handler::resumed`]). Deadlines that pass in a gap are not missed at once.
 //! - A half-open connection is noticed within 90 seconds: the API server sends a bookmark every minute, and where it has sent
@@ -42,6 +42,7 @@ pub(crate) use self::request::{open, read};
 pub use self::store::Store;
 use crate::access::{Permission, Scope};
 use crate::metrics::Metrics;
+use crate::pods::Uid;
 use crate::queue::Backoff;
 
 /// How many objects are listed at a time. More of them need more memory for a moment, fewer of them more requests.
@@ -62,13 +63,53 @@ const ACCEPTED: Duration = Duration::from_secs(1);
 /// The pauses between attempts.
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), most: Duration::from_secs(10) };
 
+/// What an object is known by.
+pub trait Key: Clone + Eq + Hash + Send + 'static {
+    /// The key of an object; `None` if the object is ignored.
+    fn of(identity: Identity<'_>) -> Option<Self>;
+}
+
+/// The name: enough for cluster-scoped kinds and within one namespace.
+impl Key for Arc<str> {
+    fn of(identity: Identity<'_>) -> Option<Self> {
+        (!identity.name.is_empty()).then(|| identity.name.into())
+    }
+}
+
+/// Namespace and name.
+impl Key for (Arc<str>, Arc<str>) {
+    fn of(identity: Identity<'_>) -> Option<Self> {
+        Some((identity.namespace.into(), identity.name.into()))
+    }
+}
+
+impl Key for Uid {
+    fn of(identity: Identity<'_>) -> Option<Self> {
+        identity.uid.parse().ok()
+    }
+}
+
+/// The pod of an Evacuation, which is in its name: so it is known even of one that cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EvacuatedPod(pub Uid);
+
+impl Key for EvacuatedPod {
+    fn of(identity: Identity<'_>) -> Option<Self> {
+        identity.name.get(..36)?.parse().ok().map(Self)
+    }
+}
+
+/// All objects of a kind are the same to the handler.
+impl Key for () {
+    fn of(_: Identity<'_>) -> Option<Self> {
+        Some(())
+    }
+}
+
 /// Keeps what is known of the objects of one kind. One controller has one implementation for each kind that it watches.
 pub trait Handler<K>: Send + Sync + 'static {
     /// What an object is known by.
-    type Key: Clone + Eq + Hash + Send + 'static;
-
-    /// The key of an object; `None` if it is ignored.
-    fn key(identity: Identity<'_>) -> Option<Self::Key>;
+    type Key: Key;
 
     /// An object was added or has changed.
     fn apply(&self, key: Self::Key, object: K);
@@ -76,11 +117,8 @@ pub trait Handler<K>: Send + Sync + 'static {
     /// An object was added or has changed and cannot be read. By default what is known of it stays.
     fn unreadable(&self, _key: Self::Key, _problem: Unreadable) {}
 
-    /// An object was deleted.
+    /// An object was deleted, now or in a gap.
     fn delete(&self, key: Self::Key);
-
-    /// All objects have been listed again: those with other keys were deleted.
-    fn reset(&self, listed: &HashSet<Self::Key>);
 
     /// A gap begins: changes may be missed from now on, or since so long ago if the watch turned out to be half-open.
     fn interrupted(&self, _ago: Duration) {}
@@ -211,10 +249,11 @@ pub(crate) trait Sink: Send + 'static {
 }
 
 /// Passes typed objects to a [`Handler`].
-struct Typed<K, H> {
+struct Typed<K, H: Handler<K>> {
     handler: Arc<H>,
     resource: &'static str,
-    kind: PhantomData<fn() -> K>,
+    /// The objects that the handler knows.
+    known: HashSet<H::Key>,
 }
 
 impl<K, H> Sink for Typed<K, H>
@@ -226,10 +265,11 @@ where
     type Key = H::Key;
 
     fn key(identity: Identity<'_>) -> Option<Self::Key> {
-        H::key(identity)
+        Key::of(identity)
     }
 
     fn apply(&mut self, key: Self::Key, Parsed(object): Parsed<K>) {
+        self.known.insert(key.clone());
         match object {
             Ok(object) => self.handler.apply(key, object),
             Err(problem) => {
@@ -242,11 +282,14 @@ where
     }
 
     fn delete(&mut self, key: Self::Key) {
+        self.known.remove(&key);
         self.handler.delete(key);
     }
 
     fn reset(&mut self, listed: &HashSet<Self::Key>) {
-        self.handler.reset(listed);
+        for key in self.known.extract_if(|key| !listed.contains(key)) {
+            self.handler.delete(key);
+        }
     }
 
     fn interrupted(&mut self, ago: Duration) {
@@ -270,7 +313,7 @@ pub async fn run<K, H>(
     K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
     H: Handler<K>,
 {
-    let sink = Typed { handler, resource: source.resource, kind: PhantomData };
+    let sink = Typed { handler, resource: source.resource, known: HashSet::new() };
     match Reflector::new(client, source, sink, metrics, synced).run().await {}
 }
 

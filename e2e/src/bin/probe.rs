@@ -1,10 +1,13 @@
 //! A whole service on the service runtime, with nothing to decide, for tests to freeze, cut off, shift in time
 //! and stop. It prints what it does, one line for each: `leads`, `worked on KEY`, `stands by`, `ends`.
 //!
+//! With `--panic-on NAME` it watches ConfigMaps, and its watch panics when one has this name.
+//!
 //! With `--count` it counts upwards in a ConfigMap while it leads (`wrote N`, `failed: …`), and has a worker
 //! that only the fence can stop, which ends with `fenced: …`.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -15,6 +18,8 @@ use haulout_service_runtime::events::{News, Severity, reference};
 use haulout_service_runtime::lease::{InvalidTiming, NotLeading, Timing};
 use haulout_service_runtime::queue::{Backoff, Outcome};
 use haulout_service_runtime::service::{self, CommonArgs, Context, Leading, Service};
+use haulout_service_runtime::term;
+use haulout_service_runtime::watch::{Handler, Source};
 use haulout_service_runtime::workers::WorkQueue;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
@@ -39,6 +44,22 @@ struct Args {
     /// A key that is due this many seconds after the start
     #[arg(long)]
     wake_after: Option<i64>,
+    /// Panics in a background task when there is a ConfigMap of this name in its namespace
+    #[arg(long, value_name = "NAME")]
+    panic_on: Option<String>,
+}
+
+/// A handler with a defect.
+struct PanicOn(String);
+
+impl Handler<ConfigMap> for PanicOn {
+    type Key = Arc<str>;
+
+    fn apply(&self, name: Arc<str>, _: ConfigMap) {
+        assert!(*self.0 != *name, "ConfigMap {name} was too much for it");
+    }
+
+    fn delete(&self, _: Arc<str>) {}
 }
 
 const PERMISSIONS: &[Permission] = &[
@@ -116,13 +137,17 @@ async fn work(args: &Args, context: &Context, queue: &WorkQueue<&'static str>, m
             });
         }
     }
-    queue
-        .run(2, context.stop.clone(), |key| async move {
-            let _span = info_span!("work", key).entered();
-            println!("worked on {key}");
-            Ok::<_, std::convert::Infallible>(Outcome::Done)
-        })
-        .await;
+    let mut tasks = term::Term::new(context);
+    if let Some(name) = &args.panic_on {
+        let source = Source::in_namespace("configmaps", &context.namespace);
+        tasks.watch(source, &Arc::new(PanicOn(name.clone())));
+    }
+    let workers = queue.run(2, context.stop.clone(), |key| async move {
+        let _span = info_span!("work", key).entered();
+        println!("worked on {key}");
+        Ok::<_, std::convert::Infallible>(Outcome::Done)
+    });
+    tasks.run(workers).await;
 }
 
 async fn count(context: &Context, maps: Api<ConfigMap>) {

@@ -209,6 +209,22 @@ async fn a_running_service_shows_its_health_and_metrics_and_ends_within_ten_seco
     assert!(position("shutting down") < position("ends"), "{text}");
 }
 
+/// A leader whose watch has died would look alive and do nothing.
+#[tokio::test]
+async fn panic_in_a_background_task_ends_the_service() {
+    let cluster = shared().await;
+    namespace(&cluster, "service-panic").await;
+    let probe = Probe::start(&cluster, "service-panic", &cluster.kubeconfig, &["--panic-on", "straw"]);
+    probe.says("worked on early").await;
+    let create = ["create", "configmap", "straw", "-n", "service-panic"];
+    cluster.kubectl(&create).await.unwrap().success().unwrap();
+    let status = tokio::time::timeout(SOON, probe.process.exited()).await.expect("it ends by itself");
+    let text = probe.text();
+    assert_eq!(status.code(), Some(101), "{text}");
+    let said = text.lines().find(|line| line.contains("background task panicked, ending the service"));
+    assert!(said.is_some_and(|line| line.contains("ConfigMap straw was too much for it")), "{text}");
+}
+
 #[tokio::test]
 async fn a_burst_of_a_thousand_events_that_are_alike_costs_a_few_writes() {
     let cluster = shared().await;

@@ -225,9 +225,9 @@ fn autoscalers_are_held_while_a_maintenance_wants_that() {
 fn patches_say_no_more_than_what_changes() {
     let changes = decide(&NodeMarks::default(), &plan(&["a"], false, NodeState::Idle), false, at(0));
     assert_eq!(
-        changes.node_patch("7").unwrap(),
+        changes.node_patch().unwrap(),
         json!({
-            "metadata": {"resourceVersion": "7", "annotations": {
+            "metadata": {"annotations": {
                 BEFORE_MAINTENANCE_ANNOTATION: r#"{"unschedulable":false}"#,
                 MAINTENANCE_STATUS_ANNOTATION: r#"{"maintenances":[{"name":"a","stage":"Cordon","uid":"uid of a"}]}"#,
             }},
@@ -239,9 +239,9 @@ fn patches_say_no_more_than_what_changes() {
     let end = decide(&marks, &idle(), false, at(1));
     assert_eq!(
         end.status_patch().unwrap(),
-        json!({"status": {"conditions": [{"type": "MaintenanceInProgress", "$patch": "delete"}]}})
+        json!({"conditions": [{"type": "MaintenanceInProgress", "$patch": "delete"}]})
     );
-    assert_eq!((NodeChanges::default().node_patch("7"), NodeChanges::default().status_patch()), (None, None));
+    assert_eq!((NodeChanges::default().node_patch(), NodeChanges::default().status_patch()), (None, None));
 }
 
 /// The seconds at which a cordon is put back that somebody takes off at once each time, and from which on that is told.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use haulout_api_types::NodeMaintenance;
 use haulout_api_types::node_maintenance::{NodeMaintenanceStatus, Stage};
 use haulout_drain_planner::MaintenancePlan;
-use haulout_service_runtime::api::{RequestError, Written};
+use haulout_service_runtime::api::{Object, RequestError, Written};
 use haulout_service_runtime::queue::Outcome;
 use jiff::Timestamp;
+use kube::core::DeserializeGuard;
 use serde_json::json;
 use tracing::{debug, warn};
 
@@ -63,7 +64,7 @@ impl Controller {
                 next
             });
         }
-        let written = match api::write_maintenance(&self.clients.direct, &seen, patch).await {
+        let written = match self.writer.patch(&Object::of(&seen.object.metadata), patch).await {
             Ok(written) => written,
             Err(error) => {
                 warn!(%name, %error, ?step, "failed to write a NodeMaintenance");
@@ -88,7 +89,8 @@ impl Controller {
         if self.clock.now() < when {
             return Ok(Next::Rest(Outcome::Until(when)));
         }
-        let written = api::delete_maintenance(&self.clients.direct, seen).await?;
+        let object = Object::of(&seen.object.metadata);
+        let written = self.writer.delete::<NodeMaintenance>(&object).await?;
         // The watch tells that it is gone, or what is new about it.
         Ok(Next::Rest(if matches!(written, Written::Outdated) { Outcome::Failed } else { Outcome::Done }))
     }
@@ -97,7 +99,7 @@ impl Controller {
         let none = NodeMaintenanceStatus::default();
         let old = seen.object.status.as_ref().unwrap_or(&none);
         let new = status::begun(old, stage, self.clock.now());
-        let written = api::write_status(&self.clients.direct, &seen.object, json!(new)).await?;
+        let written = api::write_status(&self.writer, &seen.object, json!(new)).await?;
         if matches!(written, Written::Done(_)) {
             for notice in status::notices(old, &new) {
                 self.events.publish(events::of(&seen.object, notice));
@@ -118,7 +120,7 @@ impl Controller {
         let new = status::not_followed(old, object.metadata.generation, why, self.clock.now());
         if new != *old {
             // What comes of it, the watch will tell.
-            api::write_status(&self.clients.direct, &object, json!(new)).await?;
+            api::write_status(&self.writer, &object, json!(new)).await?;
         }
         Ok(Next::Rest(Outcome::Done))
     }
@@ -142,7 +144,7 @@ impl Controller {
         if let Err(when) = allowed {
             return Ok(Next::Rest(Outcome::Until(when)));
         }
-        let written = api::write_status(&self.clients.direct, &seen.object, json!(new)).await?;
+        let written = api::write_status(&self.writer, &seen.object, json!(new)).await?;
         if matches!(written, Written::Done(_)) {
             self.metrics.status_written(old, &new, now);
             let forwarded = {
@@ -157,14 +159,14 @@ impl Controller {
     }
 
     /// Takes in what the API server answered to a write.
-    fn take(&self, written: Written<Option<NodeMaintenance>>) -> Next {
+    fn take(&self, written: Written<api::Answer>) -> Next {
         match written {
-            Written::Done(Some(maintenance)) => {
+            Written::Done(DeserializeGuard(Ok(maintenance))) => {
                 self.tell(|state| state.refresh_maintenance(maintenance));
                 Next::Again
             }
             // The watch will tell.
-            Written::Done(None) | Written::Gone => Next::Rest(Outcome::Done),
+            Written::Done(_) | Written::Gone => Next::Rest(Outcome::Done),
             Written::Outdated => Next::Rest(Outcome::Failed),
         }
     }

@@ -70,7 +70,7 @@ impl Controller {
         seen: &EvacuationSeen,
         why: Option<&str>,
     ) -> Result<Next, RequestError> {
-        match api::write_finalizer(&self.clients.direct, seen, why).await {
+        match api::write_finalizer(&self.writer, seen, why).await {
             Ok(Written::Done(evacuation)) => {
                 let seen = EvacuationSeen::new(evacuation);
                 self.update(|state, pods| {

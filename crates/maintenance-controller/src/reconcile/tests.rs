@@ -3,7 +3,7 @@
 use haulout_api_types::NodeMaintenance;
 use haulout_drain_planner::plan::Served;
 use haulout_service_runtime::testing::{Call, Writes, recorded, refusal};
-use haulout_service_runtime::watch::Handler;
+use haulout_service_runtime::watch::{EvacuatedPod, Handler};
 use serde_json::{Value, json};
 
 use super::*;
@@ -48,6 +48,7 @@ impl Scene {
         let queue = WorkQueue::new(context.clock.clone(), crate::BACKOFF, context.metrics.queue("test"));
         let state = Arc::new(Mutex::new(State::new(Served::DEFAULT, context.clock.now())));
         let controller = Arc::new(Controller {
+            writer: Writer::new(context.clients.direct.clone(), api::MANAGER),
             clients: context.clients.clone(),
             clock: context.clock.clone(),
             events: context.events.clone(),
@@ -79,7 +80,7 @@ impl Scene {
             "finalizers": finalizers,
         });
         let evacuation = serde_json::from_value(json!({"metadata": metadata})).unwrap();
-        Handler::<SlimEvacuation>::apply(&*self.controller, POD.parse().unwrap(), evacuation);
+        Handler::<SlimEvacuation>::apply(&*self.controller, EvacuatedPod(POD.parse().unwrap()), evacuation);
     }
 
     async fn handle(&self, work: Work) -> Outcome {
@@ -347,8 +348,8 @@ async fn node_is_looked_at_again_when_a_terminating_pod_is_overdue() {
     let scene = Scene::with_pod(terminating(soon), |_| None).await;
     scene.node(announced());
     scene.maintenance(draining());
-    let overdue =
-        Timestamp::from_second(soon.as_second()).unwrap() + haulout_drain_planner::TERMINATION_PATIENCE;
+    let overdue = Timestamp::from_second(soon.as_second()).unwrap()
+        + haulout_api_types::conditions::TERMINATION_PATIENCE;
     assert_eq!(scene.handle_node().await, Outcome::Until(overdue));
     assert_eq!(scene.handle_node().await, Outcome::Until(overdue), "each time");
     assert_eq!(scene.blockers(), [""; 0]);

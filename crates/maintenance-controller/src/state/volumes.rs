@@ -74,11 +74,6 @@ impl Volumes {
         self.handles.insert(volume, handle);
     }
 
-    /// The names of all attachments of volumes that are attached.
-    pub fn attachments(&self) -> impl Iterator<Item = &Arc<str>> {
-        self.attachments.keys()
-    }
-
     /// Takes in an attachment, `None` if it is gone; the nodes that this concerns.
     pub fn put_attachment(&mut self, name: Arc<str>, seen: Option<AttachmentSeen>) -> Vec<Arc<str>> {
         let known = match &seen {

@@ -1,17 +1,17 @@
 //! All objects of one kind by name, for those who only look things up.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::{Handler, Identity, Unreadable};
+use super::{Handler, Unreadable};
 
 /// The objects of one kind that a watch has brought, of a cluster-scoped kind or of one namespace. One that cannot be read
 /// is not in it.
 pub struct Store<K> {
-    objects: RwLock<BTreeMap<Box<str>, Arc<K>>>,
+    objects: RwLock<BTreeMap<Arc<str>, Arc<K>>>,
     /// Removes what nobody reads.
     slim: fn(&mut K),
     synced: CancellationToken,
@@ -55,34 +55,26 @@ impl<K> Store<K> {
         self.change(|objects| drop(objects.insert(name.into(), Arc::new(object))));
     }
 
-    fn change(&self, change: impl FnOnce(&mut BTreeMap<Box<str>, Arc<K>>)) {
+    fn change(&self, change: impl FnOnce(&mut BTreeMap<Arc<str>, Arc<K>>)) {
         change(&mut self.objects.write().unwrap_or_else(PoisonError::into_inner));
         self.changed.notify_one();
     }
 }
 
 impl<K: Send + Sync + 'static> Handler<K> for Store<K> {
-    type Key = Box<str>;
+    type Key = Arc<str>;
 
-    fn key(identity: Identity<'_>) -> Option<Box<str>> {
-        Some(identity.name.into())
-    }
-
-    fn apply(&self, name: Box<str>, mut object: K) {
+    fn apply(&self, name: Arc<str>, mut object: K) {
         (self.slim)(&mut object);
         self.change(|objects| drop(objects.insert(name, Arc::new(object))));
     }
 
-    fn unreadable(&self, name: Box<str>, _: Unreadable) {
+    fn unreadable(&self, name: Arc<str>, _: Unreadable) {
         self.delete(name);
     }
 
-    fn delete(&self, name: Box<str>) {
+    fn delete(&self, name: Arc<str>) {
         self.change(|objects| drop(objects.remove(&name)));
-    }
-
-    fn reset(&self, listed: &HashSet<Box<str>>) {
-        self.change(|objects| objects.retain(|name, _| listed.contains(name)));
     }
 
     fn resumed(&self) {

@@ -349,26 +349,18 @@ impl Calls {
 }
 
 impl Handler<Namespace> for Calls {
-    type Key = String;
+    type Key = Arc<str>;
 
-    fn key(identity: Identity<'_>) -> Option<String> {
-        (!identity.name.is_empty()).then(|| identity.name.to_owned())
-    }
-    fn apply(&self, key: String, object: Namespace) {
+    fn apply(&self, key: Arc<str>, object: Namespace) {
         let labels = object.metadata.labels.unwrap_or_default();
         self.add(format!("apply {key} {}", labels.into_values().collect::<String>()).trim_end());
     }
-    fn unreadable(&self, key: String, problem: Unreadable) {
+    fn unreadable(&self, key: Arc<str>, problem: Unreadable) {
         assert!(problem.error.contains("expected"), "{}", problem.error);
         self.add(format!("unreadable {key} {}", problem.metadata.uid.unwrap_or_default()));
     }
-    fn delete(&self, key: String) {
+    fn delete(&self, key: Arc<str>) {
         self.add(format!("delete {key}"));
-    }
-    fn reset(&self, listed: &HashSet<String>) {
-        let mut listed: Vec<_> = listed.iter().cloned().collect();
-        listed.sort();
-        self.add(format!("reset {}", listed.join(" ")));
     }
     fn interrupted(&self, ago: Duration) {
         self.add(format!("interrupted {} s ago", ago.as_secs()));
@@ -422,7 +414,7 @@ async fn typed_handler_gets_objects_deletions_and_gaps() {
             "delete odd",
             "interrupted 0 s ago",
             "apply b",
-            "reset b",
+            "delete a",
             "resumed",
         ]
     );
