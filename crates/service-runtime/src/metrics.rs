@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -14,7 +15,7 @@ use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::{Metric, Registry, Unit};
 use tokio::task::Id;
 
 /// Buckets from a millisecond to a minute and a half.
@@ -76,80 +77,48 @@ type Running = Arc<Mutex<HashMap<Id, Instant>>>;
 impl Metrics {
     /// The metrics of this service in this version.
     pub fn new(service: &'static str, version: &'static str) -> Self {
-        let metrics = Self {
-            registry: Arc::default(),
-            requests: Family::default(),
-            durations: Family::new_with_constructor(Seconds),
-            watch_restarts: Family::default(),
-            leading: Family::default(),
-            events_dropped: Counter::default(),
-            queues: Queues {
-                depth: Family::default(),
-                adds: Family::default(),
-                retries: Family::default(),
-                waited: Family::new_with_constructor(Seconds),
-                worked: Family::new_with_constructor(Seconds),
-                unfinished: Unfinished::default(),
-            },
+        let mut registry = Registry::default();
+        let build = Info::new(vec![("service", service), ("version", version)]);
+        registry.register("haulout_build", "What is running", build);
+        registry.register_collector(Box::new(Process { started: SystemTime::now() }));
+        let all = &mut registry;
+        let requests = add(all, "rest_client_requests", "API requests by verb and code", Family::default());
+        let durations = add_seconds(
+            all,
+            "rest_client_request_duration",
+            "Time until the API server's answer began",
+            seconds(),
+        );
+        let watch_restarts =
+            add(all, "watch_restarts", "Watches that broke and began anew", Family::default());
+        let leading =
+            add(all, "leader_election_master_status", "1 while this replica leads", Family::default());
+        let events_dropped = add(all, "events_dropped", "Events that were not written", Counter::default());
+        let queues = Queues {
+            depth: add(all, "workqueue_depth", "Keys that are ready", Family::default()),
+            adds: add(all, "workqueue_adds", "Keys that were made ready", Family::default()),
+            retries: add(all, "workqueue_retries", "Keys that failed and are retried", Family::default()),
+            waited: add_seconds(all, "workqueue_queue_duration", "How long keys were ready", seconds()),
+            worked: add_seconds(all, "workqueue_work_duration", "How long the work took", seconds()),
+            unfinished: Unfinished::default(),
         };
-        metrics.register(|registry| {
-            let build = Info::new(vec![("service", service), ("version", version)]);
-            registry.register("haulout_build", "What is running", build);
-            registry.register_collector(Box::new(Process { started: SystemTime::now() }));
-            registry.register(
-                "rest_client_requests",
-                "API requests by verb and code",
-                metrics.requests.clone(),
-            );
-            registry.register_with_unit(
-                "rest_client_request_duration",
-                "Time until the API server's answer began",
-                Unit::Seconds,
-                metrics.durations.clone(),
-            );
-            registry.register(
-                "watch_restarts",
-                "Watches that broke and began anew",
-                metrics.watch_restarts.clone(),
-            );
-            registry.register(
-                "leader_election_master_status",
-                "1 while this replica leads",
-                metrics.leading.clone(),
-            );
-            registry.register(
-                "events_dropped",
-                "Events that were not written",
-                metrics.events_dropped.clone(),
-            );
-            let queues = &metrics.queues;
-            registry.register("workqueue_depth", "Keys that are ready", queues.depth.clone());
-            registry.register("workqueue_adds", "Keys that were made ready", queues.adds.clone());
-            registry.register(
-                "workqueue_retries",
-                "Keys that failed and are retried",
-                queues.retries.clone(),
-            );
-            let (waited, worked) = (queues.waited.clone(), queues.worked.clone());
-            registry.register_with_unit(
-                "workqueue_queue_duration",
-                "How long keys were ready",
-                Unit::Seconds,
-                waited,
-            );
-            registry.register_collector(Box::new(queues.unfinished.clone()));
-            registry.register_with_unit(
-                "workqueue_work_duration",
-                "How long the work took",
-                Unit::Seconds,
-                worked,
-            );
-        });
-        metrics
+        registry.register_collector(Box::new(queues.unfinished.clone()));
+        let registry = Arc::new(Mutex::new(registry));
+        Self { registry, requests, durations, watch_restarts, leading, events_dropped, queues }
     }
 
-    /// Lets a service add its own: once at its start, and not in each term of leadership, because Prometheus
-    /// refuses a metric that is there twice.
+    /// Adds a metric of a service: once at its start, and not in each term of leadership, because Prometheus refuses a
+    /// metric that is there twice.
+    pub fn add<M: Metric + Clone>(&self, name: &str, help: &str, metric: M) -> M {
+        add(&mut lock(&self.registry), name, help, metric)
+    }
+
+    /// The same for durations: the name gets the suffix `_seconds`.
+    pub fn add_seconds<M: Metric + Clone>(&self, name: &str, help: &str, metric: M) -> M {
+        add_seconds(&mut lock(&self.registry), name, help, metric)
+    }
+
+    /// Lets a service add what is more than one metric; see [`Metrics::add`].
     pub fn register(&self, add: impl FnOnce(&mut Registry)) {
         add(&mut lock(&self.registry));
     }
@@ -311,6 +280,20 @@ fn resident_bytes() -> Option<f64> {
 #[expect(clippy::cast_precision_loss, reason = "a gauge is a float, and there are few files")]
 fn open_files() -> Option<f64> {
     Some(std::fs::read_dir("/proc/self/fd").ok()?.count() as f64)
+}
+
+fn seconds<L: Clone + Eq + Hash>() -> Family<L, Histogram, Seconds> {
+    Family::new_with_constructor(Seconds)
+}
+
+fn add<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
+    registry.register(name, help, metric.clone());
+    metric
+}
+
+fn add_seconds<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
+    registry.register_with_unit(name, help, Unit::Seconds, metric.clone());
+    metric
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

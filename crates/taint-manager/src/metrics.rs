@@ -13,7 +13,6 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Unit;
 
 use crate::decide::How;
 use crate::state::State;
@@ -34,7 +33,7 @@ pub struct Metrics {
     departures: Family<HowLabel, Counter>,
     departure_latency: Family<HowLabel, Histogram>,
     failures: Family<HowLabel, Counter>,
-    rivals: Counter,
+    conflicts: Counter,
     policy_refused: Gauge,
     shown: Shown,
 }
@@ -42,56 +41,46 @@ pub struct Metrics {
 impl Metrics {
     /// Adds them to those that every service has.
     pub fn new(all: &Runtime) -> Self {
+        let shown = Shown::default();
         let metrics = Self {
-            deletions: Counter::default(),
-            latency: Histogram::new(BUCKETS),
-            departures: Family::default(),
-            departure_latency: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
-            failures: Family::default(),
-            rivals: Counter::default(),
-            policy_refused: Gauge::default(),
-            shown: Shown::default(),
-        };
-        all.register(|registry| {
-            registry.register(
+            deletions: all.add(
                 "taint_eviction_controller_pod_deletions",
                 "Pods deleted because of NoExecute taints",
-                metrics.deletions.clone(),
-            );
-            registry.register_with_unit(
+                Counter::default(),
+            ),
+            latency: all.add_seconds(
                 "taint_eviction_controller_pod_deletion_duration",
                 "From when a pod had to leave to its deletion",
-                Unit::Seconds,
-                metrics.latency.clone(),
-            );
-            registry.register(
+                Histogram::new(BUCKETS),
+            ),
+            departures: all.add(
                 "taint_manager_departures",
                 "Pods that were made to leave, by how",
-                metrics.departures.clone(),
-            );
-            registry.register_with_unit(
+                Family::default(),
+            ),
+            departure_latency: all.add_seconds(
                 "taint_manager_departure_duration",
                 "From when a pod had to leave to its deletion, its eviction or the request for its evacuation, by how",
-                Unit::Seconds,
-                metrics.departure_latency.clone(),
-            );
-            registry.register(
+                Family::new_with_constructor(|| Histogram::new(BUCKETS)),
+            ),
+            failures: all.add(
                 "taint_manager_failures",
                 "Attempts to make a pod leave that failed and are repeated, by how",
-                metrics.failures.clone(),
-            );
-            registry.register(
+                Family::default(),
+            ),
+            conflicts: all.add(
                 "taint_manager_rival_evictions",
                 "Evictions by somebody else who acts on NoExecute taints",
-                metrics.rivals.clone(),
-            );
-            registry.register(
+                Counter::default(),
+            ),
+            policy_refused: all.add(
                 "taint_manager_policy_refused",
                 "1 while the policy file cannot be used and an earlier one is in force",
-                metrics.policy_refused.clone(),
-            );
-            registry.register_collector(Box::new(metrics.shown.clone()));
-        });
+                Gauge::default(),
+            ),
+            shown: shown.clone(),
+        };
+        all.register(|registry| registry.register_collector(Box::new(shown)));
         metrics
     }
 
@@ -116,9 +105,9 @@ impl Metrics {
         self.failures.get_or_create(&HowLabel { how: how.as_str() }).inc();
     }
 
-    /// Counts what a rival did.
-    pub fn rival(&self) {
-        self.rivals.inc();
+    /// Counts an eviction by another controller.
+    pub fn conflict(&self) {
+        self.conflicts.inc();
     }
 
     /// Says whether the policy file was refused.

@@ -198,7 +198,7 @@ impl Handler<core::Event> for Controller {
 
     fn apply(&self, (): (), event: core::Event) {
         let Some(source) = rival(&event, self.started) else { return };
-        self.metrics.rival();
+        self.metrics.conflict();
         if lock(&self.rivals).insert(source.to_owned()) {
             warn!(source, "somebody else makes pods leave tainted nodes too: {}", events::RIVAL_ADVICE);
             self.publish(events::rival(&self.own, source));
