@@ -1,13 +1,16 @@
-//! What people are told: kube-controller-manager's own words where it has some, so that dashboards and
+//! The events that people see, each once: kube-controller-manager's own words where it has some, so that dashboards and
 //! habits keep working.
 
-use haulout_api_types::names::event;
-use haulout_service_runtime::events::{News, Severity};
-use haulout_service_runtime::pods::Pod;
-use k8s_openapi::api::core::v1::ObjectReference;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use std::collections::HashMap;
 
-use crate::decide::{How, Reason};
+use haulout_api_types::names::event;
+use haulout_service_runtime::events::{News, Severity, reference};
+use haulout_service_runtime::pods::{Pod, Uid};
+use k8s_openapi::api::core::v1::{self as core, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::PartialObjectMetaExt as _;
+
+use crate::decide::{Decision, How, Reason, Verdict};
 
 /// The reason of upstream's events.
 pub const EVICTION: &str = event::TAINT_MANAGER_EVICTION;
@@ -18,97 +21,214 @@ pub const CONDITION_REASON: &str = "DeletionByTaintManager";
 /// The message of that condition.
 pub const CONDITION_MESSAGE: &str = "Taint manager: deleting due to NoExecute taint";
 
-/// A pod has to leave now.
-pub fn leaving(pod: &Pod, how: How, reason: Reason<'_>) -> News {
-    let name = name(pod);
-    match how {
-        How::Delete => news(pod, Severity::Normal, "Delete", format!("Marking for deletion Pod {name}")),
-        How::Evict => news(pod, Severity::Normal, "Evict", format!("Marking for eviction Pod {name}")),
-        How::Evacuate => {
-            news(pod, Severity::Normal, "Evacuate", format!("Asking for evacuation of Pod {name}"))
+/// The pods that wait for a deadline or are being made to leave, so that an event is published only when that changes.
+#[derive(Debug, Default)]
+pub struct Announced(HashMap<Uid, Announcement>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Announcement {
+    Waiting,
+    Leaving(How),
+}
+
+impl Announced {
+    /// Records a decision about a pod, and returns the event to publish, if any.
+    pub fn record(&mut self, pod: &Pod, decision: &Decision<'_>) -> Option<News> {
+        let announcement = match decision.verdict {
+            Verdict::Hold => return None,
+            Verdict::Keep => {
+                let was_leaving = self.0.remove(&pod.uid).is_some();
+                let stays = !pod.terminating && !pod.is_finished();
+                return (was_leaving && stays).then(|| cancelled(pod));
+            }
+            // Nothing was taken back: the same step comes again when nodes have reported.
+            Verdict::Wait { .. }
+                if matches!(decision.reason, Reason::Settling { .. }) && self.0.contains_key(&pod.uid) =>
+            {
+                return None;
+            }
+            Verdict::Wait { .. } => Announcement::Waiting,
+            Verdict::Leaving { .. } => Announcement::Leaving(How::Evacuate),
+            Verdict::Act { how, .. } => Announcement::Leaving(how),
+        };
+        match (self.0.insert(pod.uid, announcement), decision.verdict) {
+            (Some(before), _) if before == announcement => None,
+            (_, Verdict::Act { how, .. }) => Some(leaving(pod, how, decision.reason)),
+            // Its toleration was made longer while it was leaving.
+            (Some(Announcement::Leaving(_)), Verdict::Wait { .. }) => Some(cancelled(pod)),
+            _ => None,
         }
-        How::ForceDelete => News {
-            reason: event::FORCED_DELETION,
-            ..news(pod, Severity::Warning, "ForceDelete", format!("Deleting Pod {name} by force: {reason}"))
-        },
+    }
+
+    /// The pod waits for the rate limit, which is no event.
+    pub fn rate_limited(&mut self, pod: Uid) {
+        self.0.entry(pod).or_insert(Announcement::Waiting);
+    }
+
+    /// The pod is gone.
+    pub fn delete(&mut self, pod: Uid) {
+        self.0.remove(&pod);
+    }
+
+    /// How many pods wait for a deadline or are being made to leave.
+    pub fn len(&self) -> usize {
+        self.0.len()
     }
 }
 
+/// A pod has to leave now.
+fn leaving(pod: &Pod, how: How, reason: Reason<'_>) -> News {
+    let name = name(pod);
+    let note = match how {
+        How::Delete => format!("Marking for deletion Pod {name}"),
+        How::Evict => format!("Marking for eviction Pod {name}"),
+        How::Evacuate => format!("Asking for evacuation of Pod {name}"),
+        How::ForceDelete => {
+            let note = format!("Deleting Pod {name} by force: {reason}");
+            return warning(regarding(pod), event::FORCED_DELETION, how.as_str(), note);
+        }
+    };
+    normal(pod, how.as_str(), note)
+}
+
 /// A pod that would have had to leave stays.
-pub fn cancelled(pod: &Pod) -> News {
-    news(pod, Severity::Normal, "Cancel", format!("Cancelling deletion of Pod {}", name(pod)))
+fn cancelled(pod: &Pod) -> News {
+    normal(pod, "Cancel", format!("Cancelling deletion of Pod {}", name(pod)))
 }
 
 /// A pod could not be made to leave, and will be tried again.
 pub fn failed(pod: &Pod, how: How, problem: &str) -> News {
-    let (done, action) = match how {
-        How::Delete => ("deleted", "Delete"),
-        How::Evict => ("evicted", "Evict"),
-        How::Evacuate => ("evacuated", "Evacuate"),
-        How::ForceDelete => ("deleted by force", "ForceDelete"),
+    let done = match how {
+        How::Delete => "deleted",
+        How::Evict => "evicted",
+        How::Evacuate => "evacuated",
+        How::ForceDelete => "deleted by force",
     };
     let note = format!("Pod {} could not be {done} and will be tried again: {problem}", name(pod));
-    News { reason: event::TAINT_EVICTION_FAILED, ..news(pod, Severity::Warning, action, note) }
+    warning(regarding(pod), event::TAINT_EVICTION_FAILED, how.as_str(), note)
 }
 
-/// What to do about a rival.
-pub const RIVAL_ADVICE: &str = "run kube-controller-manager with --controllers=*,-taint-eviction-controller, or uninstall the taint manager";
+/// What to do about a conflict.
+pub const CONFLICT_ADVICE: &str = "run kube-controller-manager with --controllers=*,-taint-eviction-controller, or uninstall the taint manager";
 
-/// Somebody else makes pods leave tainted nodes too.
-pub fn rival(own: &ObjectReference, source: &str) -> News {
-    News {
-        regarding: own.clone(),
-        severity: Severity::Warning,
-        reason: event::RIVAL_TAINT_EVICTION,
-        action: "Watch",
-        note: format!(
-            "{source} makes pods leave tainted nodes too, whatever our policy says: {RIVAL_ADVICE}"
-        ),
-    }
+/// Another controller makes pods leave tainted nodes too.
+pub fn conflict(own: &ObjectReference, source: &str) -> News {
+    let note =
+        format!("{source} makes pods leave tainted nodes too, whatever our policy says: {CONFLICT_ADVICE}");
+    warning(own.clone(), event::RIVAL_TAINT_EVICTION, "Watch", note)
 }
 
 /// A Node cannot be read.
 pub fn unreadable(node: &ObjectMeta, problem: &str) -> News {
-    News {
-        regarding: ObjectReference {
-            api_version: Some("v1".into()),
-            kind: Some("Node".into()),
-            name: node.name.clone(),
-            uid: node.uid.clone(),
-            ..ObjectReference::default()
-        },
-        severity: Severity::Warning,
-        reason: event::NOT_FOLLOWED,
-        action: "Read",
-        note: format!(
-            "The taint manager cannot read this Node and leaves its pods alone until it can: {problem}"
-        ),
-    }
+    let regarding = reference(&node.clone().into_response_partial::<core::Node>());
+    let note =
+        format!("The taint manager cannot read this Node and leaves its pods alone until it can: {problem}");
+    warning(regarding, event::NOT_FOLLOWED, "Read", note)
 }
 
 /// A new policy cannot be used.
 pub fn policy_refused(own: &ObjectReference, file: &str, problem: &str) -> News {
-    News {
-        regarding: own.clone(),
-        severity: Severity::Warning,
-        reason: event::POLICY_REFUSED,
-        action: "Reload",
-        note: format!("The policy {file} is refused, and the one of before stays in force: {problem}"),
-    }
+    let note = format!("The policy {file} is refused, and the one of before stays in force: {problem}");
+    warning(own.clone(), event::POLICY_REFUSED, "Reload", note)
 }
 
 fn name(pod: &Pod) -> String {
     format!("{}/{}", pod.namespace, pod.name)
 }
 
-fn news(pod: &Pod, severity: Severity, action: &'static str, note: String) -> News {
-    let regarding = ObjectReference {
-        api_version: Some("v1".into()),
-        kind: Some("Pod".into()),
-        namespace: Some(pod.namespace.to_string()),
-        name: Some(pod.name.to_string()),
-        uid: Some(pod.uid.to_string()),
-        ..ObjectReference::default()
-    };
-    News { regarding, severity, reason: EVICTION, action, note }
+fn regarding(pod: &Pod) -> ObjectReference {
+    reference(&pod.metadata().into_response_partial::<core::Pod>())
+}
+
+fn normal(pod: &Pod, action: &'static str, note: String) -> News {
+    News { regarding: regarding(pod), severity: Severity::Normal, reason: EVICTION, action, note }
+}
+
+fn warning(regarding: ObjectReference, reason: &'static str, action: &'static str, note: String) -> News {
+    News { regarding, severity: Severity::Warning, reason, action, note }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{at, pod, taint};
+
+    fn wait() -> Verdict {
+        Verdict::Wait { until: at(9) }
+    }
+
+    fn act(how: How) -> Verdict {
+        Verdict::Act { how, due: at(1), again: None }
+    }
+
+    fn record(announced: &mut Announced, pod: &Pod, verdict: Verdict) -> Option<(&'static str, String)> {
+        let reason = Reason::StuckUnreachable;
+        let news = announced.record(pod, &Decision { verdict, reason, release: false })?;
+        Some((news.reason, news.note))
+    }
+
+    #[test]
+    fn each_change_is_one_event() {
+        let (mut announced, pod) = (Announced::default(), pod(1).read());
+        let marking = Some(("TaintManagerEviction", "Marking for deletion Pod default/pod-1".to_owned()));
+        let cancelling =
+            Some(("TaintManagerEviction", "Cancelling deletion of Pod default/pod-1".to_owned()));
+        let evicting = Some(("TaintManagerEviction", "Marking for eviction Pod default/pod-1".to_owned()));
+        let leaving = Verdict::Leaving { again: None };
+        let asking = Some(("TaintManagerEviction", "Asking for evacuation of Pod default/pod-1".to_owned()));
+        let steps = [
+            (Verdict::Keep, None, 0),
+            (wait(), None, 1),
+            (wait(), None, 1),
+            (Verdict::Hold, None, 1),
+            (Verdict::Keep, cancelling.clone(), 0),
+            (Verdict::Keep, None, 0),
+            (wait(), None, 1),
+            (act(How::Evacuate), asking, 1),
+            (leaving, None, 1),
+            (act(How::Evict), evicting, 1),
+            (act(How::Delete), marking, 1),
+            (act(How::Delete), None, 1),
+            (wait(), cancelling.clone(), 1),
+            (Verdict::Keep, cancelling.clone(), 0),
+            (leaving, None, 1),
+            (Verdict::Keep, cancelling, 0),
+        ];
+        for (step, (verdict, expected, count)) in steps.into_iter().enumerate() {
+            assert_eq!(record(&mut announced, &pod, verdict), expected, "step {step}: {verdict:?}");
+            assert_eq!(announced.len(), count, "step {step}: {verdict:?}");
+        }
+    }
+
+    #[test]
+    fn waiting_for_nodes_to_report_cancels_nothing() {
+        let (mut announced, pod, on_node) = (Announced::default(), pod(1).read(), taint("k", 0));
+        let settling =
+            Decision { verdict: wait(), reason: Reason::Settling { taint: &on_node }, release: false };
+        assert_eq!(announced.record(&pod, &settling), None);
+        assert_eq!(announced.len(), 1, "it waits");
+        assert!(record(&mut announced, &pod, act(How::Delete)).is_some());
+        assert_eq!(announced.record(&pod, &settling), None);
+        assert_eq!(record(&mut announced, &pod, act(How::Delete)), None, "it was announced before");
+    }
+
+    #[test]
+    fn pod_that_left_or_finished_is_not_cancelled() {
+        for pod in [pod(1).terminating(30, 30), pod(1).with("/status/phase", "Succeeded")] {
+            let (mut announced, pod) = (Announced::default(), pod.read());
+            announced.rate_limited(pod.uid);
+            assert_eq!(record(&mut announced, &pod, Verdict::Keep), None);
+            assert_eq!(announced.len(), 0);
+        }
+    }
+
+    #[test]
+    fn forced_deletion_is_a_warning_with_its_reason() {
+        let (mut announced, pod) = (Announced::default(), pod(1).terminating(30, 30).read());
+        let note = "Deleting Pod default/pod-1 by force: it hangs in termination on an unreachable node";
+        assert_eq!(
+            record(&mut announced, &pod, act(How::ForceDelete)),
+            Some(("ForcedDeletion", note.into()))
+        );
+    }
 }

@@ -9,7 +9,6 @@
 //! | has what we see been the present for long enough to act on it? | `sight` |
 //! | so what happens to this pod? | `decide` |
 //! | whom does an event concern? | `index` |
-//! | have people been told? | `told` |
 //! | may it be done now, and what if it fails? | `pace` |
 //! | all of that together: what is the next step for this pod? | `state` |
 //! | who else does the same? | `rival` |
@@ -32,7 +31,6 @@ mod state;
 mod taint;
 #[cfg(test)]
 mod testing;
-mod told;
 mod toleration;
 mod watch;
 

@@ -6,11 +6,11 @@ use haulout_service_runtime::pods::{Change, Pod};
 use jiff::{SignedDuration, Timestamp};
 
 use crate::decide::{How, Verdict};
+use crate::events::Announced;
 use crate::index::{Index, Key};
 use crate::pace::Limit;
 use crate::policy::Policy;
 use crate::sight::Gaps;
-use crate::told::Told;
 
 /// All that the taint manager knows.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub struct State {
     /// Whether what we see is the present.
     pub gaps: Gaps,
     limit: Limit,
-    told: Told,
+    announced: Announced,
 }
 
 /// What to do about a pod.
@@ -50,7 +50,7 @@ impl State {
             index: Index::new(policy),
             gaps: Gaps::at_start(settle),
             limit: Limit::per_second(rate),
-            told: Told::default(),
+            announced: Announced::default(),
         }
     }
 
@@ -59,7 +59,7 @@ impl State {
         if change.new.is_none()
             && let Some(gone) = &change.old
         {
-            self.told.forget(gone.uid);
+            self.announced.delete(gone.uid);
             self.limit.forget(gone.uid);
         }
         self.index.apply_pod(change)
@@ -82,7 +82,7 @@ impl State {
             // Asking for an evacuation disrupts nobody.
             let turn = if how == How::Evacuate { Ok(()) } else { self.limit.ask(pod.uid, now) };
             if let Err(later) = turn {
-                self.told.waits(pod.uid);
+                self.announced.rate_limited(pod.uid);
                 step.again = Some(step.again.map_or(later, |again| again.min(later)));
                 return step;
             }
@@ -90,13 +90,13 @@ impl State {
         } else {
             self.limit.forget(pod.uid);
         }
-        step.news = self.told.tell(pod, &decision);
+        step.news = self.announced.record(pod, &decision);
         step
     }
 
     /// How many pods wait for a deadline or are being made to leave.
     pub fn concerned(&self) -> usize {
-        self.told.len()
+        self.announced.len()
     }
 }
 

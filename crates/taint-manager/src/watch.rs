@@ -200,8 +200,8 @@ impl Handler<core::Event> for Controller {
         let Some(source) = rival(&event, self.started) else { return };
         self.metrics.conflict();
         if lock(&self.rivals).insert(source.to_owned()) {
-            warn!(source, "somebody else makes pods leave tainted nodes too: {}", events::RIVAL_ADVICE);
-            self.publish(events::rival(&self.own, source));
+            warn!(source, "somebody else makes pods leave tainted nodes too: {}", events::CONFLICT_ADVICE);
+            self.publish(events::conflict(&self.own, source));
         }
     }
 
