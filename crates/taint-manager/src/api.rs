@@ -11,10 +11,11 @@ use haulout_service_runtime::pods::{self, Pod};
 use http::HeaderValue;
 use http::header::ACCEPT;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::{DeserializeGuard, Request};
-use kube::{Client, Resource as _};
+use kube::core::{DeserializeGuard, PartialObjectMeta, Request};
+use kube::{Client, Resource as _, ResourceExt as _};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use thiserror::Error;
@@ -34,7 +35,7 @@ pub enum ActError {
     /// The Eviction API did not evict the pod.
     #[error(transparent)]
     Eviction(#[from] eviction::Failure),
-    /// The Evacuation of before is not gone yet.
+    /// An earlier Evacuation of the pod is not gone yet.
     #[error("an earlier Evacuation is still being deleted")]
     EarlierEvacuation,
     /// The pod is not as the API server gives pods out.
@@ -55,10 +56,9 @@ pub async fn leave(client: &Client, pod: &Pod, how: How, now: Timestamp) -> Resu
 /// The reason first, then the deletion: upstream's disruption controller takes the reason back if no deletion
 /// follows it.
 async fn delete(client: &Client, pod: &Pod, by_force: bool, now: Timestamp) -> Result<bool, ActError> {
-    let pods = Request::new(pods_of(pod));
+    let pods = Request::new(core::Pod::url_path(&(), Some(&pod.namespace)));
     let patch = Patch::Strategic(reason_of_deletion(pod, by_force, now));
-    let request = pods.patch_subresource("status", &pod.name, &manager(), &patch);
-    if !done(send(client, request).await)? {
+    if !send(client, pods.patch_subresource("status", &pod.name, &manager(), &patch)).await? {
         return Ok(false);
     }
     let params = DeleteParams {
@@ -66,7 +66,7 @@ async fn delete(client: &Client, pod: &Pod, by_force: bool, now: Timestamp) -> R
         grace_period_seconds: by_force.then_some(0),
         ..DeleteParams::default()
     };
-    done(send(client, pods.delete(&pod.name, &params)).await)
+    send(client, pods.delete(&pod.name, &params)).await
 }
 
 /// Nobody is left to say that a pod whose node cannot be asked has ended, so a deletion by force says so.
@@ -100,39 +100,33 @@ async fn evacuate(client: &Client, pod: &Pod) -> Result<bool, ActError> {
     // None of our own evacuators for workloads is there yet.
     let served = BTreeSet::new();
     let (evacuation, _) = evacuators::evacuation_for(&pod.metadata(), instigator::TAINT_MANAGER, &served)?;
-    let api: Api<DeserializeGuard<Evacuation>> = Api::namespaced(client.clone(), &pod.namespace);
-    let created: Api<Evacuation> = Api::namespaced(client.clone(), &pod.namespace);
-    match created.create(&PostParams::default(), &evacuation).await {
+    let api: Api<Evacuation> = Api::namespaced(client.clone(), &pod.namespace);
+    match api.create(&PostParams::default(), &evacuation).await {
         Ok(_) => return Ok(true),
         Err(kube::Error::Api(status)) if status.code == 409 => {}
         Err(error) => return Err(error.into()),
     }
-    let name = evacuation.metadata.name.unwrap_or_default();
-    let Some(existing) = api.get_metadata_opt(&name).await? else {
-        return Err(ActError::EarlierEvacuation);
-    };
     let ours = instigators::finalizer(instigator::TAINT_MANAGER);
-    let is_ours = existing.metadata.finalizers.as_ref().is_some_and(|all| all.contains(&ours));
-    if existing.metadata.deletion_timestamp.is_some() && !is_ours {
-        // It takes no new finalizers.
-        return Err(ActError::EarlierEvacuation);
-    }
+    // One that is being deleted takes no new finalizers.
+    let can_be_ours = |existing: &PartialObjectMeta<Evacuation>| {
+        existing.metadata.deletion_timestamp.is_none() || existing.finalizers().contains(&ours)
+    };
+    let existing = api.get_metadata_opt(&evacuation.name_any()).await?.filter(can_be_ours);
+    let existing = existing.ok_or(ActError::EarlierEvacuation)?;
     write_finalizers(client, &existing.metadata, true).await?;
     Ok(true)
 }
 
-/// Takes our wish off the pod's Evacuation; `false` if that is forbidden while the pod exists.
+/// Takes our finalizer off the pod's Evacuation; `false` if that is forbidden while the pod exists.
 pub async fn release(client: &Client, pod: &Pod) -> Result<bool, ActError> {
     let api: Api<DeserializeGuard<Evacuation>> = Api::namespaced(client.clone(), &pod.namespace);
     let name = evacuators::evacuation_name(&pod.uid.to_string(), &pod.name);
     let metadata = match api.get_opt(&name).await? {
         None => return Ok(true),
-        Some(DeserializeGuard(Ok(existing))) => {
-            if existing.cancellation_policy() == CancellationPolicy::Forbid {
-                return Ok(false);
-            }
-            existing.metadata
+        Some(DeserializeGuard(Ok(found))) if found.cancellation_policy() == CancellationPolicy::Forbid => {
+            return Ok(false);
         }
+        Some(DeserializeGuard(Ok(found))) => found.metadata,
         Some(DeserializeGuard(Err(unreadable))) => unreadable.metadata,
     };
     write_finalizers(client, &metadata, false).await?;
@@ -152,20 +146,16 @@ async fn write_finalizers(client: &Client, meta: &ObjectMeta, wanted: bool) -> R
     }});
     let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref().unwrap_or_default());
     let request = Request::new(Evacuation::url_path(&(), namespace));
-    done(send(client, request.patch(name, &manager(), &Patch::Merge(patch))).await)?;
+    send(client, request.patch(name, &manager(), &Patch::Merge(patch))).await?;
     Ok(())
 }
 
 /// Writes when the node's taints were first seen.
 pub async fn annotate(client: &Client, node: &str, uid: &str, text: Option<&str>) -> Result<(), ActError> {
     let patch = json!({"metadata": {"uid": uid, "annotations": {TAINTS_FIRST_SEEN_ANNOTATION: text}}});
-    let request = Request::new("/api/v1/nodes").patch(node, &manager(), &Patch::Merge(patch));
-    done(send(client, request).await)?;
+    let request = Request::new(core::Node::url_path(&(), None));
+    send(client, request.patch(node, &manager(), &Patch::Merge(patch))).await?;
     Ok(())
-}
-
-fn pods_of(pod: &Pod) -> String {
-    format!("/api/v1/namespaces/{}/pods", pod.namespace)
 }
 
 fn manager() -> PatchParams {
@@ -176,17 +166,13 @@ const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;
 
 type Built = Result<http::Request<Vec<u8>>, kube::core::request::Error>;
 
-/// Nobody looks at the object that the API server answers with, so it is asked for as little of it as there is.
-async fn send(client: &Client, request: Built) -> kube::Result<()> {
+/// Whether a write took effect; `false` if the object is gone. Nobody looks at the object that the API server answers
+/// with, so it is asked for as little of it as there is.
+async fn send(client: &Client, request: Built) -> Result<bool, ActError> {
     let mut request = request.map_err(kube::Error::BuildRequest)?;
     request.headers_mut().insert(ACCEPT, HeaderValue::from_static(METADATA));
-    client.request(request).await.map(|IgnoredAny| ())
-}
-
-/// Whether it took effect; not if the object is gone.
-fn done(answer: kube::Result<()>) -> Result<bool, ActError> {
-    match answer {
-        Ok(()) => Ok(true),
+    match client.request(request).await {
+        Ok(IgnoredAny) => Ok(true),
         Err(kube::Error::Api(status)) if eviction::is_gone(&status) => Ok(false),
         Err(error) => Err(error.into()),
     }
