@@ -201,7 +201,7 @@ fn demand<'a>(view: &View<'a>, taint: &'a Taint) -> Result<Demand<'a>, Reason<'a
         Tolerance::Seconds(seconds) => seconds,
         Tolerance::None => 0,
     };
-    let how = match view.policy.treat(taint, &pod.labels, &view.namespace).action {
+    let how = match view.policy.removal(taint, &pod.labels, &view.namespace).action {
         Action::Ignore => return Err(Reason::Ignored { taint }),
         Action::Evict => How::Evict,
         // Nobody evacuates the others: their controllers put them back at once.

@@ -1,9 +1,7 @@
 //! What is done with a pod that has to leave, by taint, pod and namespace: an ordered list of rules of which
 //! the first that matches counts.
 
-mod read;
-
-use std::fmt;
+mod parse;
 
 use haulout_api_types::names::TAINT_ACTION_LABEL;
 use haulout_api_types::selector::{LabelMatcher, Labels};
@@ -28,25 +26,12 @@ pub enum Action {
 
 impl Action {
     /// What the pod's label asks for. It cannot ask to stay.
-    fn asked_for(pod: &impl Labels) -> Option<Self> {
-        let asked = pod.label(TAINT_ACTION_LABEL)?;
-        [Self::Delete, Self::Evict, Self::Evacuate].into_iter().find(|action| action.as_str() == asked)
-    }
-
-    /// Its name, as in policies, labels and metrics.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Delete => "Delete",
-            Self::Evict => "Evict",
-            Self::Evacuate => "Evacuate",
-            Self::Ignore => "Ignore",
+    fn asked_for(pod: &impl Labels) -> Self {
+        match pod.label(TAINT_ACTION_LABEL) {
+            Some("Evict") => Self::Evict,
+            Some("Evacuate") => Self::Evacuate,
+            _ => Self::Delete,
         }
-    }
-}
-
-impl fmt::Display for Action {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 
@@ -62,13 +47,12 @@ struct Rule {
     value: Option<String>,
     pods: LabelMatcher,
     namespaces: LabelMatcher,
-    action: Action,
-    force_delete_after: Option<SignedDuration>,
+    removal: Removal,
 }
 
-/// What the policy says of one pod and one taint.
+/// How the policy removes one pod because of one taint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Treatment {
+pub struct Removal {
     /// How the pod leaves.
     pub action: Action,
     /// How long after the end of its grace period a pod that hangs in termination is deleted by force, on a
@@ -82,19 +66,16 @@ impl Policy {
         self.rules.iter().any(|rule| !rule.namespaces.matches_everything())
     }
 
-    /// What to do with a pod of these labels because of this taint. The pod's own label can make it gentler.
-    pub fn treat(&self, taint: &Taint, pod: &impl Labels, namespace: &impl Labels) -> Treatment {
+    /// How a pod of these labels is removed because of this taint. The pod's own label can make it gentler.
+    pub fn removal(&self, taint: &Taint, pod: &impl Labels, namespace: &impl Labels) -> Removal {
         let rule = self.rules.iter().find(|rule| {
             rule.key.matches(&taint.key)
                 && rule.value.as_deref().is_none_or(|value| value == &*taint.value)
                 && rule.pods.matches(pod)
                 && rule.namespaces.matches(namespace)
         });
-        let said = rule.map_or_else(Treatment::default, |rule| Treatment {
-            action: rule.action,
-            force_delete_after: rule.force_delete_after,
-        });
-        Treatment { action: said.action.max(Action::asked_for(pod).unwrap_or_default()), ..said }
+        let removal = rule.map(|rule| rule.removal).unwrap_or_default();
+        Removal { action: removal.action.max(Action::asked_for(pod)), ..removal }
     }
 }
 

@@ -16,7 +16,7 @@ pub(super) fn judge<'a>(view: &View<'a>, node: &NodeFacts, now: Timestamp) -> (V
     ];
     let mut chosen: Option<(Timestamp, Timestamp, Reason<'a>)> = None;
     for (taint, reason) in candidates.into_iter().flatten() {
-        let wait = view.policy.treat(taint, &view.pod.labels, &view.namespace).force_delete_after;
+        let wait = view.policy.removal(taint, &view.pod.labels, &view.namespace).force_delete_after;
         let Some((wait, from)) = wait.zip(counted_from(view, reason)) else { continue };
         let due = after(from.max(taint.since), wait);
         let settled = view.sight.settle(taint, due);

@@ -37,7 +37,7 @@ rules:
 ";
 
 #[test]
-fn the_first_rule_that_matches_counts_and_otherwise_pods_are_deleted() {
+fn first_matching_rule_counts_and_delete_is_the_default() {
     let policy = policy(DATABASES_FIRST);
     let cases: [(&str, Given, Given, Action); 7] = [
         ("node.kubernetes.io/unreachable", &[("app", "db")], &[("tier", "prod")], Action::Evacuate),
@@ -49,17 +49,17 @@ fn the_first_rule_that_matches_counts_and_otherwise_pods_are_deleted() {
         ("k", &[("app", "")], &[], Action::Evict),
     ];
     for (on_node, pod, namespace, expected) in cases {
-        let found = policy.treat(&taint(on_node, 0), &labels(pod), &labels(namespace)).action;
+        let found = policy.removal(&taint(on_node, 0), &labels(pod), &labels(namespace)).action;
         assert_eq!(found, expected, "{on_node} {pod:?} {namespace:?}");
     }
     assert!(policy.needs_namespaces());
 }
 
 #[test]
-fn force_comes_from_the_rule_that_matches_and_from_no_other() {
+fn force_comes_from_the_rule_that_matches() {
     let policy = policy(DATABASES_FIRST);
     let force = |on_node, pod: &[(&str, &str)]| {
-        policy.treat(&taint(on_node, 0), &labels(pod), &labels(&[])).force_delete_after
+        policy.removal(&taint(on_node, 0), &labels(pod), &labels(&[])).force_delete_after
     };
     assert_eq!(force("node.kubernetes.io/unreachable", &[]), Some(SignedDuration::from_mins(10)));
     assert_eq!(force("node.kubernetes.io/unreachable", &[("app", "x")]), None);
@@ -69,7 +69,7 @@ fn force_comes_from_the_rule_that_matches_and_from_no_other() {
 #[test]
 fn no_rules_means_as_kube_controller_manager_does_it() {
     for policy in [Policy::default(), policy("rules: []")] {
-        assert_eq!(policy.treat(&taint("k", 0), &labels(&[]), &labels(&[])), Treatment::default());
+        assert_eq!(policy.removal(&taint("k", 0), &labels(&[]), &labels(&[])), Removal::default());
         assert!(!policy.needs_namespaces());
     }
 }
@@ -87,15 +87,15 @@ fn a_pod_can_choose_what_is_gentler_but_not_to_stay() {
     ];
     for (asked, expected) in cases {
         let found = said.map(|action| {
-            let policy = policy(&format!("rules: [{{key: '*', action: {action}}}]"));
-            policy.treat(&taint("k", 0), &labels(&[(TAINT_ACTION_LABEL, asked)]), &labels(&[])).action
+            let policy = policy(&format!("rules: [{{key: '*', action: {action:?}}}]"));
+            policy.removal(&taint("k", 0), &labels(&[(TAINT_ACTION_LABEL, asked)]), &labels(&[])).action
         });
         assert_eq!(found, expected, "{asked}");
     }
 }
 
 #[test]
-fn a_bad_policy_is_refused_with_its_line_and_what_to_do() {
+fn bad_policy_is_refused_with_its_line_and_what_to_do() {
     let cases = [
         ("", "line 1, column 1: there are no rules: write \"rules: []\""),
         ("# only\n\n  # comments\n", "line 1, column 1: there are no rules"),
@@ -146,7 +146,7 @@ fn a_bad_policy_is_refused_with_its_line_and_what_to_do() {
 fn durations_are_written_as_people_write_them() {
     for (text, seconds) in [("0s", 0), ("90s", 90), ("10m", 600), ("1h30m", 5400), ("2h", 7200)] {
         let yaml = format!("rules: [{{key: '*', action: Delete, forceDeleteAfter: {text}}}]");
-        let found = policy(&yaml).rules[0].force_delete_after;
+        let found = policy(&yaml).rules[0].removal.force_delete_after;
         assert_eq!(found, Some(SignedDuration::from_secs(seconds)), "{text}");
     }
 }
@@ -194,7 +194,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_reading_panic_and_every_refusal_has_a_line(yaml in "(rules:\n)?[-a-z:{}\\[\\]*&!'\" \n]{0,60}") {
+    fn no_text_makes_reading_panic_and_refusals_have_a_line(yaml in "(rules:\n)?[-a-z:{}\\[\\]*&!'\" \n]{0,60}") {
         if let Err(error) = Policy::from_yaml(&yaml) {
             prop_assert!(error.line >= 1 && error.column >= 1);
         }
@@ -216,7 +216,7 @@ fn the_policy_in_the_documentation_does_what_it_says() {
         ("example.com/repair=swap", &none, &none, Action::Evict, None),
     ];
     for (on_node, pod, namespace, action, force_delete_after) in cases {
-        let found = policy.treat(&taint(on_node, 0), pod, namespace);
-        assert_eq!(found, Treatment { action, force_delete_after }, "{on_node}");
+        let found = policy.removal(&taint(on_node, 0), pod, namespace);
+        assert_eq!(found, Removal { action, force_delete_after }, "{on_node}");
     }
 }

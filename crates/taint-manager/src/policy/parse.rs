@@ -1,4 +1,4 @@
-//! Reads a policy from YAML, as people write it. What is wrong is told with its line, and a policy with
+//! Reads a policy from YAML, as people write it. An error names its line, and a policy with
 //! anything wrong in it is refused whole: half a policy would delete what the other half was to protect.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_saphyr::{DefaultMessageFormatter, Location, MessageFormatter, Spanned};
 use thiserror::Error;
 
-use super::{Action, Glob, Policy, Rule};
+use super::{Action, Glob, Policy, Removal, Rule};
 use crate::taint::{OUT_OF_SERVICE, UNREACHABLE};
 
 /// A policy that was lost on the way must not pass for one that deletes everything.
@@ -89,26 +89,25 @@ impl Rule {
         let key =
             Glob::new(rule.key.value).map_err(|problem| PolicyError::new(rule.key.referenced, problem))?;
         let force_delete_after = match rule.force_delete_after {
-            Some(after) if !key.can_force() => Err(PolicyError::new(
-                after.referenced,
-                format!(
+            None => None,
+            Some(after) if !key.can_force() => {
+                let problem = format!(
                     "forceDeleteAfter is for {OUT_OF_SERVICE} and {UNREACHABLE}, and the key {:?} matches neither: leave it out",
                     key.0
-                ),
-            )),
-            Some(after) => duration(&after.value)
-                .map(Some)
-                .map_err(|problem| PolicyError::new(after.referenced, problem)),
-            None => Ok(None),
-        }?;
+                );
+                return Err(PolicyError::new(after.referenced, problem));
+            }
+            Some(after) => {
+                Some(duration(&after.value).map_err(|problem| PolicyError::new(after.referenced, problem))?)
+            }
+        };
         let missing = || PolicyError::new(at, "action is missing: say Delete, Evict, Evacuate or Ignore");
         Ok(Self {
             key,
             value: rule.value,
             pods: matcher("podSelector", rule.pod_selector)?,
             namespaces: matcher("namespaceSelector", rule.namespace_selector)?,
-            action: rule.action.ok_or_else(missing)?,
-            force_delete_after,
+            removal: Removal { action: rule.action.ok_or_else(missing)?, force_delete_after },
         })
     }
 }
