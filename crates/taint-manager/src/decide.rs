@@ -1,6 +1,7 @@
 //! What happens to one pod: it stays, waits, or leaves, and why. Everything that this depends on is either
 //! stored in API objects or given as `now`, so that any process at any time comes to the same answer.
 
+pub mod conflict;
 mod reason;
 mod stuck;
 

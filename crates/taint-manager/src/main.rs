@@ -9,9 +9,9 @@
 //! | has what we see been the present for long enough to act on it? | `sight` |
 //! | so what happens to this pod? | `decide` |
 //! | whom does an event concern? | `index` |
-//! | may it be done now, and what if it fails? | `pace` |
+//! | may it be done now? | `state::rate_limit` |
 //! | all of that together: what is the next step for this pod? | `state` |
-//! | who else does the same? | `rival` |
+//! | does another controller do the same? | `decide::conflict` |
 //! | what are people told? | `events`, `metrics` |
 //! | how is it done? | `watch`, `policy_file`, `reconcile`, `api` |
 
@@ -21,11 +21,9 @@ mod decide;
 mod events;
 mod index;
 mod metrics;
-mod pace;
 mod policy;
 mod policy_file;
 mod reconcile;
-mod rival;
 mod sight;
 mod state;
 mod taint;
@@ -52,12 +50,11 @@ use kube::core::PartialObjectMeta;
 use tracing::{info, warn};
 
 use crate::args::Args;
+use crate::decide::conflict::field_selector;
 use crate::index::Key;
 use crate::metrics::Metrics;
-use crate::pace::BACKOFF;
 use crate::policy::Policy;
-use crate::reconcile::{Controller, lock};
-use crate::rival::field_selector;
+use crate::reconcile::{BACKOFF, Controller, lock};
 use crate::state::State;
 
 fn permissions() -> Vec<Permission> {

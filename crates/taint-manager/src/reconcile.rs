@@ -8,7 +8,7 @@ use haulout_service_runtime::clients::Clients;
 use haulout_service_runtime::clock::Clock;
 use haulout_service_runtime::events::{Events, News};
 use haulout_service_runtime::pods::{PodCache, PodIndex};
-use haulout_service_runtime::queue::Outcome;
+use haulout_service_runtime::queue::{Backoff, Outcome};
 use haulout_service_runtime::workers::{WorkQueue, reconciling};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -21,6 +21,11 @@ use crate::events;
 use crate::index::Key;
 use crate::metrics::Metrics;
 use crate::state::{State, Step};
+
+/// Retries never end. A minute is short enough for a webhook that comes back, and long enough for one that
+/// refuses a thousand pods for ever.
+pub(crate) const BACKOFF: Backoff =
+    Backoff { first: Duration::from_millis(250), most: Duration::from_secs(60) };
 
 /// What has to be in sight before anybody has to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,14 +1,16 @@
 //! Everything that is decided, in one place: what the outside tells goes in, and for each pod the next step
 //! comes out. Whoever drives it does what the step says, and nothing else.
 
+pub mod rate_limit;
+
 use haulout_service_runtime::events::News;
 use haulout_service_runtime::pods::{Change, Pod};
 use jiff::{SignedDuration, Timestamp};
 
+use self::rate_limit::RateLimit;
 use crate::decide::{How, Verdict};
 use crate::events::Announced;
 use crate::index::{Index, Key};
-use crate::pace::Limit;
 use crate::policy::Policy;
 use crate::sight::Gaps;
 
@@ -19,7 +21,7 @@ pub struct State {
     pub index: Index,
     /// Whether what we see is the present.
     pub gaps: Gaps,
-    limit: Limit,
+    limit: RateLimit,
     announced: Announced,
 }
 
@@ -49,7 +51,7 @@ impl State {
         Self {
             index: Index::new(policy),
             gaps: Gaps::at_start(settle),
-            limit: Limit::per_second(rate),
+            limit: RateLimit::per_second(rate),
             announced: Announced::default(),
         }
     }
@@ -60,7 +62,7 @@ impl State {
             && let Some(gone) = &change.old
         {
             self.announced.delete(gone.uid);
-            self.limit.forget(gone.uid);
+            self.limit.cancel(gone.uid);
         }
         self.index.apply_pod(change)
     }
@@ -80,7 +82,7 @@ impl State {
         if let Verdict::Act { how, due, .. } = decision.verdict {
             step.due = Some(due);
             // Asking for an evacuation disrupts nobody.
-            let turn = if how == How::Evacuate { Ok(()) } else { self.limit.ask(pod.uid, now) };
+            let turn = if how == How::Evacuate { Ok(()) } else { self.limit.acquire(pod.uid, now) };
             if let Err(later) = turn {
                 self.announced.rate_limited(pod.uid);
                 step.again = Some(step.again.map_or(later, |again| again.min(later)));
@@ -88,7 +90,7 @@ impl State {
             }
             step.act = Some(how);
         } else {
-            self.limit.forget(pod.uid);
+            self.limit.cancel(pod.uid);
         }
         step.news = self.announced.record(pod, &decision);
         step

@@ -15,9 +15,9 @@ use kube::core::PartialObjectMeta;
 use serde::Deserialize;
 use tracing::warn;
 
+use crate::decide::conflict::conflicting_source;
 use crate::events;
 use crate::reconcile::{Controller, Source, Wanted, lock};
-use crate::rival::rival;
 
 /// What we read of a Node.
 #[derive(Clone, Debug, Deserialize, kube::Resource)]
@@ -197,7 +197,7 @@ impl Handler<core::Event> for Controller {
     }
 
     fn apply(&self, (): (), event: core::Event) {
-        let Some(source) = rival(&event, self.started) else { return };
+        let Some(source) = conflicting_source(&event, self.started) else { return };
         self.metrics.conflict();
         if lock(&self.rivals).insert(source.to_owned()) {
             warn!(source, "somebody else makes pods leave tainted nodes too: {}", events::CONFLICT_ADVICE);

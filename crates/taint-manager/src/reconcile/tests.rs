@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::policy::Policy;
 use crate::testing::uid;
-use crate::{BACKOFF, watch};
+use crate::watch;
 
 const POD: &str = "/api/v1/namespaces/default/pods/pod-1";
 const EVACUATIONS: &str = "/apis/evacuation.coordination.k8s.io/v1alpha1/namespaces/default/evacuations";

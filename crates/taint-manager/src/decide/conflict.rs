@@ -1,10 +1,10 @@
-//! Notices that the cluster's own taint eviction is still at work, which would make every policy and every
-//! settle time pointless.
+//! Detects that another controller, such as the cluster's own taint eviction, makes pods leave too, which would make every
+//! policy and every settle time pointless.
 //!
-//! kube-controller-manager writes an event before it deletes a pod, even if we were faster. So a watch on
-//! events with that reason and another source tells for sure, costs nothing where all is well, and needs no
-//! look at anybody's configuration. Events from before we began to look do not count: they live for an hour,
-//! and somebody may have switched it off since.
+//! kube-controller-manager writes an event before it deletes a pod, even if we were faster. So a watch on events with that
+//! reason and another source shows it for sure, costs nothing where all is well, and needs no access to anybody's
+//! configuration. Events from before we began to watch do not count: they live for an hour, and the other controller may
+//! have been switched off since.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
@@ -16,8 +16,8 @@ pub fn field_selector() -> String {
     format!("reason={EVICTION},source!={SOURCE}")
 }
 
-/// Who else makes pods leave tainted nodes, if this event says so.
-pub fn rival(event: &Event, began: Timestamp) -> Option<&str> {
+/// The controller that makes pods leave tainted nodes beside us, if this event says so.
+pub fn conflicting_source(event: &Event, began: Timestamp) -> Option<&str> {
     let component = event.source.as_ref().and_then(|source| source.component.as_deref());
     let source = component.or(event.reporting_component.as_deref()).filter(|source| !source.is_empty())?;
     let times = [
@@ -65,12 +65,12 @@ mod tests {
         for (json, expected) in cases {
             let event: Event = serde_json::from_value(json.clone()).unwrap();
             let began = Timestamp::from_millisecond(100_999).unwrap();
-            assert_eq!(rival(&event, began), expected, "{json}");
+            assert_eq!(conflicting_source(&event, began), expected, "{json}");
         }
     }
 
     #[test]
-    fn an_event_that_is_repeated_counts_by_its_last_time() {
+    fn repeated_event_counts_by_its_last_time() {
         let event = json!({
             "metadata": {}, "involvedObject": {}, "reason": EVICTION,
             "source": {"component": "taint-eviction-controller"},
@@ -78,7 +78,7 @@ mod tests {
             "series": {"count": 2, "lastObservedTime": "1970-01-01T00:01:50.000000Z"},
         });
         let event: Event = serde_json::from_value(event).unwrap();
-        assert_eq!(rival(&event, at(100)), Some("taint-eviction-controller"));
-        assert_eq!(rival(&event, at(111)), None);
+        assert_eq!(conflicting_source(&event, at(100)), Some("taint-eviction-controller"));
+        assert_eq!(conflicting_source(&event, at(111)), None);
     }
 }
