@@ -8,15 +8,13 @@ mod stuck;
 use std::collections::BTreeMap;
 
 use haulout_api_types::node_maintenance::PodType;
-use haulout_service_runtime::pods::Pod;
+use haulout_service_runtime::pods::{Pod, Toleration};
 use jiff::{SignedDuration, Timestamp};
 
-use crate::policy::{Action, Policy};
-use crate::sight::Sight;
-use crate::taint::Taint;
-use crate::toleration::{Tolerance, tolerance};
-
 pub use self::reason::Reason;
+use crate::policy::{Action, Policy};
+use crate::state::watch_gap::Synced;
+use crate::taint::{NO_EXECUTE, Taint};
 
 /// What matters of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,8 +42,15 @@ pub struct View<'a> {
     pub evacuation: bool,
     /// How pods leave.
     pub policy: &'a Policy,
-    /// Whether this is the present.
-    pub sight: Sight,
+    /// Since when all watches are synced; `None` if one is interrupted, so that this may be out of date.
+    pub synced: Option<Synced>,
+}
+
+impl View<'_> {
+    /// When the pod may have to leave because of a deadline by this taint.
+    fn settle(&self, taint: &Taint, due: Timestamp) -> Timestamp {
+        self.synced.map_or(due, |synced| synced.settle(taint, due))
+    }
 }
 
 /// How a pod is made to leave; later ones are gentler.
@@ -82,7 +87,7 @@ pub enum Verdict {
     Hold,
     /// It stays until this time.
     Wait {
-        /// When to decide anew.
+        /// When to decide again.
         until: Timestamp,
     },
     /// It has to leave now.
@@ -102,7 +107,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// When to decide anew if nothing changes.
+    /// When to decide again if nothing changes.
     pub fn again(&self) -> Option<Timestamp> {
         match *self {
             Self::Wait { until } => Some(until),
@@ -114,17 +119,17 @@ impl Verdict {
 
 /// What happens to a pod, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decision<'a> {
+pub struct Decision {
     /// What happens.
     pub verdict: Verdict,
     /// Why.
-    pub reason: Reason<'a>,
+    pub reason: Reason,
     /// Whether the Evacuation that we asked for is not wanted any longer.
     pub release: bool,
 }
 
 /// Decides.
-pub fn decide<'a>(view: &View<'a>, now: Timestamp) -> Decision<'a> {
+pub fn decide(view: &View<'_>, now: Timestamp) -> Decision {
     let (verdict, reason) = judge(view, now);
     let may_stay = match verdict {
         Verdict::Keep => true,
@@ -132,13 +137,12 @@ pub fn decide<'a>(view: &View<'a>, now: Timestamp) -> Decision<'a> {
         Verdict::Wait { .. } => !matches!(reason, Reason::Settling { .. }),
         Verdict::Hold | Verdict::Act { .. } | Verdict::Leaving { .. } => false,
     };
-    // Who does not see the present does not know that the pod may stay, and what is on its way out takes its
-    // Evacuation with it.
-    let release = view.evacuation && may_stay && view.sight != Sight::Blind && !view.pod.terminating;
+    // In a gap nobody knows whether the pod may stay, and a pod that terminates takes its Evacuation with it.
+    let release = view.evacuation && may_stay && view.synced.is_some() && !view.pod.terminating;
     Decision { verdict, reason, release }
 }
 
-fn judge<'a>(view: &View<'a>, now: Timestamp) -> (Verdict, Reason<'a>) {
+fn judge(view: &View<'_>, now: Timestamp) -> (Verdict, Reason) {
     let View { pod, node: Some(node), policy, .. } = *view else {
         return (Verdict::Keep, Reason::NotTainted);
     };
@@ -165,15 +169,13 @@ fn judge<'a>(view: &View<'a>, now: Timestamp) -> (Verdict, Reason<'a>) {
     let (due, later): (Vec<_>, Vec<_>) = demands.into_iter().partition(|demand| demand.settled <= now);
     // The harshest of what is due: a taint that wants a pod gone does not wait for one that asks it to go.
     if let Some(demand) = due.into_iter().min_by_key(|demand| (demand.how, demand.due)) {
-        let harsher = later.iter().filter(|other| other.how < demand.how).map(|other| other.settled);
-        let again = harsher.min();
-        let verdict = match view.sight {
-            Sight::Blind => return (Verdict::Hold, Reason::Blind),
-            Sight::Clear { .. } if demand.how == How::Evacuate && view.evacuation => {
-                Verdict::Leaving { again }
-            }
-            Sight::Clear { .. } => Verdict::Act { how: demand.how, due: demand.due, again },
-        };
+        if view.synced.is_none() {
+            return (Verdict::Hold, Reason::WatchGap);
+        }
+        let Demand { how, due, .. } = demand;
+        let again = later.iter().filter(|other| other.how < how).map(|other| other.settled).min();
+        let goes_on = how == How::Evacuate && view.evacuation;
+        let verdict = if goes_on { Verdict::Leaving { again } } else { Verdict::Act { how, due, again } };
         return (verdict, demand.reason());
     }
     let until = later.iter().map(|demand| demand.settled).min();
@@ -195,35 +197,38 @@ struct Demand<'a> {
 }
 
 /// What a taint wants of the pod, or why it wants nothing.
-fn demand<'a>(view: &View<'a>, taint: &'a Taint) -> Result<Demand<'a>, Reason<'a>> {
+fn demand<'a>(view: &View<'_>, taint: &'a Taint) -> Result<Demand<'a>, Reason> {
     let pod = view.pod;
-    let seconds = match tolerance(&pod.tolerations, taint) {
-        Tolerance::Forever => return Err(Reason::Tolerated),
-        Tolerance::Seconds(seconds) => seconds,
-        Tolerance::None => 0,
-    };
+    let Some(tolerated) = tolerance(&pod.tolerations, taint) else { return Err(Reason::Tolerated) };
     let how = match view.policy.removal(taint, &pod.labels, &view.namespace).action {
-        Action::Ignore => return Err(Reason::Ignored { taint }),
+        Action::Ignore => return Err(Reason::Ignored { taint: taint.clone() }),
         Action::Evict => How::Evict,
         // Nobody evacuates the others: their controllers put them back at once.
         Action::Evacuate if pod.pod_type == PodType::Default => How::Evacuate,
         Action::Delete | Action::Evacuate => How::Delete,
     };
     let start = arrival(pod).map_or(taint.since, |arrival| arrival.max(taint.since));
-    let due = after(start, SignedDuration::from_secs(seconds));
-    Ok(Demand { taint, how, tolerated: seconds > 0, due, settled: view.sight.settle(taint, due) })
+    let due = after(start, tolerated);
+    Ok(Demand { taint, how, tolerated: !tolerated.is_zero(), due, settled: view.settle(taint, due) })
 }
 
-impl<'a> Demand<'a> {
-    fn reason(&self) -> Reason<'a> {
-        let (taint, due) = (self.taint, self.due);
+impl Demand<'_> {
+    fn reason(&self) -> Reason {
+        let (taint, due) = (self.taint.clone(), self.due);
         if self.tolerated { Reason::ToleratedUntil { taint, due } } else { Reason::NotTolerated { taint } }
     }
 
-    fn waiting(&self, now: Timestamp) -> Reason<'a> {
-        let taint = self.taint;
-        if self.due <= now { Reason::Settling { taint } } else { self.reason() }
+    fn waiting(&self, now: Timestamp) -> Reason {
+        if self.due <= now { Reason::Settling { taint: self.taint.clone() } } else { self.reason() }
     }
+}
+
+/// How long these tolerations tolerate the taint; `None` is for ever. Where several match, the first one counts, as it
+/// does in kube-controller-manager: that is how a pod says both "this taint for ever" and "any other for a minute".
+fn tolerance(tolerations: &[Toleration], taint: &Taint) -> Option<SignedDuration> {
+    let matches = |toleration: &&Toleration| toleration.matches(&taint.key, &taint.value, NO_EXECUTE);
+    let seconds = tolerations.iter().find(matches).map_or(Some(0), |used| used.seconds);
+    seconds.map(|seconds| SignedDuration::from_secs(seconds.max(0)))
 }
 
 /// Since when the pod is on its node. One that was bound without the scheduler may have been since it was
@@ -240,5 +245,3 @@ fn after(start: Timestamp, time: SignedDuration) -> Timestamp {
 mod properties;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod world;

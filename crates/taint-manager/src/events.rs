@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{self as core, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::PartialObjectMetaExt as _;
 
-use crate::decide::{Decision, How, Reason, Verdict};
+use crate::decide::{How, Reason, Verdict};
 
 /// The reason of upstream's events.
 pub const EVICTION: &str = event::TAINT_MANAGER_EVICTION;
@@ -33,8 +33,8 @@ enum Announcement {
 
 impl Announced {
     /// Records a decision about a pod, and returns the event to publish, if any.
-    pub fn record(&mut self, pod: &Pod, decision: &Decision<'_>) -> Option<News> {
-        let announcement = match decision.verdict {
+    pub fn record(&mut self, pod: &Pod, verdict: Verdict, reason: &Reason) -> Option<News> {
+        let announcement = match verdict {
             Verdict::Hold => return None,
             Verdict::Keep => {
                 let was_leaving = self.0.remove(&pod.uid).is_some();
@@ -43,7 +43,7 @@ impl Announced {
             }
             // Nothing was taken back: the same step comes again when nodes have reported.
             Verdict::Wait { .. }
-                if matches!(decision.reason, Reason::Settling { .. }) && self.0.contains_key(&pod.uid) =>
+                if matches!(reason, Reason::Settling { .. }) && self.0.contains_key(&pod.uid) =>
             {
                 return None;
             }
@@ -51,9 +51,9 @@ impl Announced {
             Verdict::Leaving { .. } => Announcement::Leaving(How::Evacuate),
             Verdict::Act { how, .. } => Announcement::Leaving(how),
         };
-        match (self.0.insert(pod.uid, announcement), decision.verdict) {
+        match (self.0.insert(pod.uid, announcement), verdict) {
             (Some(before), _) if before == announcement => None,
-            (_, Verdict::Act { how, .. }) => Some(leaving(pod, how, decision.reason)),
+            (_, Verdict::Act { how, .. }) => Some(leaving(pod, how, reason)),
             // Its toleration was made longer while it was leaving.
             (Some(Announcement::Leaving(_)), Verdict::Wait { .. }) => Some(cancelled(pod)),
             _ => None,
@@ -77,7 +77,7 @@ impl Announced {
 }
 
 /// A pod has to leave now.
-fn leaving(pod: &Pod, how: How, reason: Reason<'_>) -> News {
+fn leaving(pod: &Pod, how: How, reason: &Reason) -> News {
     let name = name(pod);
     let note = match how {
         How::Delete => format!("Marking for deletion Pod {name}"),
@@ -119,11 +119,11 @@ pub fn conflict(own: &ObjectReference, source: &str) -> News {
 }
 
 /// A Node cannot be read.
-pub fn unreadable(node: &ObjectMeta, problem: &str) -> News {
-    let regarding = reference(&node.clone().into_response_partial::<core::Node>());
-    let note =
+pub fn unreadable(metadata: &ObjectMeta, problem: &str) -> News {
+    let node = reference(&metadata.clone().into_response_partial::<core::Node>());
+    let problem =
         format!("The taint manager cannot read this Node and leaves its pods alone until it can: {problem}");
-    warning(regarding, event::NOT_FOLLOWED, "Read", note)
+    warning(node, event::NOT_FOLLOWED, "Read", problem)
 }
 
 /// A new policy cannot be used.
@@ -151,7 +151,7 @@ fn warning(regarding: ObjectReference, reason: &'static str, action: &'static st
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{at, pod, taint};
+    use crate::testing::{at, pod, taint, uid};
 
     fn wait() -> Verdict {
         Verdict::Wait { until: at(9) }
@@ -162,8 +162,7 @@ mod tests {
     }
 
     fn record(announced: &mut Announced, pod: &Pod, verdict: Verdict) -> Option<(&'static str, String)> {
-        let reason = Reason::StuckUnreachable;
-        let news = announced.record(pod, &Decision { verdict, reason, release: false })?;
+        let news = announced.record(pod, verdict, &Reason::StuckUnreachable)?;
         Some((news.reason, news.note))
     }
 
@@ -203,12 +202,11 @@ mod tests {
     #[test]
     fn waiting_for_nodes_to_report_cancels_nothing() {
         let (mut announced, pod, on_node) = (Announced::default(), pod(1).read(), taint("k", 0));
-        let settling =
-            Decision { verdict: wait(), reason: Reason::Settling { taint: &on_node }, release: false };
-        assert_eq!(announced.record(&pod, &settling), None);
+        let settling = Reason::Settling { taint: on_node };
+        assert_eq!(announced.record(&pod, wait(), &settling), None);
         assert_eq!(announced.len(), 1, "it waits");
         assert!(record(&mut announced, &pod, act(How::Delete)).is_some());
-        assert_eq!(announced.record(&pod, &settling), None);
+        assert_eq!(announced.record(&pod, wait(), &settling), None);
         assert_eq!(record(&mut announced, &pod, act(How::Delete)), None, "it was announced before");
     }
 
@@ -230,5 +228,17 @@ mod tests {
             record(&mut announced, &pod, act(How::ForceDelete)),
             Some(("ForcedDeletion", note.into()))
         );
+    }
+
+    #[test]
+    fn events_name_the_object_that_they_are_about() {
+        let kind = |news: News| (news.regarding.api_version, news.regarding.kind, news.regarding.name);
+        let named = |kind: &str, name: &str| (Some("v1".into()), Some(kind.into()), Some(name.into()));
+        let node = ObjectMeta { name: Some("node".into()), ..ObjectMeta::default() };
+        assert_eq!(kind(unreadable(&node, "x")), named("Node", "node"));
+        let pod_event = failed(&pod(1).read(), How::Evict, "x");
+        assert_eq!(pod_event.regarding.namespace.as_deref(), Some("default"));
+        assert_eq!(pod_event.regarding.uid, Some(uid(1).to_string()));
+        assert_eq!(kind(pod_event), named("Pod", "pod-1"));
     }
 }

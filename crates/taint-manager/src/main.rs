@@ -3,58 +3,48 @@
 //!
 //! | question | module |
 //! |---|---|
+//! | which kinds are watched? | `watch` |
+//! | what is known of nodes, namespaces and Evacuations, and which pods does an event concern? | `state` |
+//! | were watches interrupted, and how many pods may leave in a second? | `state::watch_gap`, `state::rate_limit` |
 //! | which taints does a node have, and since when? | `taint` |
-//! | for how long does a pod tolerate one? | `toleration` |
-//! | how does a pod leave because of it? | `policy` |
-//! | has what we see been the present for long enough to act on it? | `sight` |
-//! | so what happens to this pod? | `decide` |
-//! | whom does an event concern? | `index` |
-//! | may it be done now? | `state::rate_limit` |
-//! | all of that together: what is the next step for this pod? | `state` |
+//! | how does a pod leave because of one? | `policy` |
+//! | what happens to a pod, and why? | `decide` |
 //! | does another controller do the same? | `decide::conflict` |
-//! | what are people told? | `events`, `metrics` |
-//! | how is it done? | `watch`, `policy_file`, `reconcile`, `api` |
+//! | how is it done? | `reconcile`, `api` |
+//! | what do people see? | `events`, `metrics` |
 
 mod api;
 mod args;
 mod decide;
 mod events;
-mod index;
 mod metrics;
 mod policy;
-mod policy_file;
 mod reconcile;
-mod sight;
 mod state;
 mod taint;
 #[cfg(test)]
 mod testing;
-mod toleration;
 mod watch;
 
-use std::collections::{BTreeSet, HashMap};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
 use clap::Parser as _;
 use haulout_api_types::{Evacuation, names};
 use haulout_service_runtime::access::{self, Kind, Permission};
-use haulout_service_runtime::metrics::QueueMetrics;
 use haulout_service_runtime::service::{self, Context, Leading, Service};
 use haulout_service_runtime::term::Term;
 use haulout_service_runtime::watch::{self as watches, Source};
-use haulout_service_runtime::workers::WorkQueue;
 use jiff::SignedDuration;
-use k8s_openapi::api::core::v1::{Event, Namespace, ObjectReference};
+use k8s_openapi::api::core::v1::{Event, Namespace};
 use kube::core::PartialObjectMeta;
 use tracing::{info, warn};
 
 use crate::args::Args;
 use crate::decide::conflict::field_selector;
-use crate::index::Key;
 use crate::metrics::Metrics;
-use crate::policy::Policy;
-use crate::reconcile::{BACKOFF, Controller, lock};
+use crate::policy::{Policy, file};
+use crate::reconcile::{Controller, lock};
 use crate::state::State;
 
 fn permissions() -> Vec<Permission> {
@@ -92,67 +82,33 @@ fn main() -> ExitCode {
 
 async fn run(args: Args, context: Context) -> Result<(), String> {
     // What is wrong at the start is refused; what goes wrong later leaves the last good one in force.
-    let policy = Mutex::new(read_policy(&args)?);
+    let last = Mutex::new(file::read(args.policy.as_deref())?);
     let metrics = Metrics::new(&context.metrics);
-    let (pods, nodes) = (context.metrics.queue("pods"), context.metrics.queue("nodes"));
-    let timing = args.election.timing();
     let lead = |leading| {
-        let read =
-            read_policy(&args).inspect_err(|problem| warn!(problem, "an earlier policy stays in force"));
+        let read = file::read(args.policy.as_deref());
         metrics.policy_refused(read.is_err());
-        let policy = {
-            let mut last = lock(&policy);
-            *last = read.unwrap_or_else(|_| last.clone());
-            last.clone()
-        };
-        lead(&args, &context, &metrics, policy, (pods.clone(), nodes.clone()), leading)
+        let mut last = lock(&last);
+        match read {
+            Ok(read) => *last = read,
+            Err(problem) => warn!(problem, "an earlier policy stays in force"),
+        }
+        lead(&args, &context, metrics.clone(), last.clone(), leading)
     };
-    context.lead(timing, lead).await.map_err(|error| error.to_string())
-}
-
-/// The policy in force, and the text that it was read from.
-fn read_policy(args: &Args) -> Result<(Policy, String), String> {
-    let Some(path) = &args.policy else { return Ok((Policy::default(), String::new())) };
-    let at = |problem: String| format!("the policy {}: {problem}", path.display());
-    let text = std::fs::read_to_string(path).map_err(|error| at(error.to_string()))?;
-    let policy = Policy::from_yaml(&text).map_err(|error| at(error.to_string()))?;
-    Ok((policy, text))
+    context.lead(args.election.timing(), lead).await.map_err(|error| error.to_string())
 }
 
 /// One term of leadership. It begins with empty caches.
 async fn lead(
     args: &Args,
     context: &Context,
-    metrics: &Metrics,
+    metrics: Metrics,
     (policy, text): (Policy, String),
-    (pods, nodes): (QueueMetrics, QueueMetrics),
     leading: Leading,
 ) {
     let settle = SignedDuration::from_secs(args.settle_seconds.into());
-    let state = Arc::new(Mutex::new(State::new(policy, settle, args.max_per_second)));
-    metrics.show(&state);
-    let controller = Arc::new(Controller {
-        clients: leading.clients,
-        clock: context.clock.clone(),
-        events: context.events.clone(),
-        metrics: metrics.clone(),
-        state,
-        pods: context.pod_cache(),
-        queue: WorkQueue::fair(context.clock.clone(), BACKOFF, pods, Key::lane, |key| Some(key.namespace)),
-        nodes: WorkQueue::new(context.clock.clone(), BACKOFF, nodes),
-        wanted: Mutex::new(HashMap::new()),
-        synced: Mutex::new(BTreeSet::new()),
-        started: context.clock.now(),
-        rivals: Mutex::new(BTreeSet::new()),
-        dry_run: args.dry_run,
-        own: ObjectReference {
-            api_version: Some("v1".into()),
-            kind: Some("Pod".into()),
-            namespace: Some(context.namespace.clone()),
-            name: Some(context.instance.clone()),
-            ..ObjectReference::default()
-        },
-    });
+    let state = State::new(policy, settle, args.max_per_second);
+    let controller = Arc::new(Controller::new(context, leading.clients, metrics, state, args.dry_run));
+    controller.metrics.show(&controller.state);
     let mut term = Term::new(context);
     term.watch(Source::<watch::Node>::all("nodes"), &controller);
     term.watch(Source::<PartialObjectMeta<Namespace>>::all("namespaces").metadata_only(), &controller);
@@ -160,12 +116,12 @@ async fn lead(
     term.watch(Source::<Event>::all("events").fields(&field_selector()), &controller);
     term.subscribe(&controller.pods, &controller);
     if let Some(path) = &args.policy {
-        term.spawn(policy_file::follow(Arc::clone(&controller), path.clone(), text));
+        term.spawn(file::follow(Arc::clone(&controller), path.clone(), text));
     }
     info!(dry_run = args.dry_run, "watching nodes and pods");
     let workers = args.common.max_requests;
     let pods = controller.queue.run(workers, context.stop.clone(), |key| Arc::clone(&controller).handle(key));
     let nodes = controller.nodes.run(4, context.stop.clone(), |node| Arc::clone(&controller).annotate(node));
-    // Nobody has to leave before all watches have synced: the state sees a gap until then.
+    // No pod has to leave before all watches have synced: until then there is a gap.
     term.run(async { ((), ()) = tokio::join!(pods, nodes) }).await;
 }

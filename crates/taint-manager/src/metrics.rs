@@ -1,8 +1,8 @@
-//! What `/metrics` tells of tainted nodes: upstream's two metrics under their own names, with the unit right,
-//! and what upstream does not tell.
+//! What `/metrics` shows of tainted nodes: upstream's two metrics under their own names, with the unit right, and what
+//! upstream does not show.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use haulout_service_runtime::metrics::Metrics as Runtime;
@@ -15,6 +15,7 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 
 use crate::decide::How;
+use crate::reconcile::lock;
 use crate::state::State;
 
 /// Upstream's buckets, in seconds: from 5 ms to 4 min.
@@ -86,7 +87,7 @@ impl Metrics {
 
     /// Shows what this state knows, for as long as somebody else keeps it.
     pub fn show(&self, state: &Arc<Mutex<State>>) {
-        *self.shown.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(state);
+        *lock(&self.shown.0) = Arc::downgrade(state);
     }
 
     /// Counts a pod that was made to leave so long after it had to.
@@ -122,13 +123,11 @@ struct Shown(Arc<Mutex<Weak<Mutex<State>>>>);
 
 impl Collector for Shown {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
-        // Those who stand by have nothing to show.
-        let Some(state) = self.0.lock().unwrap_or_else(PoisonError::into_inner).upgrade() else {
-            return Ok(());
-        };
+        // Only a leader has something to show.
+        let Some(state) = lock(&self.0).upgrade() else { return Ok(()) };
         let (nodes, unreadable, pods) = {
-            let state = state.lock().unwrap_or_else(PoisonError::into_inner);
-            (state.index.tainted_nodes(), state.index.unreadable_nodes(), state.concerned())
+            let state = lock(&state);
+            (state.tainted_nodes(), state.unreadable_nodes(), state.concerned_pods())
         };
         for (name, help, count) in [
             ("taint_manager_tainted_nodes", "Nodes with NoExecute taints", nodes),

@@ -1,6 +1,7 @@
 //! What is done with a pod that has to leave, by taint, pod and namespace: an ordered list of rules of which
 //! the first that matches counts.
 
+pub mod file;
 mod parse;
 
 use haulout_api_types::names::TAINT_ACTION_LABEL;

@@ -1,197 +1,315 @@
-//! Everything that is decided, in one place: what the outside tells goes in, and for each pod the next step
-//! comes out. Whoever drives it does what the step says, and nothing else.
+//! Everything that is known of nodes, namespaces and Evacuations, fed by watch events. Plain synchronous state: it says
+//! which pods an event concerns, and what the next step for a pod is. Pods themselves are in the shared pod cache.
+//!
+//! Nothing depends on the order of events: a pod may come before its node, a namespace after its pod.
 
 pub mod rate_limit;
+pub mod watch_gap;
 
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use haulout_api_types::names::TAINTS_FIRST_SEEN_ANNOTATION;
 use haulout_service_runtime::events::News;
-use haulout_service_runtime::pods::{Change, Pod};
+use haulout_service_runtime::pods::{Change, Pod, PodIndex, Uid};
+use haulout_service_runtime::queue::number_of;
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use self::rate_limit::RateLimit;
-use crate::decide::{How, Verdict};
+use self::watch_gap::{Watch, WatchGaps};
+use crate::decide::{Decision, How, NodeFacts, Reason, Verdict, View, decide};
 use crate::events::Announced;
-use crate::index::{Index, Key};
 use crate::policy::Policy;
-use crate::sight::Gaps;
+use crate::taint::{FirstSeen, Observed, taints_changed};
+
+/// A pod to reconcile.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// The pod's node.
+    pub node: Arc<str>,
+    /// The pod.
+    pub uid: Uid,
+    /// The number of its namespace, whose admission webhooks may be slow.
+    pub namespace: u64,
+}
+
+impl Key {
+    /// The key of a pod; `None` if it has no node yet.
+    pub fn of(pod: &Pod) -> Option<Self> {
+        let node = Arc::clone(pod.node.as_ref()?);
+        Some(Self { node, uid: pod.uid, namespace: number_of(&pod.namespace) })
+    }
+
+    /// Pods of one node share a lane of the queue, so that a node with thousands of pods does not hold up the others.
+    pub fn lane(&self) -> u64 {
+        number_of(&self.node)
+    }
+}
+
+/// What is known of a node that has taints, or our annotation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Node {
+    facts: NodeFacts,
+    /// When taints were first seen, whether or not that has been written yet.
+    first_seen: FirstSeen,
+    unwritten: Option<Annotation>,
+}
+
+/// What a Node's annotation `nodemaintenance.k8s.io/taints-first-seen` has to be changed to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Annotation {
+    /// The UID of the Node.
+    pub uid: String,
+    /// The new value; `None` removes the annotation.
+    pub value: Option<String>,
+}
 
 /// All that the taint manager knows.
 #[derive(Debug)]
 pub struct State {
-    /// What pods are judged by.
-    pub index: Index,
-    /// Whether what we see is the present.
-    pub gaps: Gaps,
-    limit: RateLimit,
+    policy: Policy,
+    /// Only those with taints or our annotation: on all others every pod stays.
+    nodes: HashMap<Arc<str>, Node>,
+    namespaces: HashMap<Box<str>, BTreeMap<String, String>>,
+    /// The pods with an Evacuation that we asked for.
+    evacuations: HashSet<Uid>,
+    /// Pods that may stay, and whose evacuations cannot be cancelled for now.
+    uncancellable: HashSet<Uid>,
+    /// Gaps in our watches.
+    pub gaps: WatchGaps,
+    rate_limit: RateLimit,
     announced: Announced,
+    /// Other controllers that act on the same taints.
+    conflicts: BTreeSet<String>,
 }
 
 /// What to do about a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// Make it leave in this way.
-    pub act: Option<How>,
-    /// From when on it had to leave, if it has to.
-    pub due: Option<Timestamp>,
+    /// Make it leave in this way, which was due at this time.
+    pub act: Option<(How, Timestamp)>,
     /// Take our instigator off its Evacuation.
     pub release: bool,
-    /// Tell people.
+    /// Publish this event.
     pub news: Option<News>,
-    /// Look again at this time, even if nothing has changed.
+    /// Reconcile it again at this time, even if nothing has changed.
     pub again: Option<Timestamp>,
-    /// Why, in a word.
-    pub reason: &'static str,
-    /// Why, in a sentence.
-    pub message: String,
+    /// Why.
+    pub reason: Reason,
 }
 
 impl State {
-    /// Knows nothing yet. `settle` is how long nodes have to report after a gap, `rate` how many pods may be
+    /// Knows nothing but the policy. `settle` is how long nodes have to report after a gap, `rate` how many pods may be
     /// made to leave in a second.
     pub fn new(policy: Policy, settle: SignedDuration, rate: Option<f64>) -> Self {
         Self {
-            index: Index::new(policy),
-            gaps: Gaps::at_start(settle),
-            limit: RateLimit::per_second(rate),
+            policy,
+            nodes: HashMap::new(),
+            namespaces: HashMap::new(),
+            evacuations: HashSet::new(),
+            uncancellable: HashSet::new(),
+            gaps: WatchGaps::new(settle),
+            rate_limit: RateLimit::per_second(rate),
             announced: Announced::default(),
+            conflicts: BTreeSet::new(),
         }
     }
 
-    /// Something happened to a pod; whether it has to be decided about.
-    pub fn apply_pod(&mut self, change: &Change) -> Option<Key> {
-        if change.new.is_none()
-            && let Some(gone) = &change.old
-        {
-            self.announced.delete(gone.uid);
-            self.limit.cancel(gone.uid);
+    /// Another policy is in force. Returns all pods on tainted nodes.
+    pub fn set_policy(&mut self, policy: Policy, pods: &PodIndex) -> Vec<Key> {
+        self.policy = policy;
+        self.all_keys(pods)
+    }
+
+    /// A watch is synced. Returns the pods to reconcile when all are.
+    pub fn resume(&mut self, watch: Watch, pods: &PodIndex, now: Timestamp) -> Option<Vec<Key>> {
+        self.gaps.end(watch, now).then(|| self.all_keys(pods))
+    }
+
+    /// All pods on tainted nodes or with an Evacuation of ours.
+    fn all_keys(&self, pods: &PodIndex) -> Vec<Key> {
+        let tainted = self.nodes.keys().flat_map(|node| on_node(node, pods));
+        let evacuated = self.evacuations.iter().filter_map(|uid| pods.get(*uid));
+        tainted.chain(evacuated.filter_map(|pod| Key::of(pod))).collect()
+    }
+
+    /// How many nodes have taints that make pods leave.
+    pub fn tainted_nodes(&self) -> usize {
+        self.nodes.values().filter(|node| !node.facts.taints.is_empty()).count()
+    }
+
+    /// How many nodes cannot be read.
+    pub fn unreadable_nodes(&self) -> usize {
+        self.nodes.values().filter(|node| node.facts.unreadable).count()
+    }
+
+    /// How many pods wait for a deadline or are being made to leave.
+    pub fn concerned_pods(&self) -> usize {
+        self.announced.len()
+    }
+
+    /// A node was added or has changed.
+    pub fn apply_node(
+        &mut self,
+        name: &str,
+        meta: &ObjectMeta,
+        taints: &[core::Taint],
+        ready: bool,
+        pods: &PodIndex,
+        now: Timestamp,
+    ) -> Vec<Key> {
+        let annotation = meta.annotations.as_ref().and_then(|all| all.get(TAINTS_FIRST_SEEN_ANNOTATION));
+        let old = self.nodes.get(name);
+        let changed = taints_changed(meta);
+        // What is written may lag behind what we saw ourselves, such as a taint that went and came back. What was
+        // written before we watched, or while we could not read the node, may be about an earlier taint.
+        let first_seen = match old.filter(|old| !old.facts.unreadable) {
+            Some(watched) => watched.first_seen.clone(),
+            None => FirstSeen::read(annotation.map(String::as_str)).unless_changed(changed),
+        };
+        let Observed { no_execute: taints, out_of_service, kept } = first_seen.observe(taints, changed, now);
+        let tainted = !taints.is_empty() || out_of_service.is_some();
+        let facts = NodeFacts { taints, out_of_service, ready: ready && tainted, unreadable: false };
+        let concerns_pods = &facts != old.map_or(&NodeFacts::default(), |old| &old.facts);
+        if tainted || annotation.is_some() {
+            let value = kept.annotation();
+            let is_unwritten = value.as_ref() != annotation;
+            let uid = meta.uid.clone().filter(|_| is_unwritten);
+            let unwritten = uid.map(|uid| Annotation { uid, value });
+            self.nodes.insert(name.into(), Node { facts, first_seen: kept, unwritten });
+        } else {
+            self.nodes.remove(name);
         }
-        self.index.apply_pod(change)
+        if concerns_pods { on_node(name, pods).collect() } else { Vec::new() }
+    }
+
+    /// What has to be written to a node.
+    pub fn unwritten_annotation(&self, node: &str) -> Option<&Annotation> {
+        self.nodes.get(node)?.unwritten.as_ref()
+    }
+
+    /// A node was added or has changed and cannot be read: its pods stay as they are. `None` if it was so before.
+    pub fn apply_unreadable_node(&mut self, name: &str, pods: &PodIndex) -> Option<Vec<Key>> {
+        let facts = NodeFacts { unreadable: true, ..NodeFacts::default() };
+        let old = self.nodes.insert(name.into(), Node { facts, ..Node::default() });
+        let is_new = old.is_none_or(|old| !old.facts.unreadable);
+        is_new.then(|| on_node(name, pods).collect())
+    }
+
+    /// A node was deleted. Its pods are not our business any longer.
+    pub fn delete_node(&mut self, name: &str, pods: &PodIndex) -> Vec<Key> {
+        if self.nodes.remove(name).is_some() { on_node(name, pods).collect() } else { Vec::new() }
+    }
+
+    /// All nodes have been listed: others were deleted.
+    pub fn retain_nodes(&mut self, listed: &HashSet<Arc<str>>, pods: &PodIndex) -> Vec<Key> {
+        let gone: Vec<_> = self.nodes.keys().filter(|name| !listed.contains(*name)).cloned().collect();
+        gone.iter().flat_map(|name| self.delete_node(name, pods)).collect()
+    }
+
+    /// A pod was added, has changed or was deleted.
+    pub fn apply_pod(&mut self, change: &Change) -> Option<Key> {
+        if let (Some(deleted), None) = (&change.old, &change.new) {
+            self.announced.delete(deleted.uid);
+            self.rate_limit.cancel(deleted.uid);
+        }
+        let key = Key::of(change.new.as_deref()?)?;
+        let concerned = self.nodes.contains_key(&key.node) || self.evacuations.contains(&key.uid);
+        concerned.then_some(key)
+    }
+
+    /// A namespace has these labels. They matter only if the policy selects by them.
+    pub fn apply_namespace(
+        &mut self,
+        name: &str,
+        labels: BTreeMap<String, String>,
+        pods: &PodIndex,
+    ) -> Vec<Key> {
+        if self.namespaces.get(name) == Some(&labels) {
+            return Vec::new();
+        }
+        self.namespaces.insert(name.into(), labels);
+        if !self.policy.needs_namespaces() {
+            return Vec::new();
+        }
+        let here = |pod: &&Arc<Pod>| &*pod.namespace == name;
+        let tainted = self.nodes.keys().flat_map(|node| pods.on_node(node));
+        tainted.filter(here).filter_map(|pod| Key::of(pod)).collect()
+    }
+
+    /// A namespace was deleted.
+    pub fn delete_namespace(&mut self, name: &str) {
+        self.namespaces.remove(name);
+    }
+
+    /// All namespaces have been listed: others were deleted.
+    pub fn retain_namespaces(&mut self, listed: &HashSet<Box<str>>) {
+        self.namespaces.retain(|name, _| listed.contains(name));
+    }
+
+    /// Whether there is an Evacuation of this pod that we asked for.
+    pub fn apply_evacuation(&mut self, pod: Uid, ours: bool, pods: &PodIndex) -> Option<Key> {
+        let changed = if ours { self.evacuations.insert(pod) } else { self.evacuations.remove(&pod) };
+        // Its evacuator may allow to cancel it now.
+        let changed = self.uncancellable.remove(&pod) || changed;
+        pods.get(pod).filter(|_| changed).and_then(|pod| Key::of(pod))
+    }
+
+    /// The evacuation of a pod that may stay cannot be cancelled. The pod is reconciled when its Evacuation changes.
+    pub fn set_uncancellable(&mut self, pod: Uid) {
+        self.uncancellable.insert(pod);
+    }
+
+    /// All Evacuations have been listed: others were deleted.
+    pub fn retain_evacuations(&mut self, listed: &HashSet<Uid>, pods: &PodIndex) -> Vec<Key> {
+        let gone: Vec<_> = self.evacuations.difference(listed).copied().collect();
+        gone.into_iter().filter_map(|pod| self.apply_evacuation(pod, false, pods)).collect()
+    }
+
+    /// Another controller acts on the same taints. Returns whether that is new.
+    pub fn apply_conflict(&mut self, source: &str) -> bool {
+        self.conflicts.insert(source.to_owned())
+    }
+
+    fn decide(&self, pod: &Pod, now: Timestamp) -> Decision {
+        let view = View {
+            pod,
+            node: pod.node.as_ref().and_then(|node| self.nodes.get(node)).map(|node| &node.facts),
+            namespace: self.namespaces.get(&*pod.namespace),
+            evacuation: self.evacuations.contains(&pod.uid),
+            policy: &self.policy,
+            synced: self.gaps.synced(),
+        };
+        decide(&view, now)
     }
 
     /// The next step for a pod.
     pub fn next(&mut self, pod: &Pod, now: Timestamp) -> Step {
-        let decision = self.index.decide(pod, self.gaps.sight(), now);
-        let mut step = Step {
-            act: None,
-            due: None,
-            release: decision.release,
-            news: None,
-            again: decision.verdict.again(),
-            reason: decision.reason.word(),
-            message: decision.reason.to_string(),
-        };
-        if let Verdict::Act { how, due, .. } = decision.verdict {
-            step.due = Some(due);
+        let Decision { verdict, reason, release } = self.decide(pod, now);
+        let mut step = Step { act: None, release, news: None, again: verdict.again(), reason };
+        if let Verdict::Act { how, due, .. } = verdict {
             // Asking for an evacuation disrupts nobody.
-            let turn = if how == How::Evacuate { Ok(()) } else { self.limit.acquire(pod.uid, now) };
+            let turn = if how == How::Evacuate { Ok(()) } else { self.rate_limit.acquire(pod.uid, now) };
             if let Err(later) = turn {
                 self.announced.rate_limited(pod.uid);
-                step.again = Some(step.again.map_or(later, |again| again.min(later)));
+                step.again = step.again.into_iter().chain([later]).min();
                 return step;
             }
-            step.act = Some(how);
+            step.act = Some((how, due));
         } else {
-            self.limit.cancel(pod.uid);
+            self.rate_limit.cancel(pod.uid);
         }
-        step.news = self.announced.record(pod, &decision);
+        step.news = self.announced.record(pod, verdict, &step.reason);
         step
     }
+}
 
-    /// How many pods wait for a deadline or are being made to leave.
-    pub fn concerned(&self) -> usize {
-        self.announced.len()
-    }
+/// The pods on a node.
+fn on_node<'a>(node: &str, pods: &'a PodIndex) -> impl Iterator<Item = Key> + 'a {
+    pods.on_node(node).iter().filter_map(|pod| Key::of(pod))
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use haulout_service_runtime::pods::PodIndex;
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-    use serde_json::{Value, json};
-
-    use super::*;
-    use crate::testing::{Json, at, pod};
-
-    /// A state that has seen one node, and its pods.
-    fn with_policy(rules: &str, rate: Option<f64>) -> State {
-        let policy = Policy::from_yaml(&format!("rules: [{rules}]")).unwrap();
-        let mut state = State::new(policy, SignedDuration::from_secs(60), rate);
-        state.gaps.end(at(-1000));
-        state
-    }
-
-    fn taint(state: &mut State, taints: Value, now: i64) {
-        let meta = ObjectMeta { name: Some("node".into()), ..ObjectMeta::default() };
-        let taints: Vec<_> = serde_json::from_value(taints).unwrap();
-        state.index.apply_node(&meta, &taints, true, &PodIndex::default(), at(now));
-    }
-
-    fn tainted() -> Value {
-        json!([{"key": "k", "effect": "NoExecute"}])
-    }
-
-    fn step(state: &mut State, pod: &Json, now: i64) -> (Option<How>, Option<Timestamp>, Option<String>) {
-        let step = state.next(&pod.read(), at(now));
-        (step.act, step.again, step.news.map(|news| news.note))
-    }
-
-    #[test]
-    fn a_pod_waits_is_cancelled_waits_again_and_leaves() {
-        let mut state = with_policy("", None);
-        let pod = pod(1).tolerating("k", 10);
-        taint(&mut state, tainted(), 100);
-        assert_eq!(step(&mut state, &pod, 101), (None, Some(at(110)), None));
-        taint(&mut state, json!([]), 105);
-        let cancelled = Some("Cancelling deletion of Pod default/pod-1".to_owned());
-        assert_eq!(step(&mut state, &pod, 105), (None, None, cancelled));
-        taint(&mut state, tainted(), 107);
-        assert_eq!(step(&mut state, &pod, 110), (None, Some(at(117)), None), "it begins anew");
-        let marked = Some("Marking for deletion Pod default/pod-1".to_owned());
-        assert_eq!(step(&mut state, &pod, 117), (Some(How::Delete), None, marked));
-        assert_eq!(step(&mut state, &pod, 118), (Some(How::Delete), None, None), "a retry is no news");
-        let leaving = pod.terminating(148, 30);
-        assert_eq!(step(&mut state, &leaving, 119), (None, None, None));
-        assert_eq!(state.concerned(), 0);
-    }
-
-    #[test]
-    fn the_limit_gives_turns_and_who_may_stay_gives_its_turn_away() {
-        let mut state = with_policy("{key: soft, action: Evacuate}", Some(1.0));
-        taint(&mut state, tainted(), 100);
-        let marked = |n: u32| Some(format!("Marking for deletion Pod default/pod-{n}"));
-        assert_eq!(step(&mut state, &pod(1), 100), (Some(How::Delete), None, marked(1)));
-        assert_eq!(step(&mut state, &pod(2), 100), (None, Some(at(101)), None));
-        assert_eq!(step(&mut state, &pod(3), 100), (None, Some(at(102)), None));
-        let spared = pod(2).tolerating("k", None);
-        let cancelled = Some("Cancelling deletion of Pod default/pod-2".to_owned());
-        assert_eq!(step(&mut state, &spared, 100), (None, None, cancelled));
-        assert_eq!(step(&mut state, &pod(3), 102), (Some(How::Delete), None, marked(3)));
-        assert_eq!(step(&mut state, &pod(2), 102), (None, Some(at(103)), None), "it has to queue again");
-        taint(&mut state, json!([{"key": "soft", "effect": "NoExecute"}]), 102);
-        assert_eq!(step(&mut state, &pod(4), 102).0, Some(How::Evacuate), "evacuations need no turn");
-    }
-
-    #[test]
-    fn a_pod_that_goes_is_forgotten() {
-        let mut state = with_policy("", Some(1.0));
-        taint(&mut state, tainted(), 100);
-        step(&mut state, &pod(1), 100);
-        step(&mut state, &pod(2), 100);
-        assert_eq!(state.concerned(), 2);
-        for n in [1, 2] {
-            state.apply_pod(&Change { old: Some(Arc::new(pod(n).read())), new: None });
-        }
-        assert_eq!(state.concerned(), 0);
-    }
-
-    #[test]
-    fn a_new_leader_waits_until_nodes_have_reported() {
-        let mut state = State::new(Policy::default(), SignedDuration::from_secs(60), None);
-        taint(&mut state, tainted(), 100);
-        assert_eq!(step(&mut state, &pod(1), 100), (None, None, None), "it has not seen everything yet");
-        state.gaps.end(at(101));
-        assert_eq!(step(&mut state, &pod(1), 101), (None, Some(at(161)), None));
-        assert_eq!(step(&mut state, &pod(1), 161).0, Some(How::Delete));
-    }
-}
+mod tests;

@@ -1,6 +1,6 @@
 //! A node's `NoExecute` taints and since when each is there. Where the taint itself does not say since when,
 //! the time at which it was first seen is kept in an annotation of the Node, once for each taint, so that
-//! neither a restart nor another leader begins to count anew.
+//! neither a restart nor another leader begins to count again.
 //!
 //! While nobody watches, a taint can be removed and set again. So the annotation also keeps when the node's taints
 //! were last changed, as the API server notes it: if they have been changed since, the times are not used any more.
@@ -45,7 +45,7 @@ impl fmt::Display for Taint {
     }
 }
 
-/// What tells a taint from others of its effect on the same node: a taint with a new value is a new one.
+/// What distinguishes a taint from others of its effect on the same node: a taint with a new value is a new one.
 /// Neither keys nor values can have an equals sign.
 fn identity(key: &str, value: &str) -> String {
     if value.is_empty() { key.to_owned() } else { format!("{key}={value}") }
@@ -55,7 +55,7 @@ fn identity(key: &str, value: &str) -> String {
 const CHANGED: &str = "taints changed";
 
 /// When a node's list of taints was last changed, or something else by the same client: the API server notes it for
-/// whoever owns the list, to the second. `None` if somebody has removed that note.
+/// the owner of the list, to the second. `None` if somebody has removed that note.
 pub fn taints_changed(node: &ObjectMeta) -> Option<Timestamp> {
     let owns_taints = |entry: &&ManagedFieldsEntry| {
         let fields = entry.fields_v1.as_ref().and_then(|fields| fields.0.pointer("/f:spec/f:taints"));
@@ -75,7 +75,7 @@ pub struct FirstSeen {
 }
 
 impl FirstSeen {
-    /// Reads the Node's annotation. What cannot be read is as good as absent: it will be written anew.
+    /// Reads the Node's annotation. What cannot be read is as good as absent: it will be written again.
     pub fn read(annotation: Option<&str>) -> Self {
         let entries: BTreeMap<String, serde_json::Value> =
             annotation.and_then(|json| serde_json::from_str(json).ok()).unwrap_or_default();
@@ -111,7 +111,7 @@ impl FirstSeen {
 
     /// Since when each of the node's taints that matter is there, and what is to be kept of that. Nothing happened in
     /// the future: a time that lies there is as good as absent. A taint that is gone is forgotten, so that it begins
-    /// anew when it comes back.
+    /// again when it comes back.
     pub fn observe(&self, taints: &[core::Taint], changed: Option<Timestamp>, now: Timestamp) -> Observed {
         let now = Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now);
         let mut observed = Observed::default();
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taint_counts_from_when_it_says_or_else_from_when_it_was_first_seen() {
+    fn taint_counts_from_its_time_added_or_when_first_seen() {
         let one = json!([{"key": "k", "value": "v", "effect": "NoExecute"}]);
         let added =
             |second: i64| json!([{"key": "k", "effect": "NoExecute", "timeAdded": at(second).to_string()}]);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn other_effects_are_no_concern_and_what_is_gone_is_forgotten() {
+    fn other_effects_are_ignored_and_gone_taints_are_forgotten() {
         let stored = first_seen(&[("gone", 1), ("soft", 2), ("kept", 3)]);
         let on_node = taints(json!([
             {"key": "soft", "effect": "NoSchedule"},

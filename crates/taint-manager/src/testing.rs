@@ -1,10 +1,12 @@
 //! Builders for the unit tests of this crate.
 
+use std::collections::BTreeMap;
+
 use haulout_service_runtime::pods::{Pod, Toleration, Uid};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::sight::Sight;
+use crate::state::watch_gap::Synced;
 use crate::taint::Taint;
 
 /// A time, in seconds.
@@ -87,7 +89,85 @@ impl Json {
     }
 }
 
-/// All has been in sight since this second, and nodes have a minute to report.
-pub(crate) fn clear_since(second: i64) -> Sight {
-    Sight::Clear { regained: at(second), settled: at(second + 60) }
+/// All watches have been synced since this second, and nodes have a minute to report.
+pub(crate) fn synced_since(second: i64) -> Synced {
+    Synced { since: at(second), settled: at(second + 60) }
+}
+
+/// A world around one pod, for tables of decisions.
+pub(crate) mod world {
+    use super::*;
+    use crate::decide::{How, NodeFacts, Verdict, View, decide};
+    use crate::policy::Policy;
+    use crate::taint::OUT_OF_SERVICE;
+
+    /// A world around one pod, in which all watches have been synced for ever and nothing else is special.
+    pub(crate) struct World {
+        pub(crate) node: NodeFacts,
+        policy: Policy,
+        pub(crate) synced: Option<Synced>,
+        evacuation: bool,
+    }
+
+    pub(crate) fn on(taints: &[(&str, i64)]) -> World {
+        let taints = taints.iter().map(|(text, since)| taint(text, *since)).collect();
+        let node = NodeFacts { taints, ..NodeFacts::default() };
+        World { node, policy: Policy::default(), synced: Some(synced_since(-1000)), evacuation: false }
+    }
+
+    impl World {
+        pub(crate) fn under(mut self, rules: &str) -> Self {
+            self.policy = Policy::from_yaml(&format!("rules: [{rules}]")).unwrap();
+            self
+        }
+
+        pub(crate) fn synced(mut self, synced: impl Into<Option<Synced>>) -> Self {
+            self.synced = synced.into();
+            self
+        }
+
+        pub(crate) fn evacuating(mut self) -> Self {
+            self.evacuation = true;
+            self
+        }
+
+        pub(crate) fn out_of_service(mut self, since: i64, ready: bool) -> Self {
+            self.node.out_of_service = Some(taint(OUT_OF_SERVICE, since));
+            self.node.ready = ready;
+            self
+        }
+
+        /// The verdict, the name of the reason, and whether our Evacuation is released.
+        pub(crate) fn decide(&self, pod: &Json, now: i64) -> (Verdict, String, bool) {
+            let (pod, none) = (pod.read(), BTreeMap::new());
+            let view = View {
+                pod: &pod,
+                node: Some(&self.node),
+                namespace: Some(&none),
+                evacuation: self.evacuation,
+                policy: &self.policy,
+                synced: self.synced,
+            };
+            let decision = decide(&view, at(now));
+            let reason = format!("{:?}", decision.reason);
+            let name = reason.split(' ').next().unwrap_or_default();
+            (decision.verdict, name.to_owned(), decision.release)
+        }
+
+        pub(crate) fn verdict(&self, pod: &Json, now: i64) -> Verdict {
+            self.decide(pod, now).0
+        }
+    }
+
+    pub(crate) fn delete(due: i64) -> Verdict {
+        Verdict::Act { how: How::Delete, due: at(due), again: None }
+    }
+
+    pub(crate) fn act(how: How, due: i64) -> Verdict {
+        Verdict::Act { how, due: at(due), again: None }
+    }
+
+    pub(crate) fn wait(until: i64) -> Verdict {
+        Verdict::Wait { until: at(until) }
+    }
 }

@@ -17,7 +17,8 @@ use tracing::warn;
 
 use crate::decide::conflict::conflicting_source;
 use crate::events;
-use crate::reconcile::{Controller, Source, Wanted, lock};
+use crate::reconcile::Controller;
+use crate::state::watch_gap::Watch;
 
 /// What we read of a Node.
 #[derive(Clone, Debug, Deserialize, kube::Resource)]
@@ -55,19 +56,17 @@ impl Node {
 
 impl Subscriber for Controller {
     fn apply(&self, changes: Vec<Change>) {
-        let keys: Vec<_> = {
-            let mut state = self.state();
+        self.update(|state, _| -> Vec<_> {
             changes.iter().filter_map(|change| state.apply_pod(change)).collect()
-        };
-        self.enqueue(keys);
+        });
     }
 
     fn interrupted(&self, ago: Duration) {
-        self.interrupted(Source::Pods, ago);
+        self.watch_interrupted(Watch::Pods, ago);
     }
 
     fn resumed(&self) {
-        self.resumed(Source::Pods);
+        self.watch_resumed(Watch::Pods);
     }
 }
 
@@ -80,27 +79,17 @@ impl Handler<Node> for Controller {
 
     fn apply(&self, name: Arc<str>, node: Node) {
         let taints = node.spec.taints.as_deref().unwrap_or_default();
-        let now = self.clock.now();
-        let mut annotation = None;
-        self.tell(|state, pods| {
-            let news = state.index.apply_node(&node.metadata, taints, node.is_ready(), pods, now);
-            annotation = news.annotation;
-            news.pods
-        });
-        match (annotation, node.uid()) {
-            (Some(text), Some(uid)) => {
-                lock(&self.wanted).insert(Arc::clone(&name), Wanted { uid, text });
-                self.nodes.add(name);
-            }
-            _ => drop(lock(&self.wanted).remove(&name)),
+        let (ready, now) = (node.is_ready(), self.clock.now());
+        self.update(|state, pods| state.apply_node(&name, &node.metadata, taints, ready, pods, now));
+        if self.state().unwritten_annotation(&name).is_some() {
+            self.nodes.add(name);
         }
     }
 
     fn unreadable(&self, name: Arc<str>, problem: Unreadable) {
-        lock(&self.wanted).remove(&name);
         let mut is_new = false;
-        self.tell(|state, pods| {
-            let concerned = state.index.apply_unreadable_node(&name, pods);
+        self.update(|state, pods| {
+            let concerned = state.apply_unreadable_node(&name, pods);
             is_new = concerned.is_some();
             concerned.unwrap_or_default()
         });
@@ -110,21 +99,19 @@ impl Handler<Node> for Controller {
     }
 
     fn delete(&self, name: Arc<str>) {
-        lock(&self.wanted).remove(&name);
-        self.tell(|state, pods| state.index.delete_node(&name, pods));
+        self.update(|state, pods| state.delete_node(&name, pods));
     }
 
     fn reset(&self, listed: &HashSet<Arc<str>>) {
-        lock(&self.wanted).retain(|name, _| listed.contains(name));
-        self.tell(|state, pods| state.index.retain_nodes(listed, pods));
+        self.update(|state, pods| state.retain_nodes(listed, pods));
     }
 
     fn interrupted(&self, ago: Duration) {
-        self.interrupted(Source::Nodes, ago);
+        self.watch_interrupted(Watch::Nodes, ago);
     }
 
     fn resumed(&self) {
-        self.resumed(Source::Nodes);
+        self.watch_resumed(Watch::Nodes);
     }
 }
 
@@ -137,23 +124,23 @@ impl Handler<PartialObjectMeta<core::Namespace>> for Controller {
 
     fn apply(&self, name: Box<str>, namespace: PartialObjectMeta<core::Namespace>) {
         let labels = namespace.metadata.labels.unwrap_or_default();
-        self.tell(|state, pods| state.index.apply_namespace(&name, labels, pods));
+        self.update(|state, pods| state.apply_namespace(&name, labels, pods));
     }
 
     fn delete(&self, name: Box<str>) {
-        self.state().index.delete_namespace(&name);
+        self.state().delete_namespace(&name);
     }
 
     fn reset(&self, listed: &HashSet<Box<str>>) {
-        self.state().index.retain_namespaces(listed);
+        self.state().retain_namespaces(listed);
     }
 
     fn interrupted(&self, ago: Duration) {
-        self.interrupted(Source::Namespaces, ago);
+        self.watch_interrupted(Watch::Namespaces, ago);
     }
 
     fn resumed(&self) {
-        self.resumed(Source::Namespaces);
+        self.watch_resumed(Watch::Namespaces);
     }
 }
 
@@ -168,27 +155,27 @@ impl Handler<PartialObjectMeta<Evacuation>> for Controller {
     fn apply(&self, pod: Uid, evacuation: PartialObjectMeta<Evacuation>) {
         // One that somebody has deleted goes on while our finalizer is on it.
         let ours = evacuation.finalizers().contains(&instigators::finalizer(instigator::TAINT_MANAGER));
-        self.tell(|state, pods| state.index.apply_evacuation(pod, ours, pods));
+        self.update(|state, pods| state.apply_evacuation(pod, ours, pods));
     }
 
     fn delete(&self, pod: Uid) {
-        self.tell(|state, pods| state.index.apply_evacuation(pod, false, pods));
+        self.update(|state, pods| state.apply_evacuation(pod, false, pods));
     }
 
     fn reset(&self, listed: &HashSet<Uid>) {
-        self.tell(|state, pods| state.index.retain_evacuations(listed, pods));
+        self.update(|state, pods| state.retain_evacuations(listed, pods));
     }
 
     fn interrupted(&self, ago: Duration) {
-        self.interrupted(Source::Evacuations, ago);
+        self.watch_interrupted(Watch::Evacuations, ago);
     }
 
     fn resumed(&self) {
-        self.resumed(Source::Evacuations);
+        self.watch_resumed(Watch::Evacuations);
     }
 }
 
-/// Events tell of others who act on the same taints. What has gone does not matter.
+/// Events of other controllers that act on the same taints. Deleted ones do not matter.
 impl Handler<core::Event> for Controller {
     type Key = ();
 
@@ -199,7 +186,7 @@ impl Handler<core::Event> for Controller {
     fn apply(&self, (): (), event: core::Event) {
         let Some(source) = conflicting_source(&event, self.started) else { return };
         self.metrics.conflict();
-        if lock(&self.rivals).insert(source.to_owned()) {
+        if self.state().apply_conflict(source) {
             warn!(source, "somebody else makes pods leave tainted nodes too: {}", events::CONFLICT_ADVICE);
             self.publish(events::conflict(&self.own, source));
         }

@@ -1,4 +1,4 @@
-//! Why a pod stays or leaves, as a word for machines and a sentence for people.
+//! Why a pod stays or leaves, with a sentence for people.
 
 use std::fmt;
 
@@ -7,8 +7,8 @@ use jiff::{Timestamp, Unit};
 use crate::taint::Taint;
 
 /// Why something was decided about a pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason<'a> {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reason {
     /// Its node has no `NoExecute` taints, or is not known.
     NotTainted,
     /// It tolerates all of its node's taints for ever.
@@ -16,7 +16,7 @@ pub enum Reason<'a> {
     /// The policy says to ignore the taint.
     Ignored {
         /// The taint.
-        taint: &'a Taint,
+        taint: Taint,
     },
     /// It has finished.
     Finished,
@@ -25,22 +25,22 @@ pub enum Reason<'a> {
     /// It does not tolerate the taint.
     NotTolerated {
         /// The taint.
-        taint: &'a Taint,
+        taint: Taint,
     },
     /// It tolerates the taint until a certain time.
     ToleratedUntil {
         /// The taint.
-        taint: &'a Taint,
+        taint: Taint,
         /// The time.
         due: Timestamp,
     },
     /// It would have to leave, but we or the API server were away until a moment ago.
     Settling {
         /// The taint.
-        taint: &'a Taint,
+        taint: Taint,
     },
-    /// The API server cannot be reached, so that nobody knows whether the taint is still there.
-    Blind,
+    /// A watch is interrupted, so that nobody knows whether the taint is still there.
+    WatchGap,
     /// The policy asks for labels of the pod's namespace, and those are not known yet.
     NamespaceUnknown,
     /// Its Node cannot be read, so that nobody knows its taints.
@@ -55,30 +55,7 @@ pub enum Reason<'a> {
     InService,
 }
 
-impl Reason<'_> {
-    /// The reason as one word.
-    pub const fn word(&self) -> &'static str {
-        match self {
-            Self::NotTainted => "NotTainted",
-            Self::Tolerated => "Tolerated",
-            Self::Ignored { .. } => "Ignored",
-            Self::Finished => "Finished",
-            Self::Terminating => "Terminating",
-            Self::NotTolerated { .. } => "NotTolerated",
-            Self::ToleratedUntil { .. } => "ToleratedUntil",
-            Self::Settling { .. } => "Settling",
-            Self::Blind => "Blind",
-            Self::NamespaceUnknown => "NamespaceUnknown",
-            Self::NodeUnreadable => "NodeUnreadable",
-            Self::StuckOutOfService => "StuckOutOfService",
-            Self::StuckUnreachable => "StuckUnreachable",
-            Self::HeldByFinalizer => "HeldByFinalizer",
-            Self::InService => "InService",
-        }
-    }
-}
-
-impl fmt::Display for Reason<'_> {
+impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotTainted => f.write_str("its node has no NoExecute taint"),
@@ -93,9 +70,9 @@ impl fmt::Display for Reason<'_> {
             }
             Self::Settling { taint } => write!(
                 f,
-                "it has to leave because of the taint {taint}, unless its node reports shortly now that the API server is in sight again"
+                "it has to leave because of the taint {taint}, unless its node reports shortly now that all watches work again"
             ),
-            Self::Blind => f.write_str("the API server is out of sight, so the taint may be gone"),
+            Self::WatchGap => f.write_str("a watch is interrupted, so the taint may be gone"),
             Self::NamespaceUnknown => f.write_str("the labels of its namespace are not known yet"),
             Self::NodeUnreadable => f.write_str("its Node cannot be read, so its taints are not known"),
             Self::StuckOutOfService => {

@@ -1,30 +1,25 @@
 //! Pods that hang in termination because their node cannot be asked. Taking one by force means that it may
 //! still be running somewhere, so it happens only where the policy says so, and never on a node that is ready.
 
+use haulout_service_runtime::pods::Pod;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{How, NodeFacts, Reason, Verdict, View, after};
-use crate::sight::Sight;
 use crate::taint::UNREACHABLE;
 
 /// What happens to a terminating pod.
-pub(super) fn judge<'a>(view: &View<'a>, node: &NodeFacts, now: Timestamp) -> (Verdict, Reason<'a>) {
+pub(super) fn judge(view: &View<'_>, node: &NodeFacts, now: Timestamp) -> (Verdict, Reason) {
     let unreachable = node.taints.iter().find(|taint| &*taint.key == UNREACHABLE);
     let candidates = [
         node.out_of_service.as_ref().map(|taint| (taint, Reason::StuckOutOfService)),
         unreachable.map(|taint| (taint, Reason::StuckUnreachable)),
     ];
-    let mut chosen: Option<(Timestamp, Timestamp, Reason<'a>)> = None;
-    for (taint, reason) in candidates.into_iter().flatten() {
-        let wait = view.policy.removal(taint, &view.pod.labels, &view.namespace).force_delete_after;
-        let Some((wait, from)) = wait.zip(counted_from(view, reason)) else { continue };
-        let due = after(from.max(taint.since), wait);
-        let settled = view.sight.settle(taint, due);
-        if chosen.is_none_or(|(best, ..)| settled < best) {
-            chosen = Some((settled, due, reason));
-        }
-    }
-    match chosen {
+    let forced = candidates.into_iter().flatten().filter_map(|(taint, reason)| {
+        let wait = view.policy.removal(taint, &view.pod.labels, &view.namespace).force_delete_after?;
+        let due = after(counted_from(view.pod, &reason)?.max(taint.since), wait);
+        Some((view.settle(taint, due), due, reason))
+    });
+    match forced.min_by_key(|(settled, ..)| *settled) {
         None => (Verdict::Keep, Reason::Terminating),
         Some((_, _, Reason::StuckOutOfService)) if node.ready => (Verdict::Keep, Reason::InService),
         Some(_) if node.ready => (Verdict::Keep, Reason::Terminating),
@@ -33,32 +28,28 @@ pub(super) fn judge<'a>(view: &View<'a>, node: &NodeFacts, now: Timestamp) -> (V
             (Verdict::Keep, Reason::HeldByFinalizer)
         }
         Some((settled, _, reason)) if settled > now => (Verdict::Wait { until: settled }, reason),
-        Some(_) if view.sight == Sight::Blind => (Verdict::Hold, Reason::Blind),
+        Some(_) if view.synced.is_none() => (Verdict::Hold, Reason::WatchGap),
         Some((_, due, reason)) => (Verdict::Act { how: How::ForceDelete, due, again: None }, reason),
     }
 }
 
 /// From when on a pod hangs. A node that is out of service is known to be down, so that the grace period has
 /// no meaning there; an unreachable one may still be using it.
-fn counted_from(view: &View<'_>, reason: Reason<'_>) -> Option<Timestamp> {
-    let end = view.pod.deletion_timestamp()?;
-    match reason {
-        Reason::StuckOutOfService => {
-            let grace = view.pod.deletion_grace_period_seconds().unwrap_or_default();
-            Some(end.saturating_sub(SignedDuration::from_secs(grace)).unwrap_or(end))
-        }
-        _ => Some(end),
-    }
+fn counted_from(pod: &Pod, reason: &Reason) -> Option<Timestamp> {
+    let end = pod.deletion_timestamp()?;
+    let is_down = *reason == Reason::StuckOutOfService;
+    let grace = pod.deletion_grace_period_seconds().filter(|_| is_down).unwrap_or_default();
+    Some(end.saturating_sub(SignedDuration::from_secs(grace)).unwrap_or(end))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::world::{act, on, wait};
     use super::*;
-    use crate::testing::{clear_since, pod};
+    use crate::testing::world::{act, on, wait};
+    use crate::testing::{pod, synced_since};
 
     #[test]
-    fn stuck_pods_are_taken_by_force_only_where_the_policy_says_so() {
+    fn stuck_pods_are_deleted_by_force_only_by_policy() {
         let stuck = pod(1).terminating(100, 30);
         let unreachable = || on(&[(UNREACHABLE, 40)]);
         let forced = "{key: 'node.kubernetes.io/*', action: Delete, forceDeleteAfter: 50s}";
@@ -89,14 +80,14 @@ mod tests {
             ),
             (
                 "settling",
-                unreachable().seen(clear_since(140)),
+                unreachable().synced(synced_since(140)),
                 forced,
                 &stuck,
                 160,
                 wait(200),
                 "StuckUnreachable",
             ),
-            ("blind", unreachable().seen(Sight::Blind), forced, &stuck, 160, Verdict::Hold, "Blind"),
+            ("in a gap", unreachable().synced(None), forced, &stuck, 160, Verdict::Hold, "WatchGap"),
             ("held", unreachable(), forced, &held, 500, Verdict::Keep, "HeldByFinalizer"),
             (
                 "out of service",
@@ -154,7 +145,7 @@ mod tests {
             ),
         ];
         for (name, world, rules, pod, now, verdict, reason) in cases {
-            assert_eq!(world.under(rules).decide(pod, now), (verdict, reason, false), "{name}");
+            assert_eq!(world.under(rules).decide(pod, now), (verdict, reason.to_owned(), false), "{name}");
         }
         let mut reporting = unreachable();
         reporting.node.ready = true;

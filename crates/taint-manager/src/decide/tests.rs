@@ -1,8 +1,10 @@
 //! Tables of decisions: the scenarios that matter upstream, policies and gaps.
 
-use super::world::{act, delete, on, wait};
+use serde_json::{Value, json};
+
 use super::*;
-use crate::testing::{at, clear_since, pod, taint};
+use crate::testing::world::{act, delete, on, wait};
+use crate::testing::{at, pod, synced_since, taint, tolerations};
 
 const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 
@@ -41,7 +43,7 @@ fn a_pod_leaves_now_later_or_never() {
         ),
     ];
     for (name, world, pod, now, verdict, reason) in cases {
-        assert_eq!(world.decide(&pod, now), (verdict, reason, false), "{name}");
+        assert_eq!(world.decide(&pod, now), (verdict, reason.to_owned(), false), "{name}");
     }
 }
 
@@ -77,7 +79,7 @@ fn of_several_taints_the_first_deadline_counts() {
 #[test]
 fn a_pod_that_comes_late_gets_its_full_time() {
     let late = pod(1).scheduled(80).tolerating("k", 60);
-    let bound = late.clone().with("/status/conditions", serde_json::json!([]));
+    let bound = late.clone().with("/status/conditions", json!([]));
     let created = bound.clone().with("/metadata/creationTimestamp", at(70).to_string());
     let cases = [
         ("scheduled late", late, wait(140)),
@@ -91,7 +93,7 @@ fn a_pod_that_comes_late_gets_its_full_time() {
 }
 
 #[test]
-fn a_toleration_that_is_changed_moves_the_deadline_both_ways() {
+fn changed_toleration_moves_the_deadline_both_ways() {
     let world = on(&[("k", 50)]);
     assert_eq!(world.verdict(&pod(1).tolerating("k", 300), 100), wait(350));
     assert_eq!(world.verdict(&pod(1).tolerating("k", 100), 100), wait(150));
@@ -108,18 +110,18 @@ fn pods_that_finished_or_are_leaving_are_left_alone() {
         (pod(1).terminating(20, 30), "Terminating"),
     ];
     for (pod, reason) in cases {
-        assert_eq!(on(&[("k", 50)]).decide(&pod, 100), (Verdict::Keep, reason, false));
+        assert_eq!(on(&[("k", 50)]).decide(&pod, 100), (Verdict::Keep, reason.to_owned(), false));
     }
     assert_eq!(on(&[("k", 50)]).verdict(&pod(1).with("/status/phase", "Pending"), 100), delete(50));
 }
 
 #[test]
-fn the_policy_says_how_and_daemon_set_and_static_pods_are_never_evacuated() {
-    let daemon = serde_json::json!([
+fn daemon_set_and_static_pods_are_never_evacuated() {
+    let daemon = json!([
         {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "u", "controller": true}
     ]);
     let of_daemon_set = pod(1).with("/metadata/ownerReferences", daemon);
-    let mirror = serde_json::json!({"kubernetes.io/config.mirror": "x"});
+    let mirror = json!({"kubernetes.io/config.mirror": "x"});
     let of_kubelet = pod(1).with("/metadata/annotations", mirror);
     let cases = [
         ("Delete", How::Delete, How::Delete),
@@ -133,13 +135,13 @@ fn the_policy_says_how_and_daemon_set_and_static_pods_are_never_evacuated() {
         assert_eq!(world.verdict(&of_kubelet, 100), act(other, 50), "{action}");
     }
     let world = on(&[("k", 50)]).under("{key: k, action: Ignore}");
-    assert_eq!(world.decide(&pod(1), 100), (Verdict::Keep, "Ignored", false));
-    let label = serde_json::json!({"nodemaintenance.k8s.io/taint-action": "Evict"});
+    assert_eq!(world.decide(&pod(1), 100), (Verdict::Keep, "Ignored".to_owned(), false));
+    let label = json!({"nodemaintenance.k8s.io/taint-action": "Evict"});
     assert_eq!(on(&[("k", 50)]).verdict(&pod(1).with("/metadata/labels", label), 100), act(How::Evict, 50));
 }
 
 #[test]
-fn the_harshest_of_what_is_due_is_done_and_what_comes_after_is_not_forgotten() {
+fn harshest_due_action_wins_and_later_ones_are_kept() {
     let rules = "{key: soft, action: Evacuate}, {key: middle, action: Evict}, {key: none, action: Ignore}";
     let again = |how, due, again| Verdict::Act { how, due: at(due), again: Some(at(again)) };
     let tolerating = pod(1).tolerating("hard", 100).tolerating("middle", 40).tolerating("later", 30);
@@ -166,7 +168,7 @@ fn the_harshest_of_what_is_due_is_done_and_what_comes_after_is_not_forgotten() {
 }
 
 #[test]
-fn an_evacuation_goes_on_until_something_harsher_is_due_and_is_released_when_the_pod_may_stay() {
+fn evacuation_goes_on_until_harsher_is_due_or_pod_may_stay() {
     let evacuate = "{key: soft, action: Evacuate}";
     let leaving = |again: Option<i64>| Verdict::Leaving { again: again.map(at) };
     let cases = [
@@ -186,42 +188,63 @@ fn an_evacuation_goes_on_until_something_harsher_is_due_and_is_released_when_the
 }
 
 #[test]
-fn after_a_gap_old_deadlines_settle_first_and_in_a_gap_nobody_leaves() {
+fn in_a_gap_no_pod_leaves_and_afterwards_old_deadlines_settle() {
     let tolerating = pod(1).tolerating("k", 10);
     let cases = [
-        ("in the gap", on(&[("k", 50)]).seen(Sight::Blind), &tolerating, 100, Verdict::Hold, "Blind"),
+        ("in the gap", on(&[("k", 50)]).synced(None), &tolerating, 100, Verdict::Hold, "WatchGap"),
         (
             "not yet due in the gap",
-            on(&[("k", 95)]).seen(Sight::Blind),
+            on(&[("k", 95)]).synced(None),
             &tolerating,
             100,
             wait(105),
             "ToleratedUntil",
         ),
-        ("overdue", on(&[("k", 50)]).seen(clear_since(90)), &tolerating, 100, wait(150), "Settling"),
-        ("settled", on(&[("k", 50)]).seen(clear_since(90)), &tolerating, 150, delete(60), "ToleratedUntil"),
-        ("due soon", on(&[("k", 85)]).seen(clear_since(90)), &tolerating, 91, wait(150), "ToleratedUntil"),
-        ("new since then", on(&[("k", 95)]).seen(clear_since(90)), &pod(1), 100, delete(95), "NotTolerated"),
-        ("heartbeats", on(&[(UNREACHABLE, 95)]).seen(clear_since(90)), &pod(1), 100, wait(150), "Settling"),
+        ("overdue", on(&[("k", 50)]).synced(synced_since(90)), &tolerating, 100, wait(150), "Settling"),
+        (
+            "settled",
+            on(&[("k", 50)]).synced(synced_since(90)),
+            &tolerating,
+            150,
+            delete(60),
+            "ToleratedUntil",
+        ),
+        ("due soon", on(&[("k", 85)]).synced(synced_since(90)), &tolerating, 91, wait(150), "ToleratedUntil"),
+        (
+            "new since then",
+            on(&[("k", 95)]).synced(synced_since(90)),
+            &pod(1),
+            100,
+            delete(95),
+            "NotTolerated",
+        ),
+        (
+            "heartbeats",
+            on(&[(UNREACHABLE, 95)]).synced(synced_since(90)),
+            &pod(1),
+            100,
+            wait(150),
+            "Settling",
+        ),
     ];
     for (name, world, pod, now, verdict, reason) in cases {
-        assert_eq!(world.decide(pod, now), (verdict, reason, false), "{name}");
+        assert_eq!(world.decide(pod, now), (verdict, reason.to_owned(), false), "{name}");
     }
 }
 
 #[test]
-fn an_evacuation_is_not_released_by_who_does_not_know_whether_the_pod_may_stay() {
+fn evacuation_is_not_released_while_the_pod_may_have_to_leave() {
     let evacuate = "{key: soft, action: Evacuate}, {key: k, action: Evacuate}";
     let soft = || on(&[("soft", 50)]).under(evacuate).evacuating();
     let both = || on(&[("soft", 50), ("k", 95)]).under(evacuate).evacuating();
     let tolerating = pod(1).tolerating("k", 20);
     let cases = [
-        ("no node seen yet", on(&[]).evacuating().seen(Sight::Blind), pod(1), Verdict::Keep, false),
-        ("in a gap", soft().seen(Sight::Blind), pod(1), Verdict::Hold, false),
-        ("tolerated, in a gap", soft().seen(Sight::Blind), pod(1).tolerating("soft", 90), wait(140), false),
-        ("a new leader", soft().seen(clear_since(90)), pod(1), wait(150), false),
-        ("beside a newer taint", both().seen(clear_since(90)), tolerating, wait(115), false),
-        ("tolerated by now", soft().seen(clear_since(90)), pod(1).tolerating("soft", 90), wait(150), true),
+        ("no node seen yet", on(&[]).evacuating().synced(None), pod(1), Verdict::Keep, false),
+        ("in a gap", soft().synced(None), pod(1), Verdict::Hold, false),
+        ("tolerated, in a gap", soft().synced(None), pod(1).tolerating("soft", 90), wait(140), false),
+        ("a new leader", soft().synced(synced_since(90)), pod(1), wait(150), false),
+        ("beside a newer taint", both().synced(synced_since(90)), tolerating, wait(115), false),
+        ("tolerated by now", soft().synced(synced_since(90)), pod(1).tolerating("soft", 90), wait(150), true),
     ];
     for (name, world, pod, verdict, release) in cases {
         let (found, _, released) = world.decide(&pod, 100);
@@ -241,7 +264,7 @@ fn what_is_not_known_is_waited_for() {
         namespace: None,
         evacuation: true,
         policy: &policy,
-        sight: world.sight,
+        synced: world.synced,
     };
     let decision = decide(&view, at(9));
     assert_eq!(
@@ -258,14 +281,110 @@ fn what_is_not_known_is_waited_for() {
 fn reasons_are_sentences_that_name_the_taint() {
     let on_node = taint("example.com/repair=disk", 0);
     let cases = [
-        (Reason::NotTolerated { taint: &on_node }, "it does not tolerate the taint example.com/repair=disk"),
         (
-            Reason::ToleratedUntil { taint: &on_node, due: at(90) },
+            Reason::NotTolerated { taint: on_node.clone() },
+            "it does not tolerate the taint example.com/repair=disk",
+        ),
+        (
+            Reason::ToleratedUntil { taint: on_node.clone(), due: at(90) },
             "it tolerates the taint example.com/repair=disk until 1970-01-01T00:01:30Z",
         ),
-        (Reason::Ignored { taint: &on_node }, "the policy ignores the taint example.com/repair=disk"),
+        (Reason::Ignored { taint: on_node.clone() }, "the policy ignores the taint example.com/repair=disk"),
     ];
     for (reason, expected) in cases {
         assert_eq!(reason.to_string(), expected);
+    }
+}
+
+const FOREVER: Option<SignedDuration> = None;
+const NOT_AT_ALL: Option<SignedDuration> = Some(SignedDuration::ZERO);
+
+fn tolerated(of_pod: Value, taint_text: &str) -> Option<SignedDuration> {
+    tolerance(&tolerations(of_pod), &taint(taint_text, 0))
+}
+
+#[test]
+fn key_value_operator_and_effect_have_to_match() {
+    let cases = [
+        ("k=v", json!({"key": "k", "operator": "Equal", "value": "v", "effect": "NoExecute"}), true),
+        ("k=v", json!({"key": "k", "value": "v"}), true),
+        ("k=v", json!({"key": "k", "value": "w"}), false),
+        ("k=v", json!({"key": "k"}), false),
+        ("k", json!({"key": "k"}), true),
+        ("k", json!({"key": "k", "operator": "Equal", "value": ""}), true),
+        ("k=v", json!({"key": "l", "value": "v"}), false),
+        ("k=v", json!({"key": "k", "operator": "Exists"}), true),
+        ("k=v", json!({"key": "l", "operator": "Exists"}), false),
+        ("k=v", json!({"operator": "Exists"}), true),
+        ("k=v", json!({"operator": "Exists", "effect": "NoExecute"}), true),
+        ("k=v", json!({"operator": "Exists", "effect": "NoSchedule"}), false),
+        ("k=v", json!({"key": "k", "value": "v", "effect": "PreferNoSchedule"}), false),
+        ("k=v", json!({"key": "k", "value": "v", "effect": ""}), true),
+        ("k=v", json!({"key": "k", "operator": "", "value": "v"}), true),
+        ("k=v", json!({"key": "k", "operator": "exists"}), false),
+        ("k=v", json!({"key": "k", "operator": "In", "value": "v"}), false),
+        ("k=v", json!({}), false),
+        ("k", json!({}), true),
+    ];
+    for (on_node, toleration, expected) in cases {
+        let expected = if expected { FOREVER } else { NOT_AT_ALL };
+        assert_eq!(tolerated(json!([toleration.clone()]), on_node), expected, "{on_node} {toleration}");
+    }
+}
+
+#[test]
+fn only_plain_decimal_numbers_are_compared() {
+    let cases = [
+        ("Gt", "5", "6", true),
+        ("Gt", "5", "5", false),
+        ("Gt", "5", "4", false),
+        ("Lt", "5", "4", true),
+        ("Lt", "5", "5", false),
+        ("Lt", "5", "6", false),
+        ("Lt", "0", "-3", true),
+        ("Gt", "-10", "-3", true),
+        ("Gt", "9223372036854775806", "9223372036854775807", true),
+        ("Gt", "5", "9223372036854775808", false),
+        ("Gt", "5", "06", false),
+        ("Gt", "05", "6", false),
+        ("Gt", "5", "+6", false),
+        ("Gt", "-1", "-0", false),
+        ("Gt", "5", "6.0", false),
+        ("Gt", "5", "", false),
+        ("Gt", "", "6", false),
+        ("Gt", "five", "6", false),
+        ("Gt", "5", " 6", false),
+    ];
+    for (operator, bound, value, expected) in cases {
+        let toleration = json!({"key": "k", "operator": operator, "value": bound});
+        let expected = if expected { FOREVER } else { NOT_AT_ALL };
+        assert_eq!(
+            tolerated(json!([toleration]), &format!("k={value}")),
+            expected,
+            "{value} {operator} {bound}"
+        );
+    }
+}
+
+#[test]
+fn the_first_toleration_that_matches_says_for_how_long() {
+    let seconds = |seconds: i64| json!({"key": "k", "operator": "Exists", "tolerationSeconds": seconds});
+    let forever = json!({"operator": "Exists"});
+    let other = json!({"key": "other", "operator": "Exists", "tolerationSeconds": 1});
+    let cases = [
+        (json!([]), NOT_AT_ALL),
+        (json!([other]), NOT_AT_ALL),
+        (json!([seconds(300)]), Some(SignedDuration::from_secs(300))),
+        (json!([seconds(1)]), Some(SignedDuration::from_secs(1))),
+        (json!([seconds(0)]), NOT_AT_ALL),
+        (json!([seconds(-5)]), NOT_AT_ALL),
+        (json!([other, forever]), FOREVER),
+        (json!([forever, seconds(5)]), FOREVER),
+        (json!([seconds(5), forever]), Some(SignedDuration::from_secs(5))),
+        (json!([seconds(-1), forever]), NOT_AT_ALL),
+        (json!([seconds(i64::MAX)]), Some(SignedDuration::from_secs(i64::MAX))),
+    ];
+    for (of_pod, expected) in cases {
+        assert_eq!(tolerated(of_pod.clone(), "k=v"), expected, "{of_pod}");
     }
 }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::policy::Policy;
+use crate::state::watch_gap::WATCHES;
 use crate::testing::uid;
 use crate::watch;
 
@@ -54,22 +55,8 @@ impl Scene {
         let (context, writes) = recorded(answer);
         let policy = Policy::from_yaml(policy).unwrap();
         let state = State::new(policy, SignedDuration::ZERO, None);
-        let controller = Arc::new(Controller {
-            clients: context.clients.clone(),
-            clock: context.clock.clone(),
-            events: context.events.clone(),
-            metrics: Metrics::new(&context.metrics),
-            state: Arc::new(Mutex::new(state)),
-            pods: context.pod_cache(),
-            queue: WorkQueue::new(context.clock.clone(), BACKOFF, context.metrics.queue("pods")),
-            nodes: WorkQueue::new(context.clock.clone(), BACKOFF, context.metrics.queue("nodes")),
-            wanted: Mutex::new(HashMap::new()),
-            synced: Mutex::new(BTreeSet::new()),
-            started: context.clock.now(),
-            rivals: Mutex::new(BTreeSet::new()),
-            dry_run,
-            own: ObjectReference::default(),
-        });
+        let (clients, metrics) = (context.clients.clone(), Metrics::new(&context.metrics));
+        let controller = Arc::new(Controller::new(&context, clients, metrics, state, dry_run));
         controller.pods.ready().await;
         let node: watch::Node = serde_json::from_value(json!({
             "metadata": {"name": "node", "uid": "uid of node", "resourceVersion": "3"},
@@ -77,8 +64,8 @@ impl Scene {
         }))
         .unwrap();
         Handler::<watch::Node>::apply(&*controller, "node".into(), node);
-        for source in [Source::Evacuations, Source::Namespaces, Source::Nodes, Source::Pods] {
-            controller.resumed(source);
+        for watch in WATCHES {
+            controller.watch_resumed(watch);
         }
         Self { controller, writes }
     }
@@ -90,7 +77,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn reason_is_written_before_the_deletion_and_both_mean_one_uid() {
+async fn reason_is_written_before_the_deletion_with_the_same_uid() {
     let scene = Scene::new("rules: []", false, |_| None).await;
     scene.handle().await.unwrap();
     let writes = scene.writes.take();
