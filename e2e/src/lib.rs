@@ -32,5 +32,5 @@ pub use process::{Command, Output, Process};
 pub use real_node::RealNode;
 pub use requests::{Mark, Requests};
 pub use service::Service;
-pub use tools::Tools;
+pub use tools::{Kubernetes, Tools};
 pub use webhook::Webhook;

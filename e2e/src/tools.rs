@@ -1,10 +1,11 @@
-//! The control plane's programs, built once from the Go module in `control-plane/` into a cache
-//! outside the clone. What is cached under which name is decided in `key`; building is in `build`; what a real node
-//! needs on top is in `node`.
+//! The control plane's programs, built once from the Go modules in `control-plane*/` into a cache outside the clone.
+//! Which Kubernetes versions there are is in `kubernetes`. What is cached under which name is decided in `key`;
+//! building is in `build`; what a real node needs on top is in `node`.
 
 mod build;
 mod deny;
 mod key;
+mod kubernetes;
 mod more;
 mod node;
 
@@ -17,23 +18,43 @@ use serde::{Deserialize, Serialize};
 
 pub use self::deny::ensure_cargo_deny;
 use self::key::Source;
+pub use self::kubernetes::Kubernetes;
 pub use self::more::{MoreTools, ensure_more};
 pub use self::node::{NodeTools, ensure_node};
 
 /// The built programs.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Tools {
-    /// The folder that holds them.
-    pub dir: PathBuf,
-    /// The Kubernetes version in `control-plane/go.mod`, with its `v`.
+    /// The folder with etcd, Helm and KWOK.
+    dir: PathBuf,
+    /// The folder with Kubernetes' own programs: the same folder, if they are of the main version.
+    kubernetes_dir: PathBuf,
+    /// The version of Kubernetes' own programs, with its `v`.
     pub kubernetes_version: String,
 }
+
+/// Kubernetes' own programs, which are built for every version.
+const KUBERNETES_TOOLS: [&str; 4] =
+    ["kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"];
 
 impl Tools {
     /// The path of one of them: `etcd`, `helm`, `kube-apiserver`, `kube-controller-manager`,
     /// `kube-scheduler`, `kubectl` or `kwok`.
     pub fn path(&self, tool: &str) -> PathBuf {
-        self.dir.join(tool)
+        let dir = if KUBERNETES_TOOLS.contains(&tool) { &self.kubernetes_dir } else { &self.dir };
+        dir.join(tool)
+    }
+
+    /// Whether Kubernetes' own programs are of the main version.
+    pub fn is_main_version(&self) -> bool {
+        self.kubernetes_dir == self.dir
+    }
+
+    /// The folders for a `PATH` with all of them.
+    pub fn search_path(&self) -> Vec<&Path> {
+        let mut folders = vec![self.kubernetes_dir.as_path(), &self.dir];
+        folders.dedup();
+        folders
     }
 
     /// The path of kubectl.
@@ -47,19 +68,23 @@ impl Tools {
     }
 }
 
-/// Finds the programs in the cache or builds them, telling `progress` one line at a time. Takes
-/// about 12 minutes on 2 cores when Go has nothing cached either; instant, and without Go, when it
-/// has been done before.
+/// Finds the programs of the [chosen](Kubernetes::chosen) version in the cache or builds them, telling `progress` one
+/// line at a time. Takes about 12 minutes on 2 cores when Go has nothing cached either; instant, and without Go, when
+/// it has been done before.
 pub fn ensure(progress: impl Fn(&str)) -> Result<Tools> {
-    let source = Source::read(&module())?;
-    let imports = source.tools.as_slice();
-    let dir = find_or_build(&source, key::CONTROL_PLANE, imports, &[], &progress, |_| Ok(()))?;
-    Ok(Tools { dir, kubernetes_version: source.kubernetes_version })
+    ensure_version(&Kubernetes::chosen()?, progress)
 }
 
-/// The Go module that pins everything.
-fn module() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("control-plane")
+/// The same for this version. etcd, Helm and KWOK are the same for all versions.
+pub fn ensure_version(kubernetes: &Kubernetes, progress: impl Fn(&str)) -> Result<Tools> {
+    let build = |module: &Path, kind: &str| {
+        let source = Source::read(module)?;
+        find_or_build(&source, kind, &source.tools, &[], &progress, |_| Ok(()))
+    };
+    let dir = build(&kubernetes::main_module(), key::CONTROL_PLANE)?;
+    let kubernetes_dir =
+        if kubernetes.is_main() { dir.clone() } else { build(kubernetes.module(), key::KUBERNETES)? };
+    Ok(Tools { dir, kubernetes_dir, kubernetes_version: kubernetes.to_string() })
 }
 
 /// The folder of a build: one that is in the cache, or else a new one of these imports and `others`, of which `key`
@@ -72,9 +97,8 @@ fn find_or_build(
     progress: &dyn Fn(&str),
     others: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<PathBuf> {
-    let module = module();
     let cache = cache_dir()?;
-    let dir = match &key::go_version(&module) {
+    let dir = match &source.go_version() {
         Ok(version) => cache.join(source.folder(kind, version, key)),
         // Any Go's build of these sources will do when there is no Go to build another.
         Err(missing) => match newest_build(&cache, &source.folder_prefix(kind)) {
@@ -84,7 +108,7 @@ fn find_or_build(
     };
     if !dir.exists() {
         fs::create_dir_all(&cache).with_context(|| format!("creating the cache {}", cache.display()))?;
-        build::build(&module, source, imports, &dir, progress, others)?;
+        build::build(source, imports, &dir, progress, others)?;
         sweep(&cache, &dir);
     }
     Ok(dir)
@@ -111,7 +135,8 @@ fn builds(cache: &Path) -> impl Iterator<Item = (PathBuf, SystemTime)> {
     let entries = fs::read_dir(cache).into_iter().flatten().flatten();
     entries.filter_map(|entry| {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let finished = [key::CONTROL_PLANE, key::NODE].iter().any(|kind| name.starts_with(kind));
+        let finished =
+            [key::CONTROL_PLANE, key::KUBERNETES, key::NODE].iter().any(|kind| name.starts_with(kind));
         let modified = entry.metadata().and_then(|metadata| metadata.modified()).ok()?;
         finished.then(|| (entry.path(), modified))
     })

@@ -219,6 +219,8 @@ async fn install(cluster: &Handle, args: &Args) -> Result<Services> {
 /// How to get in.
 fn entrance(cluster: &Handle, args: &Args, took: Duration) -> String {
     let missing = if args.without_services { " (without its services)" } else { "" };
+    let tools = cluster.tools.search_path();
+    let tools: Vec<_> = tools.iter().map(|folder| folder.display().to_string()).collect();
     format!(
         "
 A Kubernetes {version} control plane with Haulout{missing} is ready after {took}. To look around in another terminal:
@@ -230,7 +232,7 @@ Nodes and pods are pretended by KWOK; everything else is real. Logs are in {logs
         version = cluster.tools.kubernetes_version,
         took = ui::duration(took),
         kubeconfig = cluster.kubeconfig.display(),
-        tools = cluster.tools.dir.display(),
+        tools = tools.join(":"),
         logs = cluster.logs.display(),
     )
 }

@@ -2,11 +2,22 @@
 
 use std::path::Path;
 
+use crate::tools::Kubernetes;
+
 /// Programs that come with the machine.
 const PROGRAMS: [&str; 7] = ["apt-get", "dpkg-deb", "ip", "mount", "nsenter", "sh", "unshare"];
 
-/// Why no real node can run on this machine; `None` if one can.
+/// Why no real node can run on this machine or with the chosen version of Kubernetes; `None` if one can.
 pub fn missing() -> Option<String> {
+    match Kubernetes::chosen() {
+        Ok(chosen) if chosen.is_main() => {}
+        Ok(chosen) => {
+            return Some(format!(
+                "kubelets are built only of the main version of Kubernetes, not of {chosen}"
+            ));
+        }
+        Err(error) => return Some(format!("{error:#}")),
+    }
     if !rustix::process::geteuid().is_root() {
         return Some("a real node needs root".to_owned());
     }

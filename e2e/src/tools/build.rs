@@ -18,7 +18,6 @@ const TOOLS_GIB: u64 = 1;
 
 /// Builds these imports into `dir` and has `others` put into it, unless another process does so while we wait for it.
 pub(super) fn build(
-    module: &Path,
     source: &Source,
     imports: &[String],
     dir: &Path,
@@ -34,7 +33,7 @@ pub(super) fn build(
     if dir.exists() {
         return Ok(());
     }
-    check_disk(module, cache)?;
+    check_disk(&source.module, cache)?;
 
     let begun = Instant::now();
     // Beside its final place, so that the rename at the end is atomic; an interrupted build leaves
@@ -49,7 +48,7 @@ pub(super) fn build(
         let position = format!("({} of {})", index + 1, imports.len());
         progress(&format!("building {name} {position}"));
         let started = Instant::now();
-        go_build(module, source, import, &unfinished.join(name))
+        go_build(source, import, &unfinished.join(name))
             .with_context(|| format!("building {name} from {import}"))?;
         progress(&format!("built {name} {position} in {}", seconds(started.elapsed())));
     }
@@ -67,7 +66,7 @@ fn binary_name(import: &str) -> &str {
     import.rsplit('/').next().unwrap_or(import)
 }
 
-fn go_build(module: &Path, source: &Source, import: &str, output: &Path) -> Result<()> {
+fn go_build(source: &Source, import: &str, output: &Path) -> Result<()> {
     let log = output.with_extension("log");
     let go = process::Command::new("go")
         .args(["build", "-v", "-trimpath", "-ldflags"])
@@ -76,7 +75,7 @@ fn go_build(module: &Path, source: &Source, import: &str, output: &Path) -> Resu
         .arg(output)
         .arg(import)
         .env("CGO_ENABLED", "0")
-        .current_dir(module)
+        .current_dir(&source.module)
         .log(&log)
         .spawn("go build")?;
     let status = if std::io::stderr().is_terminal() {

@@ -1,7 +1,7 @@
 //! Which sources and settings a build comes from, and so under which name it is cached.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
@@ -9,12 +9,15 @@ use sha2::{Digest as _, Sha256};
 
 /// What the name of a build begins with: what it is a build of.
 pub(super) const CONTROL_PLANE: &str = "control-plane-";
+pub(super) const KUBERNETES: &str = "kubernetes-";
 pub(super) const NODE: &str = "real-node-";
 /// The programs of a node. They take minutes and few tests need them, so that they are a build of their own.
 const NODE_TOOLS: [&str; 2] = ["kube-proxy", "kubelet"];
 
 /// The Go module's text and what we read from it.
 pub(super) struct Source {
+    /// The folder of the module.
+    pub(super) module: PathBuf,
     go_mod: String,
     go_sum: String,
     /// The version of `k8s.io/kubernetes`, with its `v`.
@@ -31,10 +34,11 @@ impl Source {
             let path = module.join(name);
             fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
         };
-        Self::new(read("go.mod")?, read("go.sum")?)
+        Self::new(module.to_owned(), read("go.mod")?, read("go.sum")?)
+            .with_context(|| format!("reading the Go module {}", module.display()))
     }
 
-    fn new(go_mod: String, go_sum: String) -> Result<Self> {
+    fn new(module: PathBuf, go_mod: String, go_sum: String) -> Result<Self> {
         let kubernetes_version = go_mod
             .lines()
             .find_map(|line| {
@@ -54,7 +58,7 @@ impl Source {
         if tools.is_empty() {
             bail!("go.mod has no block of tool lines");
         }
-        Ok(Self { go_mod, go_sum, kubernetes_version, tools, node_tools })
+        Ok(Self { module, go_mod, go_sum, kubernetes_version, tools, node_tools })
     }
 
     /// The value for `-ldflags`. Without the versions the API server would call itself v0.0.0, and Helm
@@ -97,6 +101,21 @@ impl Source {
     pub(super) fn folder(&self, kind: &str, go_version: &str, others: &[&str]) -> String {
         self.folder_prefix(kind) + &digest(&[&[go_version], others].concat())
     }
+
+    /// What `go version` says in the module's folder, where Go may choose a newer toolchain.
+    pub(super) fn go_version(&self) -> Result<String> {
+        let advice = format!(
+            "Go {} or newer is needed to build the control plane: install it from https://go.dev/dl and put its bin \
+             folder on your PATH",
+            self.minimal_go()
+        );
+        let output = Command::new("go").arg("version").current_dir(&self.module).output();
+        let Ok(output) = output else { bail!(advice) };
+        if !output.status.success() {
+            bail!("{advice} (`go version` said: {})", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
 }
 
 /// The first 12 hex digits over the parts, each preceded by its length so that none runs into the next.
@@ -109,20 +128,6 @@ fn digest(parts: &[&str]) -> String {
     format!("{:x}", hash.finalize()).chars().take(12).collect()
 }
 
-/// What `go version` says in the module's folder, where Go may choose a newer toolchain.
-pub(super) fn go_version(module: &Path) -> Result<String> {
-    let minimum = Source::read(module)?.minimal_go().to_owned();
-    let advice = format!(
-        "Go {minimum} or newer is needed to build the control plane: install it from https://go.dev/dl and put \
-         its bin folder on your PATH"
-    );
-    let Ok(output) = Command::new("go").arg("version").current_dir(module).output() else { bail!(advice) };
-    if !output.status.success() {
-        bail!("{advice} (`go version` said: {})", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -130,7 +135,7 @@ mod tests {
     const GO_MOD: &str = "module m\n\ngo 1.26.0\n\ntool (\n\texample.org/a/server/v3\n\texample.org/b/cmd/b\n)\n\nrequire (\n\tk8s.io/kubernetes v1.36.3\n)\n";
 
     fn source(go_mod: &str) -> Source {
-        Source::new(go_mod.to_owned(), "sums".to_owned()).unwrap()
+        Source::new(PathBuf::new(), go_mod.to_owned(), "sums".to_owned()).unwrap()
     }
 
     #[test]
@@ -155,14 +160,13 @@ mod tests {
 
     #[test]
     fn the_real_module_reads() {
-        let source = Source::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("control-plane")).unwrap();
-        assert!(source.kubernetes_version.starts_with("v1."));
+        let source = Source::read(&crate::tools::kubernetes::main_module()).unwrap();
         assert_eq!(source.tools.len(), 7);
         assert_eq!(source.node_tools.len(), NODE_TOOLS.len());
     }
 
     #[test]
     fn a_module_without_kubernetes_is_refused() {
-        assert!(Source::new("module m\n".to_owned(), String::new()).is_err());
+        assert!(Source::new(PathBuf::new(), "module m\n".to_owned(), String::new()).is_err());
     }
 }

@@ -66,7 +66,7 @@ impl NodeTools {
 /// Finds a node's programs in the cache or builds and downloads them, telling `progress` one line at a time. Takes
 /// about 6 minutes on 2 cores when only the control plane has been built before.
 pub fn ensure_node(progress: impl Fn(&str)) -> Result<NodeTools> {
-    let source = Source::read(&super::module())?;
+    let source = Source::read(&super::kubernetes::main_module())?;
     let others = |dir: &Path| {
         progress("downloading Debian's packages for a node");
         unpack(dir).context("getting the node's programs from Debian")
