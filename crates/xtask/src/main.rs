@@ -28,6 +28,7 @@ const EXAMPLES: &str = "Examples:
   cargo xtask demo                   a node is emptied before your eyes, in a real control plane
   cargo xtask test                   everything that CI checks
   cargo xtask e2e refused            the end-to-end tests whose names contain \"refused\"
+  cargo xtask e2e --kubernetes 1.33  the end-to-end tests on another version of Kubernetes
   cargo xtask bench baseline --json  one benchmark, for machines
   cargo xtask dist                   programs, images and chart of a release, in target/distribution";
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use haulout_e2e::service::XTASK_ENV;
-use haulout_e2e::{Cluster, Handle, real_node, tools};
+use haulout_e2e::{Cluster, Handle, Kubernetes, Tools, real_node, tools};
 use tokio::runtime::Runtime;
 
 use self::runner::{Binary, Outcome, Verdict};
@@ -20,7 +20,8 @@ const E2E_PACKAGE: &str = "haulout-e2e";
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Also runs what is slow and rarely breaks: the tests marked `#[ignore]`, more soak rounds
+    /// Also runs what is slow and rarely breaks: the tests marked `#[ignore]`, the end-to-end tests on the oldest
+    /// supported version of Kubernetes, more soak rounds
     #[arg(long)]
     full: bool,
 }
@@ -32,6 +33,51 @@ pub struct E2eArgs {
     /// Also runs the slow tests, those marked `#[ignore]`
     #[arg(long)]
     full: bool,
+    /// Runs them on this version of Kubernetes, such as 1.33; it is built once
+    #[arg(long, value_name = "VERSION", value_parser = Kubernetes::find)]
+    kubernetes: Option<Kubernetes>,
+}
+
+/// What becomes of the tests marked `#[ignore]`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Slow {
+    Run,
+    Skip,
+    /// They are not even reported as skipped, because they ran in another step.
+    Omit,
+}
+
+impl Slow {
+    fn new(full: bool) -> Self {
+        if full { Self::Run } else { Self::Skip }
+    }
+}
+
+/// The tests of one step.
+struct Tests<'a> {
+    /// The name of the step.
+    name: &'a str,
+    binaries: &'a [Binary],
+    /// Part of the names of those that run; all run without it.
+    filter: Option<&'a str>,
+    slow: Slow,
+    /// What follows the names of the step and its tests, such as the version of Kubernetes.
+    suffix: String,
+}
+
+impl<'a> Tests<'a> {
+    fn new(name: &'a str, binaries: &'a [Binary], slow: Slow) -> Self {
+        Self { name, binaries, filter: None, slow, suffix: String::new() }
+    }
+
+    /// The end-to-end tests on the control plane of these tools, whose version is named if it is not the main one.
+    fn end_to_end(binaries: &'a [Binary], slow: Slow, tools: &Tools) -> Self {
+        let mut tests = Self::new("end-to-end tests", binaries, slow);
+        if !tools.is_main_version() {
+            tests.suffix = format!(" on Kubernetes {}", tools.kubernetes_version);
+        }
+        tests
+    }
 }
 
 /// Everything that happened, for the summary.
@@ -60,23 +106,33 @@ pub fn run(args: &Args) -> Result<()> {
     report.not_checked.extend(not_checked.into_iter().flatten());
     let services = report.step("build the services", repo::build_services);
     let built = report.step("build the tests", || runner::build(&["--workspace"]));
-    let control_plane = report.step("build the control plane", || {
-        tools::ensure(ui::note)?;
-        tools::ensure_more(ui::note)
-    });
-    if let Some(more) = &control_plane {
+    let control_plane = report
+        .step("build the control plane", || Ok((tools::ensure(ui::note)?, tools::ensure_more(ui::note)?)));
+    if let Some((_, more)) = &control_plane {
         report.step("workflows", || workflows(more));
+    }
+    let mut oldest = None;
+    if args.full {
+        oldest = report.step("build the oldest control plane", || {
+            tools::ensure_version(&Kubernetes::oldest()?, ui::note)
+        });
     }
     if args.full && real_node::missing().is_none() {
         // Tests would do so, too, and look as if they hung.
         report.step("build the real nodes' programs", || tools::ensure_node(ui::note));
         report.step("build what is shipped", dist::prepare);
     }
-    if let (Some(binaries), Some(()), Some(_)) = (built, services, control_plane) {
+    if let (Some(binaries), Some(()), Some((tools, _))) = (built, services, control_plane) {
         let (e2e, unit): (Vec<_>, Vec<_>) = binaries.into_iter().partition(|b| b.is_end_to_end(E2E_PACKAGE));
-        report.tests("unit tests", &unit, None, args.full, |_| Ok(None));
+        let slow = Slow::new(args.full);
+        report.tests(&Tests::new("unit tests", &unit, slow), |_| Ok(None));
         report.step("documentation tests", || cargo(&["test", "--workspace", "--doc", "--quiet"], &[]));
-        report.tests("end-to-end tests", &e2e, None, args.full, shared_cluster);
+        let tests = Tests::end_to_end(&e2e, slow, &tools);
+        report.tests(&tests, |runtime| shared_cluster(runtime, tools));
+        if let Some(tools) = oldest {
+            let tests = Tests::end_to_end(&e2e, Slow::Omit, &tools);
+            report.tests(&tests, |runtime| shared_cluster(runtime, tools));
+        }
         report.step("soak", || soak::all(args.full));
     }
     report.finish()
@@ -84,21 +140,26 @@ pub fn run(args: &Args) -> Result<()> {
 
 pub fn run_e2e(args: &E2eArgs) -> Result<()> {
     let mut report = Report::default();
-    tools::ensure(ui::note)?;
+    let tools = match &args.kubernetes {
+        Some(version) => tools::ensure_version(version, ui::note)?,
+        None => tools::ensure(ui::note)?,
+    };
     tools::ensure_more(ui::note)?;
     repo::build_services()?;
     // With all packages selected, so that dependencies have the features with which `test` builds them.
     let binaries = runner::build(&["--workspace", "--test", "e2e"])?;
     let e2e: Vec<_> = binaries.into_iter().filter(|b| b.is_end_to_end(E2E_PACKAGE)).collect();
-    report.tests("end-to-end tests", &e2e, args.filter.as_deref(), args.full, shared_cluster);
+    let tests = Tests::end_to_end(&e2e, Slow::new(args.full), &tools);
+    let tests = Tests { filter: args.filter.as_deref(), ..tests };
+    report.tests(&tests, |runtime| shared_cluster(runtime, tools));
     report.finish()
 }
 
-/// Boots the cluster that tests share and installs the chart into it.
-fn shared_cluster(runtime: &Runtime) -> Result<Option<Cluster>> {
+/// Boots the cluster that tests share with these programs and installs the chart into it.
+fn shared_cluster(runtime: &Runtime, tools: Tools) -> Result<Option<Cluster>> {
     let step = Step::begin("boot the shared cluster");
     let cluster = runtime.block_on(async {
-        let cluster = Cluster::builder().name("shared").audit(true).boot().await?;
+        let cluster = Cluster::builder().name("shared").tools(tools).audit(true).boot().await?;
         cluster.install_chart(&[]).await?;
         anyhow::Ok(cluster)
     });
@@ -120,22 +181,18 @@ impl Report {
     }
 
     /// Runs these tests as one step, which fails if one of them does.
-    fn tests(
-        &mut self,
-        name: &str,
-        binaries: &[Binary],
-        filter: Option<&str>,
-        full: bool,
-        cluster: impl FnOnce(&Runtime) -> Result<Option<Cluster>>,
-    ) {
+    fn tests(&mut self, tests: &Tests, cluster: impl FnOnce(&Runtime) -> Result<Option<Cluster>>) {
         let mut outcomes = Vec::new();
-        self.step(name, || {
-            outcomes = run_tests(binaries, filter, full, cluster)?;
+        self.step(&format!("{}{}", tests.name, tests.suffix), || {
+            outcomes = run_tests(tests, cluster)?;
             match outcomes.iter().filter(|outcome| outcome.failed()).count() {
                 0 => Ok(()),
                 failed => bail!("{failed} of {} tests failed", outcomes.len()),
             }
         });
+        for outcome in &mut outcomes {
+            outcome.name.push_str(&tests.suffix);
+        }
         self.outcomes.append(&mut outcomes);
     }
 
@@ -173,17 +230,18 @@ impl Report {
     }
 }
 
-/// Runs the tests of these binaries, each in a process of its own, beside the cluster that they share.
+/// Runs tests, each in a process of its own, beside the cluster that they share.
 fn run_tests(
-    binaries: &[Binary],
-    filter: Option<&str>,
-    full: bool,
+    tests: &Tests,
     cluster: impl FnOnce(&Runtime) -> Result<Option<Cluster>>,
 ) -> Result<Vec<Outcome>> {
-    let tests = runner::list(binaries, filter)?;
+    let (filter, slow) = (tests.filter, tests.slow);
+    let mut tests = runner::list(tests.binaries, filter)?;
     if let ([], Some(filter)) = (tests.as_slice(), filter) {
         bail!("no test has {filter:?} in its name");
     }
+    tests.retain(|test| slow != Slow::Omit || !test.slow);
+    let full = slow == Slow::Run;
     let mut times = Times::read();
     let processors = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
     if tests.iter().all(|test| test.slow && !full) {
@@ -192,7 +250,11 @@ fn run_tests(
     let runtime = Runtime::new().context("starting the async runtime")?;
     let cluster = cluster(&runtime)?;
     let mut env = vec![(XTASK_ENV, std::env::current_exe()?.into_os_string())];
-    env.extend(cluster.as_ref().map(|cluster| (Handle::ENV, cluster.description().into_os_string())));
+    if let Some(cluster) = &cluster {
+        env.push((Handle::ENV, cluster.description().into_os_string()));
+        // For the clusters that tests boot themselves.
+        env.push((Kubernetes::ENV, cluster.tools.kubernetes_version.clone().into()));
+    }
     // With a cluster, a test waits for a quarter of its time.
     let at_once = if cluster.is_some() { processors + 1 } else { processors };
     let outcomes = runner::run(&tests, at_once, &times, full, &env);

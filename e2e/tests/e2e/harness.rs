@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use haulout_e2e::soak::{Victim, kill_in_demo};
-use haulout_e2e::{Cluster, Component, objects, wait};
+use haulout_e2e::{Cluster, Component, Kubernetes, objects, wait};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, ServiceAccount};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -21,6 +21,21 @@ fn phase(pod: &Pod) -> Option<&str> {
 fn condition<'a>(node: &'a Node, kind: &str) -> Option<&'a str> {
     let conditions = node.status.as_ref()?.conditions.as_ref()?;
     conditions.iter().find(|condition| condition.type_ == kind).map(|condition| condition.status.as_str())
+}
+
+#[tokio::test]
+async fn cluster_runs_the_chosen_kubernetes_version() {
+    let cluster = shared().await;
+    let chosen = Kubernetes::chosen().unwrap().to_string();
+    let server = cluster.client().await.unwrap().apiserver_version().await.unwrap();
+    assert_eq!(server.git_version, chosen);
+    let kubectl = cluster.kubectl(&["version", "--output", "json"]).await.unwrap().success().unwrap();
+    let versions: serde_json::Value = serde_json::from_str(&kubectl).unwrap();
+    assert_eq!(versions["clientVersion"]["gitVersion"], chosen.as_str());
+    for program in ["kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
+        let output = Command::new(cluster.tools.path(program)).arg("--version").output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), format!("Kubernetes {chosen}"));
+    }
 }
 
 #[tokio::test]

@@ -167,8 +167,9 @@ async fn every_flag_is_one_of_ours_or_of_a_program_that_is_told_of() {
         "taint-manager",
     ];
     programs.extend(services.map(|name| (service(name), vec!["--help"])));
-    programs
-        .extend(["demo", "test", "bench", "soak", "generate"].map(|name| (xtask(), vec![name, "--help"])));
+    programs.extend(
+        ["demo", "test", "e2e", "bench", "soak", "generate"].map(|name| (xtask(), vec![name, "--help"])),
+    );
     programs.extend(
         ["apply", "delete", "drain", "patch", "wait"].map(|name| (tools.kubectl(), vec![name, "--help"])),
     );
