@@ -19,27 +19,31 @@ fn for_pods(pods: Value) -> Value {
 
 #[tokio::test]
 async fn bad_drain_rules_are_refused() {
-    let only = "spec.drain.order: Invalid value: order can only be set with behavior Drain: remove it or change the behavior";
+    let with_an_order = |case: Case| {
+        case.refused_at(
+            "spec.drain.order",
+            "order can only be set with behavior Drain: remove it or change the behavior",
+        )
+    };
     let cases = vec![
         Case::create("Drain", rule(json!({"behavior": "Drain"}))),
         Case::create("Drain with an order", rule(json!({"behavior": "Drain", "order": -100}))),
         Case::create("Skip", rule(json!({"behavior": "Skip"}))),
-        Case::create("Skip with an order", rule(json!({"behavior": "Skip", "order": 1}))).refused(only),
+        with_an_order(Case::create("Skip with an order", rule(json!({"behavior": "Skip", "order": 1})))),
         Case::create("WaitCompleted", rule(json!({"behavior": "WaitCompleted"}))),
-        Case::create("WaitCompleted with an order", rule(json!({"behavior": "WaitCompleted", "order": 0}))).refused(only),
+        with_an_order(Case::create("WaitCompleted with an order", rule(json!({"behavior": "WaitCompleted", "order": 0})))),
         Case::create("an unknown behavior", rule(json!({"behavior": "Evict"})))
             .refused("supported values: \"Drain\", \"Skip\", \"WaitCompleted\""),
         Case::create("no behavior", rule(json!({}))).refused("spec.drain.behavior: Required value"),
         Case::create("nothing", json!({"metadata": {}, "spec": {}})).refused("spec.drain: Required value"),
-        Case::update("Drain to Skip, the order left", rule(json!({"behavior": "Drain", "order": 1})), json!({"spec": {"drain": {"behavior": "Skip"}}}))
-            .refused(only),
+        with_an_order(Case::update("Drain to Skip, the order left", rule(json!({"behavior": "Drain", "order": 1})), json!({"spec": {"drain": {"behavior": "Skip"}}}))),
         Case::update("Drain to Skip, the order removed", rule(json!({"behavior": "Drain", "order": 1})), json!({"spec": {"drain": {"behavior": "Skip", "order": null}}})),
         Case::create("empty selectors", for_pods(json!([{"selector": {}, "namespaceSelector": {}, "podTypes": []}]))),
         Case::create("pod types", for_pods(json!([{"podTypes": ["DaemonSet", "Static"]}]))),
         Case::create("an unknown pod type", for_pods(json!([{"podTypes": ["Mirror"]}]))).refused("Unsupported value: \"Mirror\""),
         Case::create("a pod type twice", for_pods(json!([{"podTypes": ["Static", "Static"]}]))).refused("Duplicate value: \"Static\""),
         Case::create("a selector that cannot match", for_pods(json!([{"selector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}])))
-            .refused("spec.pods[0].selector.matchExpressions[0]: Invalid value: operators In and NotIn need at least one value"),
+            .refused_at("spec.pods[0].selector.matchExpressions[0]", "operators In and NotIn need at least one value"),
         Case::create("a bad key", for_pods(json!([{"namespaceSelector": {"matchLabels": {"/x": "y"}}}])))
             .refused("every key of matchLabels must be a label key"),
         Case::create("nodes with a bad value", json!({"metadata": {}, "spec": {"drain": {"behavior": "Skip"}, "nodes": [{"selector": {"matchLabels": {"a": "-"}}}]}}))

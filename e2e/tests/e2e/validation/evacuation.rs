@@ -142,11 +142,11 @@ async fn the_spec_is_fixed_at_creation() {
     let to = |evacuators: Value| json!({"spec": {"evacuators": evacuators}});
     check("evacuation-immutable", vec![
         Case::update("another pod", with(json!({})), json!({"spec": {"podRef": {"name": "web-2"}}}))
-            .refused("spec.podRef: Invalid value: podRef is immutable"),
+            .refused_at("spec.podRef", "podRef is immutable"),
         Case::update("another UID", with(json!({})), json!({"spec": {"podRef": {"uid": UID.replace('f', "0")}}}))
-            .refused("spec.podRef: Invalid value: podRef is immutable"),
+            .refused_at("spec.podRef", "podRef is immutable"),
         Case::update("another deadline", with(json!({})), json!({"spec": {"progressDeadlineSeconds": 600}}))
-            .refused("spec.progressDeadlineSeconds: Invalid value: progressDeadlineSeconds is immutable: evacuators rely on it"),
+            .refused_at("spec.progressDeadlineSeconds", "progressDeadlineSeconds is immutable: evacuators rely on it"),
         Case::update("the default deadline in its place", with(json!({"progressDeadlineSeconds": 600})), json!({"spec": {"progressDeadlineSeconds": null}}))
             .refused("progressDeadlineSeconds is immutable"),
         Case::update("one more evacuator", two(), to(json!([one("a", 1, None), one("b", 2, None), one("c", 3, None)]))).refused(fixed),
