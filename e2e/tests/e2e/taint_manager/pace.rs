@@ -61,14 +61,7 @@ pub async fn tolerations_may_compare_numbers(world: &World) {
         ("not-below", "Lt", "400", false),
     ];
     for (name, operator, value, _) in cases {
-        let toleration = Toleration {
-            key: Some("rating".into()),
-            operator: Some(operator.into()),
-            value: Some(value.into()),
-            effect: Some("NoExecute".into()),
-            toleration_seconds: None,
-        };
-        world.run(pod(name, "rated").toleration(toleration).finalizer(HOLD)).await;
+        world.run(pod(name, "rated").toleration(rating(operator, value)).finalizer(HOLD)).await;
     }
     world.taint("rated", json!([{"key": "rating", "value": "500", "effect": "NoExecute"}])).await;
     for (name, ..) in cases.iter().filter(|(.., stays)| !stays) {
@@ -79,6 +72,28 @@ pub async fn tolerations_may_compare_numbers(world: &World) {
         world.stays(name).await;
     }
     service.stop(SOON).unwrap();
+}
+
+/// Where the API server accepts no such toleration, there is nothing for the taint manager to do.
+pub async fn tolerations_that_compare_numbers_are_rejected(world: &World) {
+    for operator in ["Gt", "Lt"] {
+        let pod = pod("rated", "rated").namespace(NAMESPACE).toleration(rating(operator, "400")).build();
+        let error = world.pods().create(&PostParams::default(), &pod).await.unwrap_err();
+        let kube::Error::Api(status) = error else { panic!("{error}") };
+        assert_eq!((status.code, status.reason.as_str()), (422, "Invalid"), "{status:?}");
+        let causes = status.details.unwrap().causes;
+        assert!(causes.iter().any(|cause| cause.field == "spec.tolerations[0].operator"), "{causes:?}");
+    }
+}
+
+fn rating(operator: &str, value: &str) -> Toleration {
+    Toleration {
+        key: Some("rating".into()),
+        operator: Some(operator.into()),
+        value: Some(value.into()),
+        effect: Some("NoExecute".into()),
+        toleration_seconds: None,
+    }
 }
 
 pub async fn a_node_with_thousands_of_pods_does_not_delay_another(world: &World) {
