@@ -2,7 +2,6 @@
 
 pub mod admit;
 pub mod certificates;
-pub mod configuration;
 pub mod review;
 pub mod server;
 pub mod service;

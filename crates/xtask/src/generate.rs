@@ -1,11 +1,12 @@
 //! `cargo xtask generate`: the files that follow from the Rust types and the chart's values, and the check that they do.
 
+mod webhooks;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use haulout_admission_webhook::configuration;
 
 use crate::{chart_readme, repo, ui};
 
@@ -76,10 +77,10 @@ fn drift() -> Result<BTreeMap<PathBuf, Option<String>>> {
         let yaml = serde_yaml::to_string(&crd).with_context(|| format!("printing {name}"))?;
         write(CRDS, &name, "crates/api-types", yaml);
     }
-    let source = "crates/admission-webhook/src/configuration.rs";
-    let mutating = serde_yaml::to_string(&configuration::mutating()).context("printing webhooks")?;
+    let source = "crates/xtask/src/generate/webhooks.rs";
+    let mutating = serde_yaml::to_string(&webhooks::mutating()).context("printing webhooks")?;
     write(WEBHOOKS, "mutating.yaml", source, mutating);
-    let validating = serde_yaml::to_string(&configuration::validating()).context("printing webhooks")?;
+    let validating = serde_yaml::to_string(&webhooks::validating()).context("printing webhooks")?;
     write(WEBHOOKS, "validating.yaml", source, validating);
     let values = repo::root().join("charts/haulout/values.yaml");
     let values = fs::read_to_string(&values).with_context(|| format!("reading {}", values.display()))?;

@@ -1,3 +1,5 @@
+use std::collections::HashSet;
+
 use serde_json::{Value, json};
 
 use super::*;
@@ -115,4 +117,27 @@ fn every_hook_has_a_path_of_its_own() {
     for hook in Hook::ALL {
         assert!(hook.path().ends_with(hook.resource()), "{hook:?}");
     }
+}
+
+/// The configurations are written by `cargo xtask generate`.
+#[test]
+fn every_hook_is_registered_once_under_its_path() {
+    let mut found = Vec::new();
+    for (file, mutates) in [("mutating", true), ("validating", false)] {
+        let path = format!("{}/../../webhooks/{file}.yaml", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(path).unwrap();
+        let configuration: Value = serde_yaml::from_str(&text).unwrap();
+        for webhook in configuration["webhooks"].as_array().unwrap() {
+            let path = webhook["clientConfig"]["service"]["path"].as_str().unwrap();
+            let hook = Hook::ALL.into_iter().find(|hook| hook.path() == path).expect(path);
+            assert_eq!(hook.mutates(), mutates, "{path}");
+            for rule in webhook["rules"].as_array().unwrap() {
+                let resource = rule["resources"][0].as_str().unwrap().split('/').next().unwrap();
+                assert_eq!((&rule["apiGroups"], resource), (&json!([hook.group()]), hook.resource()));
+            }
+            found.push(hook);
+        }
+    }
+    assert_eq!(found.len(), Hook::ALL.len());
+    assert_eq!(found.into_iter().collect::<HashSet<_>>(), HashSet::from(Hook::ALL));
 }
