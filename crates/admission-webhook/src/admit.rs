@@ -1,64 +1,25 @@
-//! The rules: gathers what a verdict needs to know, within the time that the API server gives us, and asks the
-//! pure functions below. Nothing here has side effects, so that a dry run is a run like any other.
-
-mod access;
-mod drain_rule;
-mod evacuation;
-mod node;
-mod node_maintenance;
-mod pod;
-mod verdict;
-mod world;
+//! One request at a time: gathers what a verdict needs to know, within the time that the API server gives us, and asks
+//! [`decide`](crate::decide). Nothing here has side effects, so that a dry run is a run like any other.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use haulout_api_types::{DrainRule, Evacuation, NodeMaintenance};
-use haulout_service_runtime::access::Permission;
 use haulout_service_runtime::clock::Clock;
 use haulout_service_runtime::pods::{self, Pod};
-use haulout_service_runtime::service::Context;
-use haulout_service_runtime::term::Term;
 use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::api::core::v1::NodeSelector;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
-use self::access::{Access, Unanswered};
-use self::node_maintenance::Rights;
-use self::verdict::{Cause, Verdict};
-use self::world::World;
+use crate::api::{Access, Unanswered};
+use crate::args::RuleArgs;
+use crate::decide::node_maintenance::Rights;
+use crate::decide::{Cause, Verdict, drain_rule, evacuation, node, node_maintenance, pod};
 use crate::review::{Admit, Answer, Hook, Operation, Request};
-
-/// What the rules need to be allowed.
-pub const PERMISSIONS: &[Permission] = &[
-    Permission::cluster("get", "", "pods"),
-    Permission::cluster("list", "", "pods"),
-    Permission::cluster("watch", "", "pods"),
-    Permission::cluster("list", "", "nodes"),
-    Permission::cluster("watch", "", "nodes"),
-    Permission::cluster("list", "nodemaintenance.k8s.io", "nodemaintenances"),
-    Permission::cluster("watch", "nodemaintenance.k8s.io", "nodemaintenances"),
-    Permission::cluster("list", "nodemaintenance.k8s.io", "drainrules"),
-    Permission::cluster("watch", "nodemaintenance.k8s.io", "drainrules"),
-    Permission::cluster("create", "authorization.k8s.io", "subjectaccessreviews"),
-];
-
-/// What the rules have to be told.
-#[derive(Clone, Debug, Default, clap::Args)]
-pub struct Settings {
-    /// The user that alone may hand over control of Evacuations and count evictions, such as
-    /// system:serviceaccount:haulout-system:haulout-evacuation-controller
-    #[arg(long, env = "HAULOUT_EVACUATION_CONTROLLER_USER", default_value = "")]
-    pub evacuation_controller_user: String,
-
-    /// The built-in evacuator classes that something in this installation serves, such as
-    /// deployment.apps.k8s.io
-    #[arg(long, env = "HAULOUT_SERVED_EVACUATOR_CLASSES", value_delimiter = ',')]
-    pub served_evacuator_classes: Vec<String>,
-}
+use crate::watch::World;
 
 /// All rules, with what they know of the cluster.
 pub struct Rules {
@@ -70,16 +31,11 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Starts to watch the cluster. The service is ready once the rules know it.
-    pub fn start(context: &Context, term: &mut Term, settings: &Settings) -> Self {
-        let access = Access::new(context.clients.direct.clone(), &context.metrics);
-        Self::new(World::start(context, term), access, context.clock.clone(), settings)
-    }
-
-    fn new(world: World, access: Access, clock: Clock, settings: &Settings) -> Self {
-        let classes = settings.served_evacuator_classes.iter();
+    /// The rules for this cluster.
+    pub fn new(world: World, access: Access, clock: Clock, args: &RuleArgs) -> Self {
+        let classes = args.served_evacuator_classes.iter();
         let served = classes.filter(|class| !class.is_empty()).cloned().collect();
-        Self { world, access, clock, controller: settings.evacuation_controller_user.clone(), served }
+        Self { world, access, clock, controller: args.evacuation_controller_user.clone(), served }
     }
 
     async fn judge(&self, hook: Hook, request: &Request) -> Result<Verdict, Verdict> {

@@ -1,13 +1,64 @@
-//! The admission webhook's program.
+//! The admission webhook: fills in, judges and authorizes what is written to our kinds, and warns about cordons by hand.
+//!
+//! | question | module |
+//! |---|---|
+//! | what does the API server send, and what does it get back? | `review` |
+//! | who may connect, and what is taken from a connection? | `server` |
+//! | what has to be known for which request? | `admit` |
+//! | what is allowed, refused, warned about and filled in? | `decide` |
+//! | which kinds are watched? | `watch` |
+//! | what is the API server asked? | `api` |
+//! | where does the certificate come from, and who trusts it? | `certificates` |
+//! | what do machines read? | `metrics` |
 
+mod admit;
+mod api;
+mod args;
+mod certificates;
+mod decide;
+mod metrics;
+mod review;
+mod server;
+mod watch;
+
+use std::net::SocketAddr;
+use std::pin::pin;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Parser as _;
-use haulout_admission_webhook::admit::PERMISSIONS;
-use haulout_admission_webhook::service::{Args, run};
+use haulout_api_types::names::NODE_MAINTENANCE_GROUP;
 use haulout_api_types::{DrainRule, Evacuation, NodeMaintenance};
-use haulout_service_runtime::access::Kind;
-use haulout_service_runtime::service::{self, Service};
+use haulout_service_runtime::access::{Kind, Permission};
+use haulout_service_runtime::server::listen;
+use haulout_service_runtime::service::{self, Context, Service};
+use haulout_service_runtime::term::Term;
+use haulout_service_runtime::watch as watches;
+use thiserror::Error;
+use tracing::info;
+
+use crate::admit::Rules;
+use crate::api::Access;
+use crate::args::Args;
+use crate::certificates::{CertificateError, Served};
+use crate::metrics::ServerMetrics;
+use crate::server::tls::{self, TlsError};
+use crate::server::{Limits, Server};
+use crate::watch::World;
+
+fn permissions(args: &Args) -> Vec<Permission> {
+    let watched = [
+        watches::permissions("", "pods"),
+        watches::permissions("", "nodes"),
+        watches::permissions(NODE_MAINTENANCE_GROUP, "nodemaintenances"),
+        watches::permissions(NODE_MAINTENANCE_GROUP, "drainrules"),
+    ];
+    let asked = [
+        Permission::cluster("get", "", "pods"),
+        Permission::cluster("create", "authorization.k8s.io", "subjectaccessreviews"),
+    ];
+    [watched.as_flattened(), &asked, &args.certificates.permissions()].concat()
+}
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -15,8 +66,51 @@ fn main() -> ExitCode {
         name: "admission-webhook",
         version: env!("CARGO_PKG_VERSION"),
         kinds: vec![Kind::of::<Evacuation>(), Kind::of::<NodeMaintenance>(), Kind::of::<DrainRule>()],
-        permissions: [PERMISSIONS, &args.certificates.permissions()].concat(),
+        permissions: permissions(&args),
     };
     let common = args.common.clone();
     service::run(service, common, |context| run(args, context))
+}
+
+/// Why the webhook ended, other than by order.
+#[derive(Debug, Error)]
+enum WebhookError {
+    #[error("--webhook-listen {address}: {source}")]
+    Listen { address: SocketAddr, source: std::io::Error },
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
+}
+
+async fn run(args: Args, context: Context) -> Result<(), WebhookError> {
+    let certificate = Served::new(&context.metrics, context.readiness.clone());
+    let tls = tls::config(Arc::new(certificate.clone()), &args.clients)?;
+    let not_listening = |source| WebhookError::Listen { address: args.webhook_listen, source };
+    let listener = listen(args.webhook_listen).map_err(not_listening)?;
+    info!(webhook = %listener.local_addr().map_err(not_listening)?, "the webhook listens");
+    let mut term = Term::new(&context);
+    let access = Access::new(context.clients.direct.clone(), &context.metrics);
+    let world = World::start(&context, &mut term);
+    let server = Server {
+        admit: Rules::new(world, access, context.clock.clone(), &args.rules),
+        tls,
+        limits: Limits::default(),
+        metrics: ServerMetrics::new(&context.metrics),
+    };
+    let mut ended = Ok(());
+    let work = async {
+        let mut serving = pin!(server.serve(listener, context.stop.clone()));
+        tokio::select! {
+            () = serving.as_mut() => {}
+            managed = certificates::run(args.certificates, &context, &certificate) => {
+                ended = managed;
+                if ended.is_ok() {
+                    serving.await;
+                }
+            }
+        }
+    };
+    term.run(Box::pin(work)).await;
+    Ok(ended?)
 }

@@ -94,7 +94,7 @@ impl Hook {
 }
 
 /// What is done to the object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Operation {
     /// It is new.
@@ -119,26 +119,12 @@ impl Operation {
     }
 }
 
-/// A kind, fully named.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kind {
-    /// Empty for the core group.
-    #[serde(default)]
-    pub group: String,
-    /// Such as `v1`.
-    pub version: String,
-    /// Such as `Pod`.
-    pub kind: String,
-}
-
-/// A resource, fully named.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The kind that is written to.
+#[derive(Clone, Debug, Deserialize)]
 pub struct Resource {
     /// Empty for the core group.
     #[serde(default)]
     pub group: String,
-    /// Such as `v1`.
-    pub version: String,
     /// Such as `pods`.
     pub resource: String,
 }
@@ -150,16 +136,11 @@ pub struct Resource {
 pub struct Request {
     /// Names this request; the answer repeats it.
     pub uid: String,
-    /// The kind of the object.
-    pub kind: Kind,
     /// What is written to.
     pub resource: Resource,
     /// Such as `status`.
     #[serde(default, rename = "subResource")]
     pub subresource: Option<String>,
-    /// The object's name; empty if the API server is still to make one up.
-    #[serde(default)]
-    pub name: String,
     /// The object's namespace, if it has one.
     #[serde(default)]
     pub namespace: Option<String>,
@@ -168,9 +149,6 @@ pub struct Request {
     /// Who does it.
     #[serde(default, rename = "userInfo")]
     pub user: UserInfo,
-    /// Whether nothing will be kept.
-    #[serde(default)]
-    pub dry_run: bool,
     /// The object as it would be; not there on DELETE.
     #[serde(default)]
     pub object: Option<Box<RawValue>>,

@@ -3,7 +3,6 @@
 
 mod activity;
 mod handler;
-mod metrics;
 pub mod tls;
 
 use std::pin::pin;
@@ -27,7 +26,7 @@ use tracing::{debug, info, warn};
 
 use self::activity::Activity;
 use self::handler::Handler;
-pub use self::metrics::ServerMetrics;
+use crate::metrics::ServerMetrics;
 use crate::review::Admit;
 
 /// How much of everything there may be. The default is for production; tests make it smaller.
@@ -180,3 +179,6 @@ async fn serve(stream: TlsStream<TcpStream>, shared: &Shared) {
         () = activity.quiet(limits.first_request, limits.first_request) => {}
     }
 }
+
+#[cfg(test)]
+mod tests;

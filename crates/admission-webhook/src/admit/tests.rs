@@ -6,6 +6,7 @@ use std::sync::Mutex;
 
 use super::*;
 use haulout_service_runtime::metrics::Metrics;
+use haulout_service_runtime::term::Term;
 use http_body_util::BodyExt as _;
 use kube::Client;
 use kube::client::Body;
@@ -75,12 +76,12 @@ fn rules(review: impl Fn(&Value) -> Option<bool> + Clone + Send + Sync + 'static
     });
     let client = Client::new(service, "default");
     let metrics = Metrics::new("admission-webhook", "test");
-    let settings = Settings {
+    let args = RuleArgs {
         evacuation_controller_user: "controller".into(),
         served_evacuator_classes: vec!["deployment.apps.k8s.io".into()],
     };
     let access = Access::new(client.clone(), &metrics);
-    (Rules::new(world(&client, &metrics), access, Clock::default(), &settings), asked)
+    (Rules::new(world(&client, &metrics), access, Clock::default(), &args), asked)
 }
 
 fn world(client: &Client, metrics: &Metrics) -> World {
@@ -227,7 +228,7 @@ async fn nodes_that_may_not_be_deleted_are_named() {
 }
 
 #[tokio::test]
-async fn rights_are_judged_by_the_object_that_is_there_when_it_changes_or_goes() {
+async fn changes_and_deletions_need_rights_on_what_is_there() {
     let (rules, _) = rules(|_| Some(false));
     for (hook, object) in [
         (Hook::ValidateEvacuations, evacuation("web-1")),
@@ -256,7 +257,7 @@ async fn what_cannot_be_found_out_is_refused_and_not_remembered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_server_that_does_not_answer_is_not_waited_for_beyond_the_budget() {
+async fn an_api_server_that_does_not_answer_is_given_the_budget() {
     let client = Client::new(
         tower::service_fn(async |_: http::Request<Body>| {
             std::future::pending::<Result<http::Response<Body>, Infallible>>().await
@@ -265,7 +266,7 @@ async fn an_api_server_that_does_not_answer_is_not_waited_for_beyond_the_budget(
     );
     let metrics = Metrics::new("admission-webhook", "test");
     let access = Access::new(client.clone(), &metrics);
-    let rules = Rules::new(world(&client, &metrics), access, Clock::default(), &Settings::default());
+    let rules = Rules::new(world(&client, &metrics), access, Clock::default(), &RuleArgs::default());
     for hook in [Hook::MutateEvacuations, Hook::ValidateEvacuations] {
         let (code, message) = refusal(create(&rules, hook, &evacuation("web-1")).await);
         assert_eq!((code, message.contains("within 4500 ms: try again")), (504, true), "{message}");

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_differs_is_patched_and_only_in_the_version_that_was_seen() {
+    fn only_what_differs_is_patched_and_only_in_the_known_version() {
         assert_eq!(configuration(&[Some("new"), Some("new")]).patch(b"new"), None);
         let patch = configuration(&[Some("new"), None, Some("old")]).patch(b"new").unwrap();
         let expected = json!([

@@ -8,7 +8,7 @@
 use jiff::{SignedDuration, Timestamp};
 
 use super::configurations::Configuration;
-use super::store::{Generation, Store};
+use super::secret::{Generation, Store};
 
 /// How certificates are to be.
 #[derive(Clone, Debug)]

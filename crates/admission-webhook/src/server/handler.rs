@@ -20,7 +20,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 use tracing::{debug, error};
 
-use super::{Limits, ServerMetrics};
+use super::Limits;
+use crate::metrics::ServerMetrics;
 use crate::review::{self, Admit, Answer, Hook, Operation, Reply, Request};
 
 /// In these steps a body takes its share of the memory for all bodies.

@@ -16,49 +16,29 @@ use rustls_pki_types::pem::{self, PemObject as _};
 use thiserror::Error as ThisError;
 use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
+use crate::args::ClientArgs;
+
 /// Why connections cannot be encrypted.
 #[derive(Debug, ThisError)]
 pub enum TlsError {
-    /// The file with the client CA cannot be read.
     #[error("--client-ca {}: {source}", path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: pem::Error,
-    },
-    /// The file with the client CA has no certificate that could be an authority.
+    Unreadable { path: PathBuf, source: pem::Error },
     #[error("--client-ca {}: {problem}", path.display())]
-    Unusable {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// The library does not take it.
+    Unusable { path: PathBuf, problem: String },
     #[error("setting up TLS: {0}")]
     Library(#[from] Error),
-}
-
-/// Whose connections are taken.
-#[derive(Clone, Debug, Default)]
-pub struct Clients {
-    /// A file of PEM certificates: only clients that one of these has signed may connect. Everybody may without.
-    pub authority: Option<PathBuf>,
-    /// Which of them: the common name, a DNS name or an address in the client's certificate. All of them if empty.
-    pub names: Vec<String>,
 }
 
 /// The configuration of the server: TLS 1.3 and 1.2, HTTP/2 and 1.1.
 pub fn config(
     certificates: Arc<dyn ResolvesServerCert>,
-    clients: &Clients,
+    clients: &ClientArgs,
 ) -> Result<Arc<ServerConfig>, TlsError> {
     let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?;
-    let builder = match &clients.authority {
+    let builder = match &clients.client_ca {
         None => builder.with_no_client_auth(),
-        Some(path) => builder.with_client_cert_verifier(verifier(path, &clients.names)?),
+        Some(path) => builder.with_client_cert_verifier(verifier(path, &clients.client_names)?),
     };
     let mut config = builder.with_cert_resolver(certificates);
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];

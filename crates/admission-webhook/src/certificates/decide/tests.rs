@@ -64,7 +64,7 @@ fn a_renewal_goes_step_by_step() {
 }
 
 #[test]
-fn what_is_broken_is_mended_at_once() {
+fn what_is_broken_is_fixed_at_once() {
     let begin = time("01-01T00:00");
     let store = Store::begun(generation(&[NAME], begin), begin);
     let staged = store.clone().staged(generation(&[NAME], time("01-21T00:00")));
@@ -84,7 +84,7 @@ fn what_is_broken_is_mended_at_once() {
 }
 
 #[test]
-fn a_new_name_is_added_and_the_old_one_goes_with_the_next_renewal() {
+fn a_new_name_is_added_and_the_old_one_goes_with_a_renewal() {
     let begin = time("01-01T00:00");
     let store = Store::begun(generation(&["old.svc", "127.0.0.1"], begin), begin);
     let names = |decision: Decision| match decision.step {

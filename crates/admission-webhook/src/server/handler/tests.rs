@@ -9,12 +9,12 @@ use tower::ServiceExt as _;
 
 use super::*;
 
-/// Does what the name of the object says.
+/// Does what the namespace of the object says.
 struct Puppet;
 
 impl Admit for Puppet {
     async fn admit(&self, _: Hook, request: Request, budget: Duration) -> Answer {
-        match request.name.as_str() {
+        match request.namespace.as_deref().unwrap_or_default() {
             "panics" => panic!("as it was told"),
             "sleeps" => {
                 tokio::time::sleep(budget * 2).await;
@@ -47,7 +47,7 @@ impl Setup {
     }
 }
 
-fn review(resource: &str, name: &str) -> Value {
+fn review(resource: &str, namespace: &str) -> Value {
     json!({
         "apiVersion": "admission.k8s.io/v1",
         "kind": "AdmissionReview",
@@ -55,7 +55,7 @@ fn review(resource: &str, name: &str) -> Value {
             "uid": "u-1",
             "kind": {"version": "v1", "kind": "Pod"},
             "resource": {"version": "v1", "resource": resource},
-            "name": name,
+            "namespace": namespace,
             "operation": "CREATE"
         }
     })
@@ -112,7 +112,7 @@ async fn deep_and_broad_objects_are_no_trouble_to_the_server() {
     let setup = Setup::new(Limits::default());
     let whole = |object: &str| {
         let text = review("pods", "fine").to_string();
-        text.replacen("\"name\"", &format!("\"object\":{object},\"name\""), 1)
+        text.replacen("\"namespace\"", &format!("\"object\":{object},\"namespace\""), 1)
     };
     let deep = format!("{}{}", "[".repeat(1 << 20), "]".repeat(1 << 20));
     assert_eq!(setup.post("/validate/pods", whole(&deep)).await.0, 200);
@@ -186,7 +186,7 @@ fn anything() -> impl Strategy<Value = Value> {
         "oldObject",
         "userInfo",
         "metadata",
-        "name",
+        "namespace",
         "dryRun",
         "version",
         "group",
@@ -215,7 +215,7 @@ fn nearly_a_review() -> impl Strategy<Value = Value> {
         "/request/kind/version",
         "/request/resource",
         "/request/resource/resource",
-        "/request/name",
+        "/request/namespace",
         "/request/operation",
     ];
     (prop::sample::select(places), anything()).prop_map(|(place, value)| {

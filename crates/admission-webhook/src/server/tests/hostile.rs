@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use haulout_admission_webhook::server::Limits;
 use hyper::body::Bytes;
 use rustls::version::TLS13;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
@@ -10,6 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::setup::{PATIENCE, Setup, review};
+use crate::server::Limits;
 
 /// Only what the test is about is short: on a busy machine our own clients take their time, too.
 fn short() -> Limits {

@@ -18,8 +18,8 @@ use super::configurations::Configurations;
 use super::decide::{Policy, Step, decide};
 use super::issue::issue;
 use super::pair::PairError;
+use super::secret::{Generation, Store, Unusable};
 use super::served::Served;
-use super::store::{Generation, Store, Unusable};
 
 /// Wall clocks jump: no matter how far away, a deadline is looked at this often.
 const LONGEST_SLEEP: Duration = Duration::from_secs(3600);

@@ -96,16 +96,16 @@ impl ServerMetrics {
     }
 
     /// Counts a connection for as long as what it returns lives.
-    pub(super) fn connection(&self) -> Connection {
+    pub fn connection(&self) -> Connection {
         self.connections.inc();
         Connection(self.connections.clone())
     }
 
-    pub(super) fn cut(&self, cause: &'static str) {
+    pub fn cut(&self, cause: &'static str) {
         self.cut.get_or_create(&CutLabel { cause }).inc();
     }
 
-    pub(super) fn answered(&self, hook: Hook, operation: Operation, answer: &Answer, took: Duration) {
+    pub fn answered(&self, hook: Hook, operation: Operation, answer: &Answer, took: Duration) {
         let verdict = match answer {
             Answer::Allowed { warnings, .. } if warnings.is_empty() => "allowed",
             Answer::Allowed { .. } => "warned",
@@ -120,7 +120,7 @@ impl ServerMetrics {
     }
 
     /// Counts a request without a verdict.
-    pub(super) fn failed(&self, hook: Hook, operation: Option<Operation>) {
+    pub fn failed(&self, hook: Hook, operation: Option<Operation>) {
         self.request(hook, operation.map_or("unknown", Operation::as_str), "failed");
     }
 
@@ -137,7 +137,7 @@ fn kind_of(hook: Hook) -> &'static str {
 
 /// An open connection.
 #[derive(Debug)]
-pub(super) struct Connection(Gauge);
+pub struct Connection(Gauge);
 
 impl Drop for Connection {
     fn drop(&mut self) {

@@ -1,5 +1,11 @@
-//! What the rules say about one request: all that is wrong with it at once, each with its field, what the user
-//! should know, and what is filled in.
+//! The rules: pure functions, by kind, from the objects and what is known of the cluster to a verdict. A verdict names all
+//! that is wrong with a request at once, each with its field, what the user should know, and what is filled in.
+
+pub mod drain_rule;
+pub mod evacuation;
+pub mod node;
+pub mod node_maintenance;
+pub mod pod;
 
 use json_patch::jsonptr::PointerBuf;
 use json_patch::{AddOperation, Patch, PatchOperation};
@@ -135,7 +141,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn all_that_is_wrong_is_told_at_once_and_the_first_gives_the_code() {
+    fn all_that_is_wrong_is_told_and_the_first_gives_the_code() {
         let mut verdict = Verdict::refused(Cause::Annotation, "annotation a: x");
         verdict.refuse(Cause::Annotation, "annotation b: y");
         verdict.warn("w");

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use haulout_api_types::evacuators;
 use serde::Deserialize;
 
-use super::verdict::{Cause, Verdict};
+use super::{Cause, Verdict};
 
 /// What is read of a pod.
 #[derive(Clone, Debug, Default, Deserialize)]

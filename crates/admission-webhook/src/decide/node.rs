@@ -7,7 +7,7 @@ use haulout_api_types::node_maintenance::{BeforeMaintenance, NodeMaintenance, St
 use haulout_api_types::selector::{Labels, NodeMatcher};
 use serde::Deserialize;
 
-use super::verdict::Verdict;
+use super::Verdict;
 
 /// What is read of a node.
 #[derive(Clone, Debug, Default, Deserialize)]

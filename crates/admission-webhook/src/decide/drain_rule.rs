@@ -7,7 +7,7 @@ use haulout_api_types::node_maintenance::PodType;
 use haulout_api_types::selector::LabelMatcher;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-use super::verdict::{Cause, Verdict};
+use super::{Cause, Verdict};
 
 /// Judges a new or changed rule beside those that there are.
 pub fn judge<'a>(new: &'a DrainRule, rules: impl IntoIterator<Item = &'a DrainRule>) -> Verdict {

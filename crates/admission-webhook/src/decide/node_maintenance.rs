@@ -9,7 +9,7 @@ use haulout_api_types::selector::{Labels, NodeMatcher};
 use k8s_openapi::api::core::v1::NodeSelector;
 use serde_json::{Value, json};
 
-use super::verdict::{Cause, Verdict};
+use super::{Cause, Verdict};
 
 /// How many nodes can be named by somebody who may not delete all of them: each is a question.
 pub const MAX_NAMED: usize = 100;
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn selectors_of_all_control_plane_and_no_nodes_make_one_look_twice() {
+    fn selectors_of_all_control_plane_and_no_nodes_are_warned_about() {
         let label = |key: &str| BTreeMap::from([(key.to_owned(), String::new())]);
         let nodes = [
             ("c1", label(CONTROL_PLANE_LABEL)),

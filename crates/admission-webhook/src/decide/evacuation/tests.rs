@@ -74,7 +74,7 @@ fn a_new_evacuation_gets_the_labels_and_evacuators_of_its_pod() {
 }
 
 #[test]
-fn evacuators_that_are_given_are_left_for_the_judge_who_wants_those_of_the_pod() {
+fn given_evacuators_are_kept_and_must_be_those_of_the_pod() {
     let pod = pod(UID, &[("a.example.com", "5"), ("b.example.com", "7/x")], &json!({}));
     let none = BTreeSet::new();
     let given = |evacuators: Value| evacuation(json!({"spec": {"evacuators": evacuators}}));

@@ -5,9 +5,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use haulout_admission_webhook::review::{Admit, Answer, Hook, Request};
-use haulout_admission_webhook::server::tls::{self, Clients};
-use haulout_admission_webhook::server::{Limits, Server, ServerMetrics};
 use haulout_service_runtime::metrics::Metrics;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Bytes, Incoming};
@@ -27,16 +24,22 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 
+use crate::args::ClientArgs;
+use crate::metrics::ServerMetrics;
+use crate::review::{Admit, Answer, Hook, Request};
+use crate::server::{Limits, Server, tls};
+
 /// For what must happen some time.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Does what the name of the object says.
+/// Does what the namespace of the object says.
 pub struct Puppet(watch::Sender<Vec<String>>);
 
 impl Admit for Puppet {
     async fn admit(&self, _: Hook, request: Request, _: Duration) -> Answer {
-        self.0.send_modify(|asked| asked.push(request.name.clone()));
-        match request.name.as_str() {
+        let namespace = request.namespace.unwrap_or_default();
+        self.0.send_modify(|asked| asked.push(namespace.clone()));
+        match namespace.as_str() {
             "panics" => panic!("as it was told"),
             "sleeps" => tokio::time::sleep(Duration::from_millis(300)).await,
             "hangs" => std::future::pending().await,
@@ -46,8 +49,8 @@ impl Admit for Puppet {
     }
 }
 
-/// A review of a pod with this name.
-pub fn review(name: &str) -> Bytes {
+/// A review of a pod in this namespace.
+pub fn review(namespace: &str) -> Bytes {
     let review = json!({
         "apiVersion": "admission.k8s.io/v1",
         "kind": "AdmissionReview",
@@ -55,7 +58,7 @@ pub fn review(name: &str) -> Bytes {
             "uid": "u-1",
             "kind": {"version": "v1", "kind": "Pod"},
             "resource": {"version": "v1", "resource": "pods"},
-            "name": name,
+            "namespace": namespace,
             "operation": "CREATE"
         }
     });
@@ -124,7 +127,8 @@ impl Setup {
         let clients = clients.map(|(authority, names)| {
             let file = folder.path().join("ca.crt");
             std::fs::write(&file, &authority.pem).unwrap();
-            Clients { authority: Some(file), names: names.iter().map(|name| (*name).to_owned()).collect() }
+            let client_names = names.iter().map(|name| (*name).to_owned()).collect();
+            ClientArgs { client_ca: Some(file), client_names }
         });
         let tls = tls::config(Arc::new(SingleCertAndKey::from(key)), &clients.unwrap_or_default()).unwrap();
         let metrics = Metrics::new("test", "1");
@@ -137,9 +141,9 @@ impl Setup {
         Self { address, stop, served: end, metrics, asked, roots: Arc::new(roots) }
     }
 
-    /// Waits until the rules have been asked about an object of this name.
-    pub async fn asked(&self, name: &str) {
-        let known = |asked: &Vec<String>| asked.iter().any(|known| known == name);
+    /// Waits until the rules have been asked about an object in this namespace.
+    pub async fn asked(&self, namespace: &str) {
+        let known = |asked: &Vec<String>| asked.iter().any(|known| known == namespace);
         tokio::time::timeout(PATIENCE, self.asked.clone().wait_for(known)).await.unwrap().unwrap();
     }
 

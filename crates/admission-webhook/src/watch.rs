@@ -47,7 +47,7 @@ impl World {
     }
 
     /// Starts to watch all but the pods.
-    pub(super) fn watch(client: &Client, pods: PodCache, metrics: &Metrics, term: &mut Term) -> Self {
+    pub fn watch(client: &Client, pods: PodCache, metrics: &Metrics, term: &mut Term) -> Self {
         // Labels alone are read; a node's annotations and field managers are most of its metadata.
         let slim_node = |node: &mut PartialObjectMeta<Node>| {
             node.metadata.annotations = None;

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
-use super::verdict::{Cause, Verdict};
+use super::{Cause, Verdict};
 
 /// How many maintenances a warning names.
 const NAMED: usize = 3;

@@ -1,5 +1,4 @@
 //! The server on the wire, with a puppet for rules: what it speaks, whom it lets in, what it cuts, and how it ends.
-#![allow(clippy::expect_used, clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, missing_docs)]
 
 mod hostile;
 mod setup;
@@ -12,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use self::setup::{Authority, PATIENCE, Setup, review};
-use haulout_admission_webhook::server::Limits;
+use super::Limits;
 
 #[tokio::test]
 async fn both_versions_of_tls_and_of_http_are_spoken() {
@@ -29,7 +28,7 @@ async fn both_versions_of_tls_and_of_http_are_spoken() {
 }
 
 #[tokio::test]
-async fn a_panic_takes_neither_the_connection_nor_its_neighbours_along() {
+async fn a_panic_ends_neither_its_connection_nor_other_requests() {
     let setup = Setup::start(Limits::default()).await;
     let client = setup.client(&TLS13, "h2", None).await.unwrap();
     let ask = async |name: &str| client.clone().post("/validate/pods", review(name)).await.unwrap();
@@ -40,7 +39,7 @@ async fn a_panic_takes_neither_the_connection_nor_its_neighbours_along() {
 }
 
 #[tokio::test]
-async fn with_a_client_authority_only_its_clients_of_the_right_name_get_in() {
+async fn with_a_client_authority_only_its_named_clients_get_in() {
     let (ours, theirs) = (Authority::new(), Authority::new());
     let setup = Setup::start_for(Limits::default(), Some((&ours, &["kube-apiserver"]))).await;
     for version in [&TLS12, &TLS13] {
@@ -92,7 +91,7 @@ async fn a_request_that_never_ends_does_not_keep_the_server() {
 }
 
 #[tokio::test]
-async fn when_there_is_no_room_for_a_connection_it_waits_for_one_that_only_holds_its_place() {
+async fn a_connection_without_a_place_waits_until_an_idle_one_is_cut() {
     // Long enough for a client of ours that has got a place to use it.
     let limits = Limits { connections: 2, first_request: Duration::from_secs(2), ..Limits::default() };
     let setup = Setup::start(limits).await;
