@@ -92,12 +92,8 @@ async fn run(args: Args, context: Context) -> Result<(), WebhookError> {
     let mut term = Term::new(&context);
     let access = Access::new(context.clients.direct.clone(), &context.metrics);
     let world = World::start(&context, &mut term);
-    let server = Server {
-        admit: Rules::new(world, access, context.clock.clone(), &args.rules),
-        tls,
-        limits: Limits::default(),
-        metrics: ServerMetrics::new(&context.metrics),
-    };
+    let rules = Rules::new(world, access, context.clock.clone(), &args.rules);
+    let server = Server::new(rules, tls, Limits::default(), ServerMetrics::new(&context.metrics));
     let mut ended = Ok(());
     let work = async {
         let mut serving = pin!(server.serve(listener, context.stop.clone()));

@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use axum::Router;
 use haulout_service_runtime::server::Door;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::OwnedSemaphorePermit;
@@ -22,6 +23,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tower::Service as _;
 use tracing::{debug, info, warn};
 
 use self::activity::Activity;
@@ -69,114 +71,105 @@ impl Default for Limits {
     }
 }
 
-/// A webhook server that has yet to serve.
-#[derive(Debug)]
-pub struct Server<A> {
-    /// Judges the requests.
-    pub admit: A,
-    /// How connections are encrypted.
-    pub tls: Arc<ServerConfig>,
-    /// How much of everything there may be.
-    pub limits: Limits,
-    /// Counts.
-    pub metrics: ServerMetrics,
-}
-
-impl<A: Admit> Server<A> {
-    /// Serves until the order to stop and then, for a while, to the end.
-    pub async fn serve(self, listener: TcpListener, stop: CancellationToken) {
-        let (linger, drain) = (self.limits.linger, self.limits.drain);
-        let close = CancellationToken::new();
-        let connections = TaskTracker::new();
-        let shared = Arc::new(Shared {
-            tls: TlsAcceptor::from(self.tls),
-            router: Handler::new(self.admit, &self.limits, self.metrics.clone()).router(),
-            limits: self.limits,
-            metrics: self.metrics,
-            close: close.clone(),
-        });
-        tokio::select! {
-            () = accept(listener, &shared, &connections) => {}
-            () = async { stop.cancelled().await; tokio::time::sleep(linger).await } => {}
-        }
-        info!(connections = connections.len(), "closing connections");
-        close.cancel();
-        connections.close();
-        if timeout(drain, connections.wait()).await.is_err() {
-            warn!(connections = connections.len(), "cutting connections that did not end");
-        }
-    }
-}
-
 /// What all connections have in common.
-struct Shared {
-    tls: TlsAcceptor,
+pub struct Server {
     router: Router,
+    tls: TlsAcceptor,
     limits: Limits,
     metrics: ServerMetrics,
     close: CancellationToken,
 }
 
-/// Accepts for ever.
-async fn accept(listener: TcpListener, shared: &Arc<Shared>, connections: &TaskTracker) {
-    let door = Door::new(listener, shared.limits.connections);
-    loop {
-        let (stream, place) = door.next().await;
-        connections.spawn(connection(stream, Arc::clone(shared), place));
+impl Server {
+    /// A server that has yet to serve.
+    pub fn new(admit: impl Admit, tls: Arc<ServerConfig>, limits: Limits, metrics: ServerMetrics) -> Self {
+        let router = Handler::new(admit, &limits, metrics.clone()).router();
+        Self { router, tls: TlsAcceptor::from(tls), limits, metrics, close: CancellationToken::new() }
     }
-}
 
-async fn connection(stream: TcpStream, shared: Arc<Shared>, _place: OwnedSemaphorePermit) {
-    let _counted = shared.metrics.connection();
-    // Answers are small and awaited; on failure they are only a little slower.
-    let _ = stream.set_nodelay(true);
-    let stream = match timeout(shared.limits.handshake, shared.tls.accept(stream)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => {
-            debug!(%error, "TLS handshake");
-            return shared.metrics.cut("handshake_failed");
+    /// Serves until the order to stop and then, for a while, to the end.
+    pub async fn serve(self, listener: TcpListener, stop: CancellationToken) {
+        let server = Arc::new(self);
+        let connections = TaskTracker::new();
+        tokio::select! {
+            () = server.accept(listener, &connections) => {}
+            () = async { stop.cancelled().await; tokio::time::sleep(server.limits.linger).await } => {}
         }
-        Err(_) => return shared.metrics.cut("handshake_timeout"),
-    };
-    serve(stream, &shared).await;
-}
+        info!(connections = connections.len(), "closing connections");
+        server.close.cancel();
+        connections.close();
+        if timeout(server.limits.drain, connections.wait()).await.is_err() {
+            warn!(connections = connections.len(), "cutting connections that did not end");
+        }
+    }
 
-async fn serve(stream: TlsStream<TcpStream>, shared: &Shared) {
-    let limits = &shared.limits;
-    let mut http = auto::Builder::new(TokioExecutor::new());
-    http.http1().timer(TokioTimer::new()).header_read_timeout(limits.idle).max_buf_size(64 << 10);
-    http.http2()
-        .timer(TokioTimer::new())
-        .keep_alive_interval(Duration::from_secs(30))
-        .keep_alive_timeout(Duration::from_secs(10))
-        .max_concurrent_streams(limits.streams)
-        .max_header_list_size(16 << 10)
-        .initial_connection_window_size(1 << 20);
-    // Told by the handshake, so that nobody can keep us waiting for a first byte to guess from.
-    let http = match stream.get_ref().1.alpn_protocol() {
-        Some(b"h2") => http.http2_only(),
-        _ => http.http1_only(),
-    };
-    let activity = Arc::new(Activity::new());
-    let service = TowerToHyperService::new(activity::watched(shared.router.clone(), &activity));
-    let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
-    let quiet = activity.quiet(limits.first_request, limits.idle);
-    tokio::select! {
-        ended = connection.as_mut() => {
-            if let Err(error) = ended {
-                debug!(%error, "connection");
+    /// Accepts for ever.
+    async fn accept(self: &Arc<Self>, listener: TcpListener, connections: &TaskTracker) {
+        let door = Door::new(listener, self.limits.connections);
+        loop {
+            let (stream, place) = door.next().await;
+            connections.spawn(Arc::clone(self).connection(stream, place));
+        }
+    }
+
+    async fn connection(self: Arc<Self>, stream: TcpStream, _place: OwnedSemaphorePermit) {
+        let _counted = self.metrics.connection();
+        // Answers are small and awaited; on failure they are only a little slower.
+        let _ = stream.set_nodelay(true);
+        match timeout(self.limits.handshake, self.tls.accept(stream)).await {
+            Ok(Ok(stream)) => self.http(stream).await,
+            Ok(Err(error)) => {
+                debug!(%error, "TLS handshake");
+                self.metrics.cut("handshake_failed");
             }
-            return;
+            Err(_) => self.metrics.cut("handshake_timeout"),
         }
-        () = quiet => shared.metrics.cut("idle"),
-        () = shared.close.cancelled() => {}
     }
-    // HTTP/2 says GOAWAY and HTTP/1.1 `connection: close`; requests that are under way go on.
-    connection.as_mut().graceful_shutdown();
-    tokio::select! {
-        // How it ends no longer matters.
-        _ = connection.as_mut() => {}
-        () = activity.quiet(limits.first_request, limits.first_request) => {}
+
+    async fn http(&self, stream: TlsStream<TcpStream>) {
+        let limits = &self.limits;
+        let mut http = auto::Builder::new(TokioExecutor::new());
+        http.http1().timer(TokioTimer::new()).header_read_timeout(limits.idle).max_buf_size(64 << 10);
+        http.http2()
+            .timer(TokioTimer::new())
+            .keep_alive_interval(Duration::from_secs(30))
+            .keep_alive_timeout(Duration::from_secs(10))
+            .max_concurrent_streams(limits.streams)
+            .max_header_list_size(16 << 10)
+            .initial_connection_window_size(1 << 20);
+        // Told by the handshake, so that nobody can keep us waiting for a first byte to guess from.
+        let http = match stream.get_ref().1.alpn_protocol() {
+            Some(b"h2") => http.http2_only(),
+            _ => http.http1_only(),
+        };
+        let activity = Arc::new(Activity::new());
+        let service = service_fn(|request: http::Request<Incoming>| {
+            let under_way = activity.begin();
+            let answer = self.router.clone().call(request);
+            async move {
+                let answer = answer.await;
+                drop(under_way);
+                answer
+            }
+        });
+        let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
+        tokio::select! {
+            ended = connection.as_mut() => {
+                if let Err(error) = ended {
+                    debug!(%error, "connection");
+                }
+                return;
+            }
+            () = activity.quiet(limits.first_request, limits.idle) => self.metrics.cut("idle"),
+            () = self.close.cancelled() => {}
+        }
+        // HTTP/2 says GOAWAY and HTTP/1.1 `connection: close`; requests that are under way go on.
+        connection.as_mut().graceful_shutdown();
+        tokio::select! {
+            // How it ends no longer matters.
+            _ = connection.as_mut() => {}
+            () = activity.quiet(limits.first_request, limits.first_request) => {}
+        }
     }
 }
 

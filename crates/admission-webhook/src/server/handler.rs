@@ -151,7 +151,7 @@ impl<A: Admit> Handler<A> {
     }
 
     /// The whole body, together with its share of the memory.
-    async fn read(&self, mut body: Body) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), Failure> {
+    async fn read(&self, mut body: Body) -> Result<(Vec<u8>, Vec<OwnedSemaphorePermit>), Failure> {
         let too_large = || {
             let message = format!("the body has more than {} bytes", self.body);
             Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", message)
@@ -160,8 +160,7 @@ impl<A: Admit> Handler<A> {
         if announced > self.body {
             return Err(too_large());
         }
-        let mut held: Option<OwnedSemaphorePermit> = None;
-        let mut whole = Vec::new();
+        let (mut whole, mut held) = (Vec::new(), Vec::new());
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| Failure::bad_request(format!("reading the body: {error}")))?;
             let Ok(data) = frame.into_data() else { continue };
@@ -169,14 +168,10 @@ impl<A: Admit> Handler<A> {
             if length > self.body {
                 return Err(too_large());
             }
-            let steps = length.div_ceil(STEP) - held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-            if let Ok(steps @ 1..) = u32::try_from(steps)
-                && let Ok(more) = Arc::clone(&self.room).acquire_many_owned(steps).await
-            {
-                match &mut held {
-                    Some(held) => held.merge(more),
-                    None => held = Some(more),
-                }
+            let steps = length.div_ceil(STEP) - whole.len().div_ceil(STEP);
+            if let Ok(steps @ 1..) = u32::try_from(steps) {
+                // It fails only if the semaphore is closed, which it never is.
+                held.extend(Arc::clone(&self.room).acquire_many_owned(steps).await);
             }
             if whole.is_empty() {
                 // An announcement alone gets no more than a step.

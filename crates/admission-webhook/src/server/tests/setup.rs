@@ -133,7 +133,7 @@ impl Setup {
         let tls = tls::config(Arc::new(SingleCertAndKey::from(key)), &clients.unwrap_or_default()).unwrap();
         let metrics = Metrics::new("test", "1");
         let (sender, asked) = watch::channel(Vec::new());
-        let server = Server { admit: Puppet(sender), tls, limits, metrics: ServerMetrics::new(&metrics) };
+        let server = Server::new(Puppet(sender), tls, limits, ServerMetrics::new(&metrics));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
