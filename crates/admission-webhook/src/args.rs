@@ -91,6 +91,13 @@ pub struct CertificateArgs {
     pub validating_configurations: Vec<String>,
 }
 
+impl CertificateArgs {
+    /// Whether the `caBundle` of the webhook configurations is ours to write.
+    pub fn manages_trust(&self) -> bool {
+        self.cert_dir.is_none() || self.manage_ca_bundle
+    }
+}
+
 fn parse_lifetime(text: &str) -> Result<SignedDuration, String> {
     let lifetime = text.parse::<SignedDuration>().map_err(|error| error.to_string())?;
     if lifetime < SHORTEST_LIFETIME {

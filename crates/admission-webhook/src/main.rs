@@ -57,7 +57,7 @@ fn permissions(args: &Args) -> Vec<Permission> {
         Permission::cluster("get", "", "pods"),
         Permission::cluster("create", "authorization.k8s.io", "subjectaccessreviews"),
     ];
-    [watched.as_flattened(), &asked, &args.certificates.permissions()].concat()
+    [watched.as_flattened(), &asked, &certificates::permissions(&args.certificates)].concat()
 }
 
 fn main() -> ExitCode {
@@ -94,12 +94,13 @@ async fn run(args: Args, context: Context) -> Result<(), WebhookError> {
     let world = World::start(&context, &mut term);
     let rules = Rules::new(world, access, context.clock.clone(), &args.rules);
     let server = Server::new(rules, tls, Limits::default(), ServerMetrics::new(&context.metrics));
+    let managing = certificates::start(args.certificates, &context, &mut term, &certificate);
     let mut ended = Ok(());
     let work = async {
         let mut serving = pin!(server.serve(listener, context.stop.clone()));
         tokio::select! {
             () = serving.as_mut() => {}
-            managed = certificates::run(args.certificates, &context, &certificate) => {
+            managed = managing => {
                 ended = managed;
                 if ended.is_ok() {
                     serving.await;

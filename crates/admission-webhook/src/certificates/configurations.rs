@@ -14,10 +14,11 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource, ResourceExt as _};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::sync::Notify;
+
+use crate::args::CertificateArgs;
 
 /// What is trusted through one configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -60,9 +61,7 @@ impl Configuration {
 }
 
 /// The two kinds of configurations.
-trait Webhooks:
-    Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize + Send + Sync + 'static
-{
+trait Webhooks: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static {
     fn clients(&self) -> Vec<&WebhookClientConfig>;
 
     fn configuration(&self) -> Configuration {
@@ -88,82 +87,93 @@ impl Webhooks for ValidatingWebhookConfiguration {
     }
 }
 
-/// All our configurations.
-pub(super) struct Configurations {
-    client: Client,
-    mutating: BTreeMap<String, Arc<Store<MutatingWebhookConfiguration>>>,
-    validating: BTreeMap<String, Arc<Store<ValidatingWebhookConfiguration>>>,
-}
-
 /// The object with this name alone, which is all that our role lets us watch.
 pub(super) fn named<K: Resource<DynamicType = ()>>(source: Source<K>, name: &str) -> Source<K> {
     source.fields(&format!("metadata.name={name}"))
 }
 
-impl Configurations {
-    /// Watches them, and notifies of every change.
-    pub(super) fn watch(
+/// Our configurations of one kind, by name.
+struct Watched<K> {
+    api: Api<K>,
+    stores: BTreeMap<String, Arc<Store<K>>>,
+}
+
+impl<K: Webhooks> Watched<K> {
+    fn start(
+        resource: &'static str,
+        names: &[String],
         client: &Client,
-        mutating: &[String],
-        validating: &[String],
         term: &mut Term,
         changed: &Arc<Notify>,
     ) -> Self {
-        fn all<K: Webhooks>(
-            resource: &'static str,
-            names: &[String],
-            term: &mut Term,
-            changed: &Arc<Notify>,
-        ) -> BTreeMap<String, Arc<Store<K>>> {
-            let one = |name: &String| {
-                let store = Arc::new(Store::new(|_| {}, Arc::clone(changed)));
-                term.watch(named(Source::all(resource), name), &store);
-                (name.clone(), store)
-            };
-            names.iter().map(one).collect()
-        }
-        Self {
-            client: client.clone(),
-            mutating: all("mutatingwebhookconfigurations", mutating, term, changed),
-            validating: all("validatingwebhookconfigurations", validating, term, changed),
-        }
+        let watch = |name: &String| {
+            let store = Arc::new(Store::new(|_| {}, Arc::clone(changed)));
+            term.watch(named(Source::all(resource), name), &store);
+            (name.clone(), store)
+        };
+        Self { api: Api::all(client.clone()), stores: names.iter().map(watch).collect() }
     }
 
-    /// Whether all of them have been looked for.
-    pub(super) fn synced(&self) -> bool {
-        self.mutating.values().all(|store| store.is_synced())
-            && self.validating.values().all(|store| store.is_synced())
+    fn is_synced(&self) -> bool {
+        self.stores.values().all(|store| store.is_synced())
     }
 
-    /// Those that there are. Through one that is not there nobody calls us.
-    pub(super) fn present(&self) -> Vec<Configuration> {
-        let mutating =
-            self.mutating.iter().filter_map(|(name, store)| Some(store.get(name)?.configuration()));
-        let validating =
-            self.validating.iter().filter_map(|(name, store)| Some(store.get(name)?.configuration()));
-        mutating.chain(validating).collect()
+    fn present(&self) -> impl Iterator<Item = Configuration> {
+        self.stores.iter().filter_map(|(name, store)| Some(store.get(name)?.configuration()))
     }
 
-    /// Puts this bundle into all of them where it is not there yet; returns whether it wrote.
-    pub(super) async fn trust(&self, bundle: &str) -> kube::Result<bool> {
+    async fn trust(&self, bundle: &str) -> kube::Result<bool> {
         let mut wrote = false;
-        for (name, store) in &self.mutating {
-            wrote |= put(&self.client, name, store, bundle).await?;
-        }
-        for (name, store) in &self.validating {
-            wrote |= put(&self.client, name, store, bundle).await?;
+        for (name, store) in &self.stores {
+            let known = store.get(name).map(|known| known.configuration());
+            let Some(patch) = known.and_then(|known| known.patch(bundle.as_bytes())) else { continue };
+            let written = self.api.patch(name, &PatchParams::default(), &Patch::<()>::Json(patch)).await?;
+            store.put(name, written);
+            wrote = true;
         }
         Ok(wrote)
     }
 }
 
-async fn put<K: Webhooks>(client: &Client, name: &str, store: &Store<K>, bundle: &str) -> kube::Result<bool> {
-    let patch = store.get(name).and_then(|known| known.configuration().patch(bundle.as_bytes()));
-    let Some(patch) = patch else { return Ok(false) };
-    let api: Api<K> = Api::all(client.clone());
-    let written = api.patch(name, &PatchParams::default(), &Patch::<()>::Json(patch)).await?;
-    store.put(name, written);
-    Ok(true)
+/// All our configurations; none where others write their `caBundle`.
+pub(super) struct Configurations {
+    mutating: Watched<MutatingWebhookConfiguration>,
+    validating: Watched<ValidatingWebhookConfiguration>,
+}
+
+impl Configurations {
+    /// Watches them, and notifies of every change.
+    pub(super) fn watch(
+        args: &CertificateArgs,
+        client: &Client,
+        term: &mut Term,
+        changed: &Arc<Notify>,
+    ) -> Self {
+        let (mutating, validating): (&[_], &[_]) = if args.manages_trust() {
+            (&args.mutating_configurations, &args.validating_configurations)
+        } else {
+            (&[], &[])
+        };
+        Self {
+            mutating: Watched::start("mutatingwebhookconfigurations", mutating, client, term, changed),
+            validating: Watched::start("validatingwebhookconfigurations", validating, client, term, changed),
+        }
+    }
+
+    /// Whether all of them have been looked for.
+    pub(super) fn is_synced(&self) -> bool {
+        self.mutating.is_synced() && self.validating.is_synced()
+    }
+
+    /// Those that there are. Through one that is not there nobody calls us.
+    pub(super) fn present(&self) -> Vec<Configuration> {
+        self.mutating.present().chain(self.validating.present()).collect()
+    }
+
+    /// Puts this bundle into all of them where it is not there yet; returns whether it wrote.
+    pub(super) async fn trust(&self, bundle: &str) -> kube::Result<bool> {
+        Ok(self.mutating.trust(bundle).await? | self.validating.trust(bundle).await?)
+    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 use jiff::{SignedDuration, Timestamp};
 
 use super::configurations::Configuration;
-use super::secret::{Generation, Store};
+use super::secret::{Contents, Generation};
 
 /// How certificates are to be.
 #[derive(Clone, Debug)]
@@ -48,62 +48,52 @@ pub(super) enum Step {
     Forget,
 }
 
-/// What to do, and when to ask again if nothing changes.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Decision {
-    pub step: Option<Step>,
-    pub wake: Option<Timestamp>,
+/// What to do, or when to ask again if nothing changes.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Decision {
+    Now(Step),
+    At(Timestamp),
 }
 
-impl Decision {
-    fn now(step: Step) -> Self {
-        Self { step: Some(step), wake: None }
-    }
-
-    fn at(wake: Timestamp) -> Self {
-        Self { step: None, wake: Some(wake) }
-    }
-}
-
-/// Decides. `found` is what is in the Secret, if that is there and usable; `remembered` is the last store that was good.
+/// Decides. `found` is what is in the Secret, if that is there and usable; `remembered` is the last that was good.
 pub(super) fn decide<'a>(
-    found: Option<&Store>,
-    remembered: Option<&Store>,
+    found: Option<&Contents>,
+    remembered: Option<&Contents>,
     configurations: impl IntoIterator<Item = &'a Configuration>,
     policy: &Policy,
     now: Timestamp,
 ) -> Decision {
     let Some(store) = found else {
         let usable = remembered.is_some_and(|store| now < store.current.pair.expires);
-        return Decision::now(if usable { Step::Restore } else { Step::Begin });
+        return Decision::Now(if usable { Step::Restore } else { Step::Begin });
     };
     let next = store.next.as_ref().filter(|next| now < next.pair.expires);
     if now >= store.current.pair.expires {
         // Whoever trusts the next one is served again; those who do not yet were not served anyhow.
-        return Decision::now(if next.is_some() { Step::Promote } else { Step::Begin });
+        return Decision::Now(if next.is_some() { Step::Promote } else { Step::Begin });
     }
     if let Some(next) = next {
         let authority = next.issued.authority.as_bytes();
         let all_trust = configurations.into_iter().all(|configuration| configuration.trusts(authority));
         return match store.next_trusted_since.map(|since| later(since, policy.settle)) {
-            None if all_trust => Decision::now(Step::Trusted),
-            Some(settled) if now >= settled && all_trust => Decision::now(Step::Promote),
-            Some(settled) if now < settled => Decision::at(settled),
+            None if all_trust => Decision::Now(Step::Trusted),
+            Some(settled) if now >= settled && all_trust => Decision::Now(Step::Promote),
+            Some(settled) if now < settled => Decision::At(settled),
             // The change of a configuration is what we wait for, but not beyond the end of the current one.
-            None | Some(_) => Decision::at(store.current.pair.expires),
+            None | Some(_) => Decision::At(store.current.pair.expires),
         };
     }
     if store.previous_authority.is_some() {
         let over = later(store.served_since, policy.overlap);
-        return if now >= over { Decision::now(Step::Forget) } else { Decision::at(over) };
+        return if now >= over { Decision::Now(Step::Forget) } else { Decision::At(over) };
     }
     let known = &store.current.pair.names;
     if !policy.names.iter().all(|name| known.contains(name)) {
         // Together with the old names: while an upgrade is under way, old replicas ask for those.
-        return Decision::now(Step::Stage(union(&policy.names, &store.current)));
+        return Decision::Now(Step::Stage(union(&policy.names, &store.current)));
     }
     let renewal = renewal(&store.current, policy);
-    if now >= renewal { Decision::now(Step::Stage(policy.names.clone())) } else { Decision::at(renewal) }
+    if now >= renewal { Decision::Now(Step::Stage(policy.names.clone())) } else { Decision::At(renewal) }
 }
 
 /// When a third of its life is left. It begins in the past, so that its own life says less than the policy.

@@ -2,6 +2,7 @@
 //! a watch on them would go stale: they are read every few seconds, and their content tells whether they are new.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use haulout_service_runtime::service::Context;
@@ -44,16 +45,16 @@ fn serve(dir: &Path, files: &Files, served: &Served) -> Result<(), CertificateEr
 /// is told, and the old certificate stays.
 pub(super) async fn run(
     dir: PathBuf,
-    configurations: Option<Configurations>,
+    configurations: Configurations,
     context: &Context,
     served: &Served,
-    changed: &Notify,
+    changed: Arc<Notify>,
 ) -> Result<(), CertificateError> {
     let mut files = read(&dir).await?;
     serve(&dir, &files, served)?;
     let mut tick = tokio::time::Instant::now() + PAUSE;
     loop {
-        if let (Some(configurations), Some(authority)) = (&configurations, &files.authority)
+        if let Some(authority) = &files.authority
             && let Err(error) = configurations.trust(authority).await
         {
             warn!(%error, "putting ca.crt into the webhook configurations");

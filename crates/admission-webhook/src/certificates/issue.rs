@@ -14,7 +14,7 @@ use time::OffsetDateTime;
 const BACKDATED: SignedDuration = SignedDuration::from_hours(1);
 
 /// A new certificate, all of it PEM.
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 pub(super) struct Issued {
     pub authority: String,
     pub certificate: String,

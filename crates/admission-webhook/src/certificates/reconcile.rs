@@ -4,8 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use haulout_service_runtime::queue::Backoff;
 use haulout_service_runtime::service::Context;
-use haulout_service_runtime::watch;
+use haulout_service_runtime::term::Term;
+use haulout_service_runtime::watch::{Source, Store};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
@@ -14,15 +16,18 @@ use thiserror::Error;
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
-use super::configurations::Configurations;
-use super::decide::{Policy, Step, decide};
+use super::configurations::{Configurations, named};
+use super::decide::{Decision, Policy, Step, decide};
 use super::issue::issue;
 use super::pair::PairError;
-use super::secret::{Generation, Store, Unusable};
+use super::secret::{Contents, Generation, Unusable};
 use super::served::Served;
+use crate::args::CertificateArgs;
 
 /// Wall clocks jump: no matter how far away, a deadline is looked at this often.
 const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
+/// The pauses after failures.
+const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), most: Duration::from_secs(32) };
 
 /// Why a step was not taken.
 #[derive(Debug, Error)]
@@ -31,8 +36,8 @@ enum StepError {
     Issue(#[from] rcgen::Error),
     #[error("reading back a certificate that we made: {0}")]
     Read(#[from] PairError),
-    #[error("{doing} {object}: {source}")]
-    Api { doing: &'static str, object: String, source: Box<kube::Error> },
+    #[error("{doing}: {source}")]
+    Api { doing: String, source: Box<kube::Error> },
 }
 
 impl StepError {
@@ -44,37 +49,48 @@ impl StepError {
     }
 }
 
-struct Manager<'a> {
+/// What keeps the certificate.
+pub(super) struct Manager<'a> {
     secrets: Api<Secret>,
     name: String,
     policy: Policy,
     configurations: Configurations,
     context: &'a Context,
     served: &'a Served,
-    secret: Arc<watch::Store<Secret>>,
-    changed: &'a Notify,
+    secret: Arc<Store<Secret>>,
+    changed: Arc<Notify>,
     /// The last one that was good; its current generation is what we serve.
-    remembered: Option<Store>,
+    remembered: Option<Contents>,
 }
 
-/// Runs until the service is to end.
-pub(super) async fn run(
-    (name, secret): (String, Arc<watch::Store<Secret>>),
-    policy: Policy,
-    configurations: Configurations,
-    context: &Context,
-    served: &Served,
-    changed: &Notify,
-) {
-    let secrets: Api<Secret> = Api::namespaced(context.clients.retrying.clone(), &context.namespace);
-    let remembered = None;
-    let mut manager =
-        Manager { secrets, name, policy, configurations, context, served, secret, changed, remembered };
-    manager.run().await;
-}
+impl<'a> Manager<'a> {
+    /// Starts to watch the Secret.
+    pub(super) fn start(
+        args: CertificateArgs,
+        configurations: Configurations,
+        context: &'a Context,
+        term: &mut Term,
+        served: &'a Served,
+        changed: Arc<Notify>,
+    ) -> Self {
+        let secret = Arc::new(Store::new(|_| {}, Arc::clone(&changed)));
+        let source = Source::in_namespace("secrets", &context.namespace);
+        term.watch(named(source, &args.certificate_secret), &secret);
+        Self {
+            secrets: Api::namespaced(context.clients.retrying.clone(), &context.namespace),
+            name: args.certificate_secret,
+            policy: Policy::new(args.serving_names, args.certificate_lifetime),
+            configurations,
+            context,
+            served,
+            secret,
+            changed,
+            remembered: None,
+        }
+    }
 
-impl Manager<'_> {
-    async fn run(&mut self) {
+    /// Runs until the service is to end.
+    pub(super) async fn run(&mut self) {
         let mut failures = 0;
         loop {
             let wait = match self.go_on().await {
@@ -90,7 +106,7 @@ impl Manager<'_> {
                         warn!(%error, "managing the certificate");
                     }
                     failures += 1;
-                    backoff(failures)
+                    BACKOFF.delay(failures, fastrand::f64())
                 }
             };
             tokio::select! {
@@ -105,17 +121,16 @@ impl Manager<'_> {
     /// Takes all steps that are due; returns how long nothing will be if nothing changes.
     async fn go_on(&mut self) -> Result<Duration, StepError> {
         loop {
-            if !self.secret.is_synced() || !self.configurations.synced() {
+            if !self.secret.is_synced() || !self.configurations.is_synced() {
                 return Ok(LONGEST_SLEEP);
             }
             let found = self.look();
             let now = self.context.clock.now();
-            if let Some(store) = &found {
-                self.serve(store);
-                let trust = self.configurations.trust(&store.bundle()).await;
+            if let Some(contents) = &found {
+                self.serve(contents);
+                let trust = self.configurations.trust(&contents.bundle()).await;
                 let wrote = trust.map_err(|source| StepError::Api {
-                    doing: "putting our authority into the webhook",
-                    object: "configurations".into(),
+                    doing: "putting our authority into the webhook configurations".into(),
                     source: Box::new(source),
                 })?;
                 if wrote {
@@ -125,52 +140,54 @@ impl Manager<'_> {
             let present = self.configurations.present();
             let decision =
                 decide(found.as_ref(), self.remembered.as_ref(), present.iter(), &self.policy, now);
-            let Some(step) = decision.step else {
-                let wake = decision.wake.map_or(LONGEST_SLEEP, |wake| until(wake, now));
-                return Ok(wake.min(LONGEST_SLEEP));
+            let step = match decision {
+                Decision::Now(step) => step,
+                Decision::At(time) => {
+                    // A time that has passed is now.
+                    let wait = Duration::try_from(time.duration_since(now)).unwrap_or_default();
+                    return Ok(wait.min(LONGEST_SLEEP));
+                }
             };
             info!(?step, "certificate");
-            let store = self.take(&step, found, now)?;
-            self.write(&store).await?;
+            let contents = self.take(&step, found, now)?;
+            self.write(&contents).await?;
         }
     }
 
     /// What is in the Secret, if that is there and usable.
-    fn look(&self) -> Option<Store> {
-        let read = Store::read(&*self.secret.get(&self.name)?);
+    fn look(&self) -> Option<Contents> {
+        let read = Contents::read(&*self.secret.get(&self.name)?);
         let warn = |error: &Unusable| {
             warn!(%error, secret = self.name, "the Secret of our certificate is unusable and is written anew");
         };
         read.inspect_err(warn).ok()
     }
 
-    fn serve(&mut self, store: &Store) {
-        if self.remembered.as_ref().is_none_or(|known| known.current != store.current) {
-            self.served.set(&store.current.pair, Some(store.current.pair.expires));
+    fn serve(&mut self, contents: &Contents) {
+        if self.remembered.as_ref().is_none_or(|known| known.current != contents.current) {
+            self.served.set(&contents.current.pair, Some(contents.current.pair.expires));
         }
-        if self.remembered.as_ref() != Some(store) {
-            self.remembered = Some(store.clone());
-        }
+        self.remembered = Some(contents.clone());
     }
 
-    fn take(&self, step: &Step, found: Option<Store>, now: Timestamp) -> Result<Store, StepError> {
+    fn take(&self, step: &Step, found: Option<Contents>, now: Timestamp) -> Result<Contents, StepError> {
         let make = |names: &[String]| -> Result<Generation, StepError> {
             Ok(Generation::new(issue(names, self.policy.lifetime, now)?)?)
         };
-        if let (Step::Restore, Some(store)) = (step, &self.remembered) {
-            return Ok(store.clone());
+        if let (Step::Restore, Some(contents)) = (step, &self.remembered) {
+            return Ok(contents.clone());
         }
         Ok(match (step, found) {
-            (Step::Stage(names), Some(store)) => store.staged(make(names)?),
-            (Step::Trusted, Some(store)) => store.trusted(now),
-            (Step::Promote, Some(store)) => store.promoted(now),
-            (Step::Forget, Some(store)) => store.forgotten(),
-            _ => Store::begun(make(&self.policy.names)?, now),
+            (Step::Stage(names), Some(contents)) => contents.staged(make(names)?),
+            (Step::Trusted, Some(contents)) => contents.trusted(now),
+            (Step::Promote, Some(contents)) => contents.promoted(now),
+            (Step::Forget, Some(contents)) => contents.forgotten(),
+            _ => Contents::begun(make(&self.policy.names)?, now),
         })
     }
 
     /// Creates the Secret, or replaces it in the version that we know.
-    async fn write(&mut self, store: &Store) -> Result<(), StepError> {
+    async fn write(&self, contents: &Contents) -> Result<(), StepError> {
         let known = self.secret.get(&self.name).map(|known| Secret::clone(&known));
         let exists = known.is_some();
         let mut secret = known.unwrap_or_else(|| Secret {
@@ -178,7 +195,7 @@ impl Manager<'_> {
             type_: Some("kubernetes.io/tls".into()),
             ..Secret::default()
         });
-        store.write(&mut secret);
+        contents.write(&mut secret);
         let post = PostParams::default();
         let written = if exists {
             self.secrets.replace(&self.name, &post, &secret).await
@@ -186,23 +203,10 @@ impl Manager<'_> {
             self.secrets.create(&post, &secret).await
         };
         let written = written.map_err(|source| StepError::Api {
-            doing: "writing Secret",
-            object: format!("{}/{}", self.context.namespace, self.name),
+            doing: format!("writing Secret {}/{}", self.context.namespace, self.name),
             source: Box::new(source),
         })?;
         self.secret.put(&self.name, written);
         Ok(())
     }
-}
-
-/// How long it is until then.
-fn until(time: Timestamp, now: Timestamp) -> Duration {
-    Duration::try_from(time.duration_since(now)).unwrap_or_default()
-}
-
-/// How long to wait before the next try after so many failures in a row.
-fn backoff(failures: u32) -> Duration {
-    let longest = Duration::from_millis(500 << failures.min(6));
-    // Replicas that failed together need not try again together.
-    longest.mul_f64(0.5 + fastrand::f64() / 2.0)
 }

@@ -34,9 +34,7 @@ pub(super) struct Generation {
 
 impl PartialEq for Generation {
     fn eq(&self, other: &Self) -> bool {
-        self.issued.certificate == other.issued.certificate
-            && self.issued.key == other.issued.key
-            && self.issued.authority == other.issued.authority
+        self.issued == other.issued
     }
 }
 
@@ -49,7 +47,7 @@ impl Generation {
 
 /// What the Secret holds.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Store {
+pub(super) struct Contents {
     pub current: Generation,
     /// Since when the current one is to be served.
     pub served_since: Timestamp,
@@ -72,7 +70,7 @@ pub(super) enum Unusable {
     Time(&'static str),
 }
 
-impl Store {
+impl Contents {
     /// Served at once: nothing was there before.
     pub(super) fn begun(current: Generation, now: Timestamp) -> Self {
         let served_since = now;
@@ -173,18 +171,18 @@ mod tests {
     #[test]
     fn what_is_written_is_read_again_and_foreign_data_stay() {
         let now: Timestamp = "2026-11-16T05:00:00Z".parse().unwrap();
-        let mut store = Store::begun(generation(now), now);
+        let mut store = Contents::begun(generation(now), now);
         let mut secret = Secret::default();
         put(secret.data.get_or_insert_default(), "theirs", Some("keep me"));
-        let stages: [fn(Store, Timestamp) -> Store; 4] = [
+        let stages: [fn(Contents, Timestamp) -> Contents; 4] = [
             |store, now| store.staged(generation(now)),
-            Store::trusted,
-            Store::promoted,
+            Contents::trusted,
+            Contents::promoted,
             |store, _| store.forgotten(),
         ];
         for stage in stages {
             store.write(&mut secret);
-            assert_eq!(Store::read(&secret).unwrap(), store);
+            assert_eq!(Contents::read(&secret).unwrap(), store);
             store = stage(store, now);
         }
         store.write(&mut secret);
@@ -196,18 +194,21 @@ mod tests {
     #[test]
     fn a_damaged_secret_says_what_is_wrong() {
         let now = Timestamp::now();
-        let whole = |store: &Store| {
+        let whole = |store: &Contents| {
             let mut secret = Secret::default();
             store.write(&mut secret);
             secret
         };
-        let store = Store::begun(generation(now), now).staged(generation(now));
+        let store = Contents::begun(generation(now), now).staged(generation(now));
         let broken = |key: &str, text: Option<&str>| {
             let mut secret = whole(&store);
             put(secret.data.as_mut().unwrap(), key, text);
-            Store::read(&secret).unwrap_err().to_string()
+            Contents::read(&secret).unwrap_err().to_string()
         };
-        assert_eq!(Store::read(&Secret::default()).unwrap_err().to_string(), "ca.crt is missing or no text");
+        assert_eq!(
+            Contents::read(&Secret::default()).unwrap_err().to_string(),
+            "ca.crt is missing or no text"
+        );
         assert_eq!(broken("tls.key", None), "tls.key is missing or no text");
         let other = generation(now).issued.key;
         let mismatch = "the certificate in tls.crt: tls.key is not the key of the certificate in tls.crt";
@@ -215,6 +216,6 @@ mod tests {
         assert!(broken("next-tls.crt", Some("x")).starts_with("the certificate in next-tls.crt: "));
         let mut secret = whole(&store);
         secret.metadata.annotations.as_mut().unwrap().insert(SERVED_SINCE.into(), "long ago".into());
-        assert!(Store::read(&secret).unwrap_err().to_string().contains(SERVED_SINCE));
+        assert!(Contents::read(&secret).unwrap_err().to_string().contains(SERVED_SINCE));
     }
 }

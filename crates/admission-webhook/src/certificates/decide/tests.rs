@@ -29,44 +29,44 @@ fn a_renewal_goes_step_by_step() {
     let begin = time("01-01T00:00");
     let first = generation(&[NAME], begin);
     let (old, policy) = (first.issued.authority.clone(), policy());
-    let decide = |store: &Store, configurations: &[Configuration], now| {
+    let decide = |store: &Contents, configurations: &[Configuration], now| {
         decide(Some(store), None, configurations, &policy, now)
     };
-    let mut store = Store::begun(first, begin);
-    assert_eq!(decide(&store, &[], begin), Decision::at(time("01-21T00:00")), "20 of 30 days");
+    let mut store = Contents::begun(first, begin);
+    assert_eq!(decide(&store, &[], begin), Decision::At(time("01-21T00:00")), "20 of 30 days");
 
     let due = time("01-21T00:00");
-    assert_eq!(decide(&store, &[trusting(&old)], due), Decision::now(Step::Stage(vec![NAME.into()])));
+    assert_eq!(decide(&store, &[trusting(&old)], due), Decision::Now(Step::Stage(vec![NAME.into()])));
     store = store.staged(generation(&[NAME], due));
     let both = store.bundle();
     assert!(both.starts_with(&old) && both.len() > old.len());
     // One of two configurations is still to be patched: that is what we wait for, not a time.
     let waiting = decide(&store, &[trusting(&both), trusting(&old)], due);
-    assert_eq!(waiting, Decision::at(time("01-31T00:00")));
+    assert_eq!(waiting, Decision::At(time("01-31T00:00")));
     let all = [trusting(&both), trusting(&both)];
-    assert_eq!(decide(&store, &all, due), Decision::now(Step::Trusted));
+    assert_eq!(decide(&store, &all, due), Decision::Now(Step::Trusted));
 
     store = store.trusted(due);
-    assert_eq!(decide(&store, &all, due), Decision::at(time("01-21T00:01")), "API servers are to see it");
+    assert_eq!(decide(&store, &all, due), Decision::At(time("01-21T00:01")), "API servers are to see it");
     let settled = time("01-21T00:01");
     let reset = decide(&store, &[trusting(&old)], settled);
-    assert_eq!(reset, Decision::at(time("01-31T00:00")), "somebody put the old bundle back");
-    assert_eq!(decide(&store, &all, settled), Decision::now(Step::Promote));
+    assert_eq!(reset, Decision::At(time("01-31T00:00")), "somebody put the old bundle back");
+    assert_eq!(decide(&store, &all, settled), Decision::Now(Step::Promote));
 
     store = store.promoted(settled);
     assert_eq!(store.bundle(), both, "a promotion needs no patch");
-    assert_eq!(decide(&store, &all, settled), Decision::at(time("01-21T00:11")), "replicas are to follow");
-    assert_eq!(decide(&store, &all, time("01-21T00:11")), Decision::now(Step::Forget));
+    assert_eq!(decide(&store, &all, settled), Decision::At(time("01-21T00:11")), "replicas are to follow");
+    assert_eq!(decide(&store, &all, time("01-21T00:11")), Decision::Now(Step::Forget));
 
     store = store.forgotten();
     assert!(!store.bundle().contains(&old));
-    assert_eq!(decide(&store, &all, time("01-21T00:12")), Decision::at(time("02-10T00:00")));
+    assert_eq!(decide(&store, &all, time("01-21T00:12")), Decision::At(time("02-10T00:00")));
 }
 
 #[test]
 fn what_is_broken_is_fixed_at_once() {
     let begin = time("01-01T00:00");
-    let store = Store::begun(generation(&[NAME], begin), begin);
+    let store = Contents::begun(generation(&[NAME], begin), begin);
     let staged = store.clone().staged(generation(&[NAME], time("01-21T00:00")));
     let (later, much_later) = (time("02-01T00:00"), time("03-01T00:00"));
     for (what, found, remembered, now, step) in [
@@ -79,22 +79,22 @@ fn what_is_broken_is_fixed_at_once() {
         ("both expired", Some(&staged), None, much_later, Step::Begin),
     ] {
         let decision = decide(found, remembered, [&trusting("")], &policy(), now);
-        assert_eq!(decision, Decision::now(step), "{what}");
+        assert_eq!(decision, Decision::Now(step), "{what}");
     }
 }
 
 #[test]
 fn a_new_name_is_added_and_the_old_one_goes_with_a_renewal() {
     let begin = time("01-01T00:00");
-    let store = Store::begun(generation(&["old.svc", "127.0.0.1"], begin), begin);
-    let names = |decision: Decision| match decision.step {
-        Some(Step::Stage(names)) => names,
+    let store = Contents::begun(generation(&["old.svc", "127.0.0.1"], begin), begin);
+    let names = |decision: Decision| match decision {
+        Decision::Now(Step::Stage(names)) => names,
         other => panic!("{other:?}"),
     };
     let staged = names(decide(Some(&store), None, [], &policy(), begin));
     assert_eq!(staged, [NAME, "old.svc", "127.0.0.1"], "replicas before an upgrade ask for the old ones");
-    let store = Store::begun(generation(&[NAME, "old.svc"], begin), begin);
-    assert!(decide(Some(&store), None, [], &policy(), begin).step.is_none());
+    let store = Contents::begun(generation(&[NAME, "old.svc"], begin), begin);
+    assert!(matches!(decide(Some(&store), None, [], &policy(), begin), Decision::At(_)));
     let renewed = names(decide(Some(&store), None, [], &policy(), time("01-25T00:00")));
     assert_eq!(renewed, [NAME]);
 }
@@ -166,7 +166,7 @@ proptest! {
         let start = time("01-01T00:00");
         let clock = |second: i64| later(start, SignedDuration::from_secs(second));
         let make = |names: &[String], now| Generation::new(issue(names, policy.lifetime, now).unwrap()).unwrap();
-        let first = Store::begun(make(&policy.names, start), start);
+        let first = Contents::begun(make(&policy.names, start), start);
         let mut bundles = History(VecDeque::from([(i64::MIN, [first.bundle(), first.bundle()])]));
         let mut stores = History(VecDeque::from([(i64::MIN, first)]));
         let mut renewals = 0;
@@ -185,16 +185,16 @@ proptest! {
             let configurations = [trusting(&patched[0]), trusting(&patched[1])];
             bundles.set(second, patched);
             let decision = decide(Some(&store), None, &configurations, &policy, clock(second));
-            match decision.step {
-                Some(Step::Stage(names)) => stores.set(second, store.staged(make(&names, clock(second)))),
-                Some(Step::Trusted) => stores.set(second, store.trusted(clock(second))),
-                Some(Step::Promote) => {
+            match decision {
+                Decision::Now(Step::Stage(names)) => stores.set(second, store.staged(make(&names, clock(second)))),
+                Decision::Now(Step::Trusted) => stores.set(second, store.trusted(clock(second))),
+                Decision::Now(Step::Promote) => {
                     renewals += 1;
                     stores.set(second, store.promoted(clock(second)));
                 }
-                Some(Step::Forget) => stores.set(second, store.forgotten()),
-                Some(other) => prop_assert!(false, "{other:?} in a world where nothing breaks"),
-                None => prop_assert!(decision.wake.is_some_and(|wake| wake > clock(second))),
+                Decision::Now(Step::Forget) => stores.set(second, store.forgotten()),
+                Decision::Now(other) => prop_assert!(false, "{other:?} in a world where nothing breaks"),
+                Decision::At(wake) => prop_assert!(wake > clock(second)),
             }
             for (replica, api_server) in
                 behaviour.replicas.iter().flat_map(|r| behaviour.api_servers.iter().map(move |a| (r, a)))
