@@ -7,24 +7,23 @@ use std::time::Duration;
 
 use haulout_api_types::{DrainRule, Evacuation, NodeMaintenance};
 use haulout_service_runtime::clock::Clock;
-use haulout_service_runtime::pods::{self, Pod};
+use haulout_service_runtime::pods::Pod;
 use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::api::core::v1::NodeSelector;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
-use crate::api::{Access, Unanswered};
+use crate::api::{ApiServer, Unanswered};
 use crate::args::RuleArgs;
 use crate::decide::node_maintenance::Rights;
 use crate::decide::{Cause, Verdict, drain_rule, evacuation, node, node_maintenance, pod};
 use crate::review::{Admit, Answer, Hook, Operation, Request};
-use crate::watch::World;
+use crate::watch::Caches;
 
 /// All rules, with what they know of the cluster.
 pub struct Rules {
-    world: World,
-    access: Access,
+    caches: Caches,
+    api: ApiServer,
     clock: Clock,
     controller: String,
     served: BTreeSet<String>,
@@ -32,10 +31,10 @@ pub struct Rules {
 
 impl Rules {
     /// The rules for this cluster.
-    pub fn new(world: World, access: Access, clock: Clock, args: &RuleArgs) -> Self {
+    pub fn new(caches: Caches, api: ApiServer, clock: Clock, args: &RuleArgs) -> Self {
         let classes = args.served_evacuator_classes.iter();
         let served = classes.filter(|class| !class.is_empty()).cloned().collect();
-        Self { world, access, clock, controller: args.evacuation_controller_user.clone(), served }
+        Self { caches, api, clock, controller: args.evacuation_controller_user.clone(), served }
     }
 
     async fn judge(&self, hook: Hook, request: &Request) -> Result<Verdict, Verdict> {
@@ -45,37 +44,28 @@ impl Rules {
             (Hook::ValidateEvacuations, Operation::Update) => self.changed_evacuation(request).await,
             (Hook::ValidateEvacuations, Operation::Delete) => self.removed_evacuation(request).await,
             (Hook::MutateNodeMaintenances, Operation::Create | Operation::Update) => {
-                // What cannot be read is refused by the schema, which names the field.
-                Ok(read(request.object.as_deref())
-                    .map(|new| {
-                        let old: Option<NodeMaintenance> = read(request.old_object.as_deref()).ok();
-                        node_maintenance::prepare(old.as_ref(), &new)
-                    })
-                    .unwrap_or_default())
+                // The schema refuses what cannot be read, and names the field.
+                let prepare = |new| node_maintenance::prepare(old(request).ok().as_ref(), &new);
+                Ok(new(request).map(prepare).unwrap_or_default())
             }
             (Hook::ValidateNodeMaintenances, Operation::Create | Operation::Update) => {
                 self.maintenance(request).await
             }
             (Hook::ValidateNodeMaintenances, Operation::Delete) => {
-                let old: NodeMaintenance = read(request.old_object.as_deref())?;
+                let old: NodeMaintenance = old(request)?;
                 self.authorize_nodes(&request.user, &old.spec.node_selector).await?;
                 Ok(Verdict::default())
             }
             (Hook::ValidateDrainRules, Operation::Create | Operation::Update) => {
-                let new: DrainRule = read(request.object.as_deref())?;
-                let rules = self.world.drain_rules().await;
+                let new: DrainRule = new(request)?;
+                let rules = self.caches.drain_rules().await;
                 Ok(drain_rule::judge(&new, rules.iter().map(AsRef::as_ref)))
             }
-            (Hook::ValidatePods, Operation::Create) => {
-                Ok(pod::judge(None, &read(request.object.as_deref())?))
-            }
-            (Hook::ValidatePods, Operation::Update) => {
-                let old = read(request.old_object.as_deref())?;
-                Ok(pod::judge(Some(&old), &read(request.object.as_deref())?))
-            }
+            (Hook::ValidatePods, Operation::Create) => Ok(pod::judge(None, &new(request)?)),
+            (Hook::ValidatePods, Operation::Update) => Ok(pod::judge(Some(&old(request)?), &new(request)?)),
             (Hook::ValidateNodes, Operation::Update) => {
-                let (old, new) = (read(request.old_object.as_deref())?, read(request.object.as_deref())?);
-                let maintenances = self.world.maintenances().await;
+                let (old, new) = (old(request)?, new(request)?);
+                let maintenances = self.caches.maintenances().await;
                 Ok(node::judge(&old, &new, maintenances.iter().map(AsRef::as_ref)))
             }
             _ => Ok(Verdict::default()),
@@ -83,77 +73,69 @@ impl Rules {
     }
 
     async fn prepare_evacuation(&self, request: &Request) -> Result<Verdict, Verdict> {
-        let Ok(new) = read::<Evacuation>(request.object.as_deref()) else {
-            // The schema refuses it, and names the field.
-            return Ok(Verdict::default());
-        };
-        let wanted = &new.spec.pod_ref;
-        let pod = self.world.pod(namespace(request), &wanted.name, &wanted.uid).await;
-        let pod = pod.map_err(|error| no_pod(&new, error))?.map(|pod| pod.metadata());
+        // The schema refuses what cannot be read, and names the field.
+        let Ok(new) = new(request) else { return Ok(Verdict::default()) };
+        let pod = self.pod_of(request, &new).await?.map(|pod| pod.metadata());
         Ok(evacuation::prepare(&new, pod.as_ref(), &self.served))
     }
 
     async fn new_evacuation(&self, request: &Request) -> Result<Verdict, Verdict> {
-        let new: Evacuation = read(request.object.as_deref())?;
+        let new = new(request)?;
         self.authorize_pod(request, &new).await?;
-        let (namespace, wanted) = (namespace(request), &new.spec.pod_ref);
-        let judge = |pod: Result<Option<Arc<Pod>>, pods::FetchError>| {
-            let pod = pod.map_err(|error| no_pod(&new, error))?.map(|pod| pod.metadata());
-            Ok(evacuation::judge_new(&new, namespace, pod.as_ref(), &self.served))
+        let judge = |pod: Option<Arc<Pod>>| {
+            let pod = pod.map(|pod| pod.metadata());
+            evacuation::judge_new(&new, namespace(request), pod.as_ref(), &self.served)
         };
-        let verdict = judge(self.world.pod(namespace, &wanted.name, &wanted.uid).await)?;
+        let verdict = judge(self.pod_of(request, &new).await?);
         if verdict.violations.is_empty() {
             return Ok(verdict);
         }
         // Another replica may have filled it in from a pod that our cache does not know like this yet.
-        judge(self.world.live_pod(namespace, &wanted.name).await)
+        Ok(judge(self.live_pod_of(request, &new).await?))
     }
 
     /// The status needs no right on the pod: an evacuator that only does a part must not be able to remove it.
     async fn changed_evacuation(&self, request: &Request) -> Result<Verdict, Verdict> {
-        let old: Evacuation = read(request.old_object.as_deref())?;
+        let old: Evacuation = old(request)?;
         match request.subresource.as_deref() {
             None | Some("") => {
                 self.authorize_pod(request, &old).await?;
-                let new: Evacuation = read(request.object.as_deref())?;
-                if !evacuation::takes_last_instigator(&old, &new) {
+                if !evacuation::takes_last_instigator(&old, &new(request)?) {
                     return Ok(Verdict::default());
                 }
-                let pod = self.live_pod_of(request, &old).await?;
+                let pod = self.live_pod_of(request, &old).await?.map(|pod| pod.metadata());
                 let what = "the finalizer of its last instigator cannot be removed";
                 Ok(evacuation::judge_cancellation(&old, pod.as_ref(), what))
             }
             Some("status") => {
-                let new = read(request.object.as_deref())?;
                 let by_controller =
                     request.user.username.as_ref() == Some(&self.controller) && !self.controller.is_empty();
-                Ok(evacuation::judge_status(&old, &new, by_controller, self.clock.now()))
+                Ok(evacuation::judge_status(&old, &new(request)?, by_controller, self.clock.now()))
             }
             Some(_) => Ok(Verdict::default()),
         }
     }
 
     async fn removed_evacuation(&self, request: &Request) -> Result<Verdict, Verdict> {
-        let old: Evacuation = read(request.old_object.as_deref())?;
+        let old: Evacuation = old(request)?;
         self.authorize_pod(request, &old).await?;
         if evacuation::forbids_cancellation(&old) {
-            let pod = self.live_pod_of(request, &old).await?;
+            let pod = self.live_pod_of(request, &old).await?.map(|pod| pod.metadata());
             let verdict = evacuation::judge_cancellation(&old, pod.as_ref(), "it cannot be deleted");
             if !verdict.violations.is_empty() {
                 return Ok(verdict);
             }
         }
-        let wanted = &old.spec.pod_ref;
         // Who only wants to know more does not fail because it could not be found out.
-        let pod = self.world.pod(namespace(request), &wanted.name, &wanted.uid).await.ok().flatten();
+        let pod = self.pod_of(request, &old).await.ok().flatten();
         let metadata = pod.as_ref().map(|pod| pod.metadata());
         if !evacuation::is_meant(metadata.as_ref(), &old) {
             return Ok(Verdict::default());
         }
-        let node = pod.and_then(|pod| pod.node.clone()).and_then(|name| self.world.node(&name));
+        let node = pod.and_then(|pod| pod.node.clone()).and_then(|name| self.caches.node(&name));
         let drained_by = match node {
             Some(node) => {
-                let maintenances = self.world.maintenances().await;
+                let maintenances = self.caches.maintenances().await;
                 let maintenances = maintenances.iter().map(AsRef::as_ref);
                 let name = node.metadata.name.as_deref().unwrap_or_default();
                 node::drained_by(name, &node.metadata.labels, maintenances)
@@ -163,20 +145,36 @@ impl Rules {
         Ok(evacuation::still_wanted(&old, &drained_by))
     }
 
-    /// The pod that has the name of the Evacuation's pod now.
-    async fn live_pod_of(&self, request: &Request, old: &Evacuation) -> Result<Option<ObjectMeta>, Verdict> {
-        let pod = self.world.live_pod(namespace(request), &old.spec.pod_ref.name).await;
-        Ok(pod.map_err(|error| no_pod(old, error))?.map(|pod| pod.metadata()))
+    /// The pod that has the name of the Evacuation's pod now. The cache is believed if it has the pod that is meant; it
+    /// can be behind in everything else.
+    async fn pod_of(&self, request: &Request, evacuation: &Evacuation) -> Result<Option<Arc<Pod>>, Verdict> {
+        match self.caches.pod(namespace(request), &evacuation.spec.pod_ref) {
+            Some(pod) => Ok(Some(pod)),
+            None => self.live_pod_of(request, evacuation).await,
+        }
+    }
+
+    /// The same, past the cache.
+    async fn live_pod_of(
+        &self,
+        request: &Request,
+        evacuation: &Evacuation,
+    ) -> Result<Option<Arc<Pod>>, Verdict> {
+        let name = &evacuation.spec.pod_ref.name;
+        self.api.pod(namespace(request), name).await.map_err(|error| {
+            let message = format!("pod {name} could not be looked up: {error}; try again");
+            Verdict::refused(Cause::Unanswered, message)
+        })
     }
 
     async fn maintenance(&self, request: &Request) -> Result<Verdict, Verdict> {
-        let new: NodeMaintenance = read(request.object.as_deref())?;
+        let new: NodeMaintenance = new(request)?;
         let old = match request.operation {
-            Operation::Update => Some(read::<NodeMaintenance>(request.old_object.as_deref())?),
+            Operation::Update => Some(old(request)?),
             _ => None,
         };
         self.authorize_nodes(&request.user, &new.spec.node_selector).await?;
-        let nodes = self.world.nodes().await;
+        let nodes = self.caches.nodes().await;
         let nodes =
             nodes.iter().filter_map(|node| Some((node.metadata.name.as_deref()?, &node.metadata.labels)));
         Ok(node_maintenance::judge(old.as_ref(), &new, nodes))
@@ -184,7 +182,7 @@ impl Rules {
 
     async fn authorize_pod(&self, request: &Request, evacuation: &Evacuation) -> Result<(), Verdict> {
         let (user, namespace, pod) = (&request.user, namespace(request), &evacuation.spec.pod_ref.name);
-        if self.access.may_remove_pod(user, namespace, pod).await.map_err(unanswered)? {
+        if self.api.may_remove_pod(user, namespace, pod).await? {
             return Ok(());
         }
         let message = format!(
@@ -199,8 +197,7 @@ impl Rules {
     async fn authorize_nodes(&self, user: &UserInfo, selector: &NodeSelector) -> Result<(), Verdict> {
         let message = match node_maintenance::rights(selector) {
             Rights::Named(names) => {
-                let missing = self.access.undeletable_nodes(user, &names).await.map_err(unanswered)?;
-                let nodes = match missing.as_slice() {
+                let nodes = match self.api.undeletable_nodes(user, &names).await?.as_slice() {
                     [] => return Ok(()),
                     [node] => format!("node {node}"),
                     nodes => format!("nodes {}", nodes.join(", ")),
@@ -212,7 +209,7 @@ impl Rules {
                 )
             }
             Rights::All(why) => {
-                if self.access.may_delete_all_nodes(user).await.map_err(unanswered)? {
+                if self.api.may_delete_all_nodes(user).await? {
                     return Ok(());
                 }
                 format!(
@@ -246,6 +243,22 @@ impl Admit for Rules {
     }
 }
 
+impl From<Arc<Unanswered>> for Verdict {
+    fn from(error: Arc<Unanswered>) -> Self {
+        Self::refused(Cause::Unanswered, format!("{error}; try again"))
+    }
+}
+
+/// The object as it would be.
+fn new<T: DeserializeOwned>(request: &Request) -> Result<T, Verdict> {
+    read(request.object.as_deref())
+}
+
+/// The object as it is.
+fn old<T: DeserializeOwned>(request: &Request) -> Result<T, Verdict> {
+    read(request.old_object.as_deref())
+}
+
 fn read<T: DeserializeOwned>(object: Option<&RawValue>) -> Result<T, Verdict> {
     let Some(object) = object else {
         return Err(Verdict::refused(Cause::Unreadable, "the request comes without its object"));
@@ -262,15 +275,6 @@ fn namespace(request: &Request) -> &str {
 
 fn described(user: &UserInfo) -> String {
     format!("user {:?}", user.username.as_deref().unwrap_or_default())
-}
-
-fn unanswered(error: Arc<Unanswered>) -> Verdict {
-    Verdict::refused(Cause::Unanswered, format!("{error}; try again"))
-}
-
-fn no_pod(evacuation: &Evacuation, error: pods::FetchError) -> Verdict {
-    let message = format!("pod {} could not be looked up: {error}; try again", evacuation.spec.pod_ref.name);
-    Verdict::refused(Cause::Unanswered, message)
 }
 
 #[cfg(test)]

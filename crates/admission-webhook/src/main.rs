@@ -38,13 +38,13 @@ use thiserror::Error;
 use tracing::info;
 
 use crate::admit::Rules;
-use crate::api::Access;
+use crate::api::ApiServer;
 use crate::args::Args;
 use crate::certificates::{CertificateError, Served};
-use crate::metrics::ServerMetrics;
+use crate::metrics::Metrics;
 use crate::server::tls::{self, TlsError};
 use crate::server::{Limits, Server};
-use crate::watch::World;
+use crate::watch::Caches;
 
 fn permissions(args: &Args) -> Vec<Permission> {
     let watched = [
@@ -84,16 +84,20 @@ enum WebhookError {
 }
 
 async fn run(args: Args, context: Context) -> Result<(), WebhookError> {
-    let certificate = Served::new(&context.metrics, context.readiness.clone());
+    let metrics = Metrics::new(&context.metrics);
+    let certificate = Served::new(metrics.clone(), context.readiness.clone());
     let tls = tls::config(Arc::new(certificate.clone()), &args.clients)?;
     let not_listening = |source| WebhookError::Listen { address: args.webhook_listen, source };
     let listener = listen(args.webhook_listen).map_err(not_listening)?;
     info!(webhook = %listener.local_addr().map_err(not_listening)?, "the webhook listens");
     let mut term = Term::new(&context);
-    let access = Access::new(context.clients.direct.clone(), &context.metrics);
-    let world = World::start(&context, &mut term);
-    let rules = Rules::new(world, access, context.clock.clone(), &args.rules);
-    let server = Server::new(rules, tls, Limits::default(), ServerMetrics::new(&context.metrics));
+    let rules = Rules::new(
+        Caches::start(&context, &mut term, metrics.clone()),
+        ApiServer::new(context.clients.direct.clone(), metrics.clone()),
+        context.clock.clone(),
+        &args.rules,
+    );
+    let server = Server::new(rules, tls, Limits::default(), metrics);
     let managing = certificates::start(args.certificates, &context, &mut term, &certificate);
     let mut ended = Ok(());
     let work = async {

@@ -1,98 +1,121 @@
-//! What `/metrics` shows of the webhook.
+//! What `/metrics` shows of the webhook. No label holds the name of an object, and each has a bounded number of values.
 
 use std::time::Duration;
 
-use haulout_service_runtime::metrics::Metrics;
-use prometheus_client::encoding::EncodeLabelSet;
+use haulout_service_runtime::metrics::Metrics as ServiceMetrics;
+use jiff::Timestamp;
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::{Family, MetricConstructor};
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Unit;
 
 use crate::review::{Answer, Hook, Operation};
 
-/// From a sixteenth of a millisecond, by doubling, past the longest time-out there is.
-#[derive(Clone, Copy, Debug)]
-struct Seconds;
+/// Names and values.
+type Labels<const N: usize> = [(&'static str, &'static str); N];
 
-impl MetricConstructor<Histogram> for Seconds {
-    fn new_metric(&self) -> Histogram {
-        Histogram::new(exponential_buckets(0.000_062_5, 2.0, 20))
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct HookLabels {
-    r#type: &'static str,
-    resource: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestLabels {
-    r#type: &'static str,
-    resource: &'static str,
-    operation: &'static str,
-    verdict: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DenialLabels {
-    resource: &'static str,
-    cause: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct CutLabel {
-    cause: &'static str,
-}
-
-/// The metrics of the server. Clones are the same.
+/// The metrics of this service. Clones are the same.
 #[derive(Clone, Debug)]
-pub struct ServerMetrics {
-    requests: Family<RequestLabels, Counter>,
-    durations: Family<HookLabels, Histogram, Seconds>,
-    denials: Family<DenialLabels, Counter>,
+pub struct Metrics {
+    requests: Family<Labels<4>, Counter>,
+    durations: Family<Labels<2>, Histogram>,
+    denials: Family<Labels<2>, Counter>,
     connections: Gauge,
-    cut: Family<CutLabel, Counter>,
+    cut: Family<Labels<1>, Counter>,
+    pod_lookups: Family<Labels<1>, Counter>,
+    access_reviews: Family<Labels<1>, Counter>,
+    certificate_expiry: Family<Labels<1>, Gauge>,
 }
 
-impl ServerMetrics {
-    /// Adds them to those of the service.
-    pub fn new(metrics: &Metrics) -> Self {
-        let new = Self {
+impl Metrics {
+    /// Adds them to those that every service has.
+    pub fn new(all: &ServiceMetrics) -> Self {
+        let metrics = Self {
             requests: Family::default(),
-            durations: Family::new_with_constructor(Seconds),
+            // From a sixteenth of a millisecond, by doubling, past the longest time-out there is.
+            durations: Family::new_with_constructor(|| {
+                Histogram::new(exponential_buckets(0.000_062_5, 2.0, 20))
+            }),
             denials: Family::default(),
             connections: Gauge::default(),
             cut: Family::default(),
+            pod_lookups: Family::default(),
+            access_reviews: Family::default(),
+            certificate_expiry: Family::default(),
         };
-        metrics.register(|registry| {
+        all.register(|registry| {
             registry.register(
                 "haulout_admission_requests",
                 "Reviews by type, resource, operation and verdict: allowed, warned, denied, or failed when \
                  there was none",
-                new.requests.clone(),
+                metrics.requests.clone(),
             );
             registry.register_with_unit(
                 "haulout_admission_duration",
                 "Time from a whole request to its answer",
                 Unit::Seconds,
-                new.durations.clone(),
+                metrics.durations.clone(),
             );
             registry.register(
                 "haulout_admission_denials",
                 "Denials by resource and by the rule that denied",
-                new.denials.clone(),
+                metrics.denials.clone(),
             );
-            registry.register("haulout_admission_connections", "Open connections", new.connections.clone());
+            registry.register(
+                "haulout_admission_connections",
+                "Open connections",
+                metrics.connections.clone(),
+            );
             registry.register(
                 "haulout_admission_connections_cut",
                 "Connections that we ended: no TLS, too slow, or idle",
-                new.cut.clone(),
+                metrics.cut.clone(),
+            );
+            registry.register(
+                "haulout_admission_pod_lookups",
+                "Pods that Evacuations are about, by where they were found",
+                metrics.pod_lookups.clone(),
+            );
+            registry.register(
+                "haulout_admission_access_reviews",
+                "Questions about users' rights, by where the answer came from",
+                metrics.access_reviews.clone(),
+            );
+            registry.register_with_unit(
+                "haulout_certificate_expiry_timestamp",
+                "When the certificate expires: the one that is served, and its authority where that is known",
+                Unit::Seconds,
+                metrics.certificate_expiry.clone(),
             );
         });
-        new
+        metrics
+    }
+
+    /// Counts a review with a verdict.
+    pub fn answered(&self, hook: Hook, operation: Operation, answer: &Answer, took: Duration) {
+        let resource = ("resource", hook.resource());
+        let verdict = match answer {
+            Answer::Allowed { warnings, .. } if warnings.is_empty() => "allowed",
+            Answer::Allowed { .. } => "warned",
+            Answer::Denied { cause, .. } => {
+                self.denials.get_or_create(&[resource, ("cause", cause)]).inc();
+                "denied"
+            }
+        };
+        self.request(hook, operation.as_str(), verdict);
+        self.durations.get_or_create(&[kind_of(hook), resource]).observe(took.as_secs_f64());
+    }
+
+    /// Counts a review without a verdict.
+    pub fn failed(&self, hook: Hook, operation: Option<Operation>) {
+        self.request(hook, operation.map_or("unknown", Operation::as_str), "failed");
+    }
+
+    fn request(&self, hook: Hook, operation: &'static str, verdict: &'static str) {
+        let (kind, resource) = (kind_of(hook), ("resource", hook.resource()));
+        let labels = [kind, resource, ("operation", operation), ("verdict", verdict)];
+        self.requests.get_or_create(&labels).inc();
     }
 
     /// Counts a connection for as long as what it returns lives.
@@ -101,38 +124,30 @@ impl ServerMetrics {
         Connection(self.connections.clone())
     }
 
+    /// Counts a connection that we ended.
     pub fn cut(&self, cause: &'static str) {
-        self.cut.get_or_create(&CutLabel { cause }).inc();
+        self.cut.get_or_create(&[("cause", cause)]).inc();
     }
 
-    pub fn answered(&self, hook: Hook, operation: Operation, answer: &Answer, took: Duration) {
-        let verdict = match answer {
-            Answer::Allowed { warnings, .. } if warnings.is_empty() => "allowed",
-            Answer::Allowed { .. } => "warned",
-            Answer::Denied { cause, .. } => {
-                self.denials.get_or_create(&DenialLabels { resource: hook.resource(), cause }).inc();
-                "denied"
-            }
-        };
-        self.request(hook, operation.as_str(), verdict);
-        let labels = HookLabels { r#type: kind_of(hook), resource: hook.resource() };
-        self.durations.get_or_create(&labels).observe(took.as_secs_f64());
+    /// Counts a pod that was looked up.
+    pub fn pod_lookup(&self, result: &'static str) {
+        self.pod_lookups.get_or_create(&[("result", result)]).inc();
     }
 
-    /// Counts a request without a verdict.
-    pub fn failed(&self, hook: Hook, operation: Option<Operation>) {
-        self.request(hook, operation.map_or("unknown", Operation::as_str), "failed");
+    /// Counts a question about a user's rights.
+    pub fn access_review(&self, result: &'static str) {
+        self.access_reviews.get_or_create(&[("result", result)]).inc();
     }
 
-    fn request(&self, hook: Hook, operation: &'static str, verdict: &'static str) {
-        let (r#type, resource) = (kind_of(hook), hook.resource());
-        self.requests.get_or_create(&RequestLabels { r#type, resource, operation, verdict }).inc();
+    /// Shows when this certificate, `serving` or `authority`, expires.
+    pub fn certificate_expires(&self, certificate: &'static str, time: Timestamp) {
+        self.certificate_expiry.get_or_create(&[("certificate", certificate)]).set(time.as_second());
     }
 }
 
 /// In the API server's words for its own metrics of webhooks.
-fn kind_of(hook: Hook) -> &'static str {
-    if hook.mutates() { "admit" } else { "validating" }
+fn kind_of(hook: Hook) -> (&'static str, &'static str) {
+    ("type", if hook.mutates() { "admit" } else { "validating" })
 }
 
 /// An open connection.

@@ -28,7 +28,7 @@ use tracing::{debug, info, warn};
 
 use self::activity::Activity;
 use self::handler::Handler;
-use crate::metrics::ServerMetrics;
+use crate::metrics::Metrics;
 use crate::review::Admit;
 
 /// How much of everything there may be. The default is for production; tests make it smaller.
@@ -76,13 +76,13 @@ pub struct Server {
     router: Router,
     tls: TlsAcceptor,
     limits: Limits,
-    metrics: ServerMetrics,
+    metrics: Metrics,
     close: CancellationToken,
 }
 
 impl Server {
     /// A server that has yet to serve.
-    pub fn new(admit: impl Admit, tls: Arc<ServerConfig>, limits: Limits, metrics: ServerMetrics) -> Self {
+    pub fn new(admit: impl Admit, tls: Arc<ServerConfig>, limits: Limits, metrics: Metrics) -> Self {
         let router = Handler::new(admit, &limits, metrics.clone()).router();
         Self { router, tls: TlsAcceptor::from(tls), limits, metrics, close: CancellationToken::new() }
     }

@@ -5,7 +5,8 @@ use std::convert::Infallible;
 use std::sync::Mutex;
 
 use super::*;
-use haulout_service_runtime::metrics::Metrics;
+use haulout_service_runtime::metrics::Metrics as ServiceMetrics;
+use haulout_service_runtime::pods::PodCache;
 use haulout_service_runtime::term::Term;
 use http_body_util::BodyExt as _;
 use kube::Client;
@@ -13,6 +14,8 @@ use kube::client::Body;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
+
+use crate::metrics::Metrics;
 
 const UID: &str = "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11";
 const BUDGET: Duration = Duration::from_secs(5);
@@ -74,23 +77,23 @@ fn rules(review: impl Fn(&Value) -> Option<bool> + Clone + Send + Sync + 'static
             Ok::<_, Infallible>(answer.unwrap())
         }
     });
-    let client = Client::new(service, "default");
-    let metrics = Metrics::new("admission-webhook", "test");
     let args = RuleArgs {
         evacuation_controller_user: "controller".into(),
         served_evacuator_classes: vec!["deployment.apps.k8s.io".into()],
     };
-    let access = Access::new(client.clone(), &metrics);
-    (Rules::new(world(&client, &metrics), access, Clock::default(), &args), asked)
+    (beside(Client::new(service, "default"), &args), asked)
 }
 
-fn world(client: &Client, metrics: &Metrics) -> World {
-    let pods = pods::PodCache::start(client.clone(), metrics.clone());
-    let mut term = Term::with(client.clone(), metrics.clone(), CancellationToken::new());
-    let world = World::watch(client, pods, metrics, &mut term);
+/// Rules beside this API server.
+fn beside(client: Client, args: &RuleArgs) -> Rules {
+    let all = ServiceMetrics::new("admission-webhook", "test");
+    let metrics = Metrics::new(&all);
+    let pods = PodCache::start(client.clone(), all.clone());
+    let mut term = Term::with(client.clone(), all, CancellationToken::new());
+    let caches = Caches::watch(pods, &mut term, metrics.clone());
     // Its watches end with the test.
     std::mem::forget(term);
-    world
+    Rules::new(caches, ApiServer::new(client, metrics), Clock::default(), args)
 }
 
 /// Such as `ann: delete pods shop web-1`.
@@ -264,9 +267,7 @@ async fn an_api_server_that_does_not_answer_is_given_the_budget() {
         }),
         "default",
     );
-    let metrics = Metrics::new("admission-webhook", "test");
-    let access = Access::new(client.clone(), &metrics);
-    let rules = Rules::new(world(&client, &metrics), access, Clock::default(), &RuleArgs::default());
+    let rules = beside(client, &RuleArgs::default());
     for hook in [Hook::MutateEvacuations, Hook::ValidateEvacuations] {
         let (code, message) = refusal(create(&rules, hook, &evacuation("web-1")).await);
         assert_eq!((code, message.contains("within 4500 ms: try again")), (504, true), "{message}");

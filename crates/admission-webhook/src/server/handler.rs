@@ -21,7 +21,7 @@ use tokio::time::{Instant, timeout_at};
 use tracing::{debug, error};
 
 use super::Limits;
-use crate::metrics::ServerMetrics;
+use crate::metrics::Metrics;
 use crate::review::{self, Admit, Answer, Hook, Operation, Reply, Request};
 
 /// In these steps a body takes its share of the memory for all bodies.
@@ -36,7 +36,7 @@ pub(super) struct Handler<A> {
     body: usize,
     /// Room for bodies, in steps.
     room: Arc<Semaphore>,
-    metrics: ServerMetrics,
+    metrics: Metrics,
 }
 
 /// What is known of a request that is being answered.
@@ -84,7 +84,7 @@ impl Failure {
 }
 
 impl<A: Admit> Handler<A> {
-    pub(super) fn new(admit: A, limits: &Limits, metrics: ServerMetrics) -> Self {
+    pub(super) fn new(admit: A, limits: &Limits, metrics: Metrics) -> Self {
         let room = Arc::new(Semaphore::new(limits.bodies.div_ceil(STEP)));
         Self { admit, body: limits.body, room, metrics }
     }

@@ -2,7 +2,7 @@ use std::convert::Infallible;
 
 use axum::body::Bytes;
 use futures::{StreamExt as _, stream};
-use haulout_service_runtime::metrics::Metrics;
+use haulout_service_runtime::metrics::Metrics as ServiceMetrics;
 use proptest::prelude::*;
 use serde_json::Value;
 use tower::ServiceExt as _;
@@ -28,13 +28,13 @@ impl Admit for Puppet {
 
 struct Setup {
     router: Router,
-    metrics: Metrics,
+    metrics: ServiceMetrics,
 }
 
 impl Setup {
     fn new(limits: Limits) -> Self {
-        let metrics = Metrics::new("test", "1");
-        let router = Handler::new(Puppet, &limits, ServerMetrics::new(&metrics)).router();
+        let metrics = ServiceMetrics::new("test", "1");
+        let router = Handler::new(Puppet, &limits, Metrics::new(&metrics)).router();
         Self { router, metrics }
     }
 

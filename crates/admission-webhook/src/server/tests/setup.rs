@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use haulout_service_runtime::metrics::Metrics;
+use haulout_service_runtime::metrics::Metrics as ServiceMetrics;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::{http1, http2};
@@ -25,7 +25,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::ClientArgs;
-use crate::metrics::ServerMetrics;
+use crate::metrics::Metrics;
 use crate::review::{Admit, Answer, Hook, Request};
 use crate::server::{Limits, Server, tls};
 
@@ -105,7 +105,7 @@ pub struct Setup {
     pub address: SocketAddr,
     pub stop: CancellationToken,
     pub served: JoinHandle<()>,
-    pub metrics: Metrics,
+    pub metrics: ServiceMetrics,
     asked: watch::Receiver<Vec<String>>,
     roots: Arc<RootCertStore>,
 }
@@ -131,9 +131,9 @@ impl Setup {
             ClientArgs { client_ca: Some(file), client_names }
         });
         let tls = tls::config(Arc::new(SingleCertAndKey::from(key)), &clients.unwrap_or_default()).unwrap();
-        let metrics = Metrics::new("test", "1");
+        let metrics = ServiceMetrics::new("test", "1");
         let (sender, asked) = watch::channel(Vec::new());
-        let server = Server::new(Puppet(sender), tls, limits, ServerMetrics::new(&metrics));
+        let server = Server::new(Puppet(sender), tls, limits, Metrics::new(&metrics));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
