@@ -17,7 +17,7 @@ use crate::api::{ApiServer, Unanswered};
 use crate::args::RuleArgs;
 use crate::decide::node_maintenance::Rights;
 use crate::decide::{Cause, Verdict, drain_rule, evacuation, node, node_maintenance, pod};
-use crate::review::{Admit, Answer, Hook, Operation, Request};
+use crate::review::{Admit, Hook, Operation, Request};
 use crate::watch::Caches;
 
 /// All rules, with what they know of the cluster.
@@ -225,19 +225,19 @@ impl Rules {
 }
 
 impl Admit for Rules {
-    async fn admit(&self, hook: Hook, request: Request, budget: Duration) -> Answer {
+    async fn admit(&self, hook: Hook, request: Request, budget: Duration) -> Verdict {
         // Better our own sentence than the API server's about a webhook that did not answer.
         let ours = budget.mul_f64(0.9);
         match tokio::time::timeout(ours, Box::pin(self.judge(hook, &request))).await {
-            Ok(verdict) => verdict.unwrap_or_else(|refusal| refusal).into(),
+            Ok(verdict) => verdict.unwrap_or_else(|refusal| refusal),
             // Pods and nodes must not suffer from us.
-            Err(_) if matches!(hook, Hook::ValidatePods | Hook::ValidateNodes) => Answer::allowed(),
+            Err(_) if matches!(hook, Hook::ValidatePods | Hook::ValidateNodes) => Verdict::default(),
             Err(_) => {
                 let message = format!(
                     "the API server did not answer our questions about this request within {} ms: try again",
                     ours.as_millis()
                 );
-                Verdict::refused(Cause::TooSlow, message).into()
+                Verdict::refused(Cause::TooSlow, message)
             }
         }
     }

@@ -8,13 +8,12 @@ pub mod node_maintenance;
 pub mod pod;
 
 use json_patch::jsonptr::PointerBuf;
-use json_patch::{AddOperation, Patch, PatchOperation};
+use json_patch::{AddOperation, PatchOperation};
+use kube::core::Status;
 use serde_json::Value;
 
-use crate::review::Answer;
-
-/// Why a request is refused, as a label of metrics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// Why a request is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// The object is not what its kind says.
     Unreadable,
@@ -43,37 +42,27 @@ pub enum Cause {
 }
 
 impl Cause {
-    fn label(self) -> &'static str {
+    /// Its label in metrics, and the code and reason of the Kubernetes `Status`.
+    fn parts(self) -> (&'static str, u16, &'static str) {
         match self {
-            Self::Unreadable => "unreadable",
-            Self::Unauthorized => "unauthorized",
-            Self::Pod => "pod",
-            Self::Evacuators => "evacuators",
-            Self::Status => "status",
-            Self::FutureTime => "future-time",
-            Self::CancellationForbidden => "cancellation-forbidden",
-            Self::Annotation => "annotation",
-            Self::Selector => "selector",
-            Self::Order => "order",
-            Self::Unanswered => "unanswered",
-            Self::TooSlow => "too-slow",
+            Self::Unreadable => ("unreadable", 400, "BadRequest"),
+            Self::Unauthorized => ("unauthorized", 403, "Forbidden"),
+            Self::Pod => ("pod", 422, "Invalid"),
+            Self::Evacuators => ("evacuators", 422, "Invalid"),
+            Self::Status => ("status", 403, "Forbidden"),
+            Self::FutureTime => ("future-time", 422, "Invalid"),
+            Self::CancellationForbidden => ("cancellation-forbidden", 403, "Forbidden"),
+            Self::Annotation => ("annotation", 422, "Invalid"),
+            Self::Selector => ("selector", 422, "Invalid"),
+            Self::Order => ("order", 422, "Invalid"),
+            Self::Unanswered => ("unanswered", 500, "InternalError"),
+            Self::TooSlow => ("too-slow", 504, "Timeout"),
         }
     }
 
-    /// The HTTP code and the word for it in a Kubernetes `Status`.
-    fn code(self) -> (u16, &'static str) {
-        match self {
-            Self::Unreadable => (400, "BadRequest"),
-            Self::Unauthorized | Self::Status | Self::CancellationForbidden => (403, "Forbidden"),
-            Self::Pod
-            | Self::Evacuators
-            | Self::FutureTime
-            | Self::Annotation
-            | Self::Selector
-            | Self::Order => (422, "Invalid"),
-            Self::Unanswered => (500, "InternalError"),
-            Self::TooSlow => (504, "Timeout"),
-        }
+    /// As a label of metrics.
+    pub fn label(self) -> &'static str {
+        self.parts().0
     }
 }
 
@@ -120,18 +109,13 @@ impl Verdict {
         let path = PointerBuf::from_tokens(path);
         self.patch.push(PatchOperation::Add(AddOperation { path, value }));
     }
-}
 
-impl From<Verdict> for Answer {
-    fn from(verdict: Verdict) -> Self {
-        let Verdict { warnings, violations, patch } = verdict;
-        let Some(first) = violations.first() else {
-            return Self::Allowed { warnings, patch: (!patch.is_empty()).then_some(Patch(patch)) };
-        };
-        let (code, reason) = first.cause.code();
-        let cause = first.cause.label();
-        let messages: Vec<_> = violations.iter().map(|violation| violation.message.as_str()).collect();
-        Self::Denied { code, reason, cause, message: messages.join("; "), warnings }
+    /// What the user is answered. The first thing that is wrong gives the code.
+    pub fn status(&self) -> Status {
+        let Some(first) = self.violations.first() else { return Status::success().with_code(200) };
+        let (_, code, reason) = first.cause.parts();
+        let messages: Vec<_> = self.violations.iter().map(|violation| violation.message.as_str()).collect();
+        Status::failure(&messages.join("; "), reason).with_code(code)
     }
 }
 
@@ -145,23 +129,18 @@ mod tests {
         let mut verdict = Verdict::refused(Cause::Annotation, "annotation a: x");
         verdict.refuse(Cause::Annotation, "annotation b: y");
         verdict.warn("w");
-        let expected = Answer::Denied {
-            code: 422,
-            reason: "Invalid",
-            cause: "annotation",
-            message: "annotation a: x; annotation b: y".into(),
-            warnings: vec!["w".into()],
-        };
-        assert_eq!(Answer::from(verdict), expected);
+        let expected = Status::failure("annotation a: x; annotation b: y", "Invalid").with_code(422);
+        assert_eq!(verdict.status(), expected);
+        assert_eq!(verdict.violations[0].cause.label(), "annotation");
+        assert_eq!(verdict.warnings, ["w"]);
     }
 
     #[test]
     fn a_field_is_set_whatever_characters_its_name_has() {
         let mut verdict = Verdict::default();
         verdict.set(["metadata", "labels", "a/b~c"], json!("x"));
-        let Answer::Allowed { patch: Some(patch), .. } = verdict.into() else { panic!("not allowed") };
         let mut object = json!({"metadata": {"labels": {"a/b~c": "old", "d": "kept"}}});
-        json_patch::patch(&mut object, &patch).unwrap();
+        json_patch::patch(&mut object, &verdict.patch).unwrap();
         assert_eq!(object, json!({"metadata": {"labels": {"a/b~c": "x", "d": "kept"}}}));
     }
 }

@@ -10,7 +10,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Unit;
 
-use crate::review::{Answer, Hook, Operation};
+use crate::decide::Verdict;
+use crate::review::{Hook, Operation};
 
 /// Names and values.
 type Labels<const N: usize> = [(&'static str, &'static str); N];
@@ -93,17 +94,17 @@ impl Metrics {
     }
 
     /// Counts a review with a verdict.
-    pub fn answered(&self, hook: Hook, operation: Operation, answer: &Answer, took: Duration) {
+    pub fn answered(&self, hook: Hook, operation: Operation, verdict: &Verdict, took: Duration) {
         let resource = ("resource", hook.resource());
-        let verdict = match answer {
-            Answer::Allowed { warnings, .. } if warnings.is_empty() => "allowed",
-            Answer::Allowed { .. } => "warned",
-            Answer::Denied { cause, .. } => {
-                self.denials.get_or_create(&[resource, ("cause", cause)]).inc();
+        let result = match verdict.violations.first() {
+            Some(first) => {
+                self.denials.get_or_create(&[resource, ("cause", first.cause.label())]).inc();
                 "denied"
             }
+            None if verdict.warnings.is_empty() => "allowed",
+            None => "warned",
         };
-        self.request(hook, operation.as_str(), verdict);
+        self.request(hook, operation.as_str(), result);
         self.durations.get_or_create(&[kind_of(hook), resource]).observe(took.as_secs_f64());
     }
 

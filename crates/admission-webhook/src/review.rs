@@ -3,13 +3,14 @@
 
 use std::time::Duration;
 
-use haulout_api_types::names;
-use json_patch::Patch;
+use haulout_api_types::names::{EVACUATION_GROUP, NODE_MAINTENANCE_GROUP};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::authentication::v1::UserInfo;
+use kube::core::Status;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use thiserror::Error;
+
+use crate::decide::Verdict;
 
 const API_VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
@@ -18,7 +19,7 @@ const KIND: &str = "AdmissionReview";
 /// decision to the `failurePolicy` of the webhook configuration.
 pub trait Admit: Send + Sync + 'static {
     /// Judges one request.
-    fn admit(&self, hook: Hook, request: Request, budget: Duration) -> impl Future<Output = Answer> + Send;
+    fn admit(&self, hook: Hook, request: Request, budget: Duration) -> impl Future<Output = Verdict> + Send;
 }
 
 /// The webhooks, each with a path of its own.
@@ -53,16 +54,9 @@ impl Hook {
     ];
 
     /// Where the API server sends its reviews.
-    pub fn path(self) -> &'static str {
-        match self {
-            Self::MutateEvacuations => "/mutate/evacuations",
-            Self::ValidateEvacuations => "/validate/evacuations",
-            Self::MutateNodeMaintenances => "/mutate/nodemaintenances",
-            Self::ValidateNodeMaintenances => "/validate/nodemaintenances",
-            Self::ValidateDrainRules => "/validate/drainrules",
-            Self::ValidatePods => "/validate/pods",
-            Self::ValidateNodes => "/validate/nodes",
-        }
+    pub fn path(self) -> String {
+        let verb = if self.mutates() { "mutate" } else { "validate" };
+        format!("/{verb}/{}", self.resource())
     }
 
     /// Whether it changes objects and does not judge them.
@@ -70,25 +64,25 @@ impl Hook {
         matches!(self, Self::MutateEvacuations | Self::MutateNodeMaintenances)
     }
 
-    /// The API group of the one kind that it judges.
+    /// The API group of the one kind that it is for.
     pub fn group(self) -> &'static str {
-        match self {
-            Self::MutateEvacuations | Self::ValidateEvacuations => names::EVACUATION_GROUP,
-            Self::MutateNodeMaintenances | Self::ValidateNodeMaintenances | Self::ValidateDrainRules => {
-                names::NODE_MAINTENANCE_GROUP
-            }
-            Self::ValidatePods | Self::ValidateNodes => "",
-        }
+        self.kind().0
     }
 
     /// The plural of that kind.
     pub fn resource(self) -> &'static str {
+        self.kind().1
+    }
+
+    fn kind(self) -> (&'static str, &'static str) {
         match self {
-            Self::MutateEvacuations | Self::ValidateEvacuations => "evacuations",
-            Self::MutateNodeMaintenances | Self::ValidateNodeMaintenances => "nodemaintenances",
-            Self::ValidateDrainRules => "drainrules",
-            Self::ValidatePods => "pods",
-            Self::ValidateNodes => "nodes",
+            Self::MutateEvacuations | Self::ValidateEvacuations => (EVACUATION_GROUP, "evacuations"),
+            Self::MutateNodeMaintenances | Self::ValidateNodeMaintenances => {
+                (NODE_MAINTENANCE_GROUP, "nodemaintenances")
+            }
+            Self::ValidateDrainRules => (NODE_MAINTENANCE_GROUP, "drainrules"),
+            Self::ValidatePods => ("", "pods"),
+            Self::ValidateNodes => ("", "nodes"),
         }
     }
 }
@@ -157,46 +151,8 @@ pub struct Request {
     pub old_object: Option<Box<RawValue>>,
 }
 
-/// What the rules say.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Answer {
-    /// Go ahead.
-    Allowed {
-        /// What the user should know all the same.
-        warnings: Vec<String>,
-        /// What to change in the object first.
-        patch: Option<Patch>,
-    },
-    /// Not like this.
-    Denied {
-        /// The HTTP code that the user gets.
-        code: u16,
-        /// The code in a word, as in a Kubernetes `Status`: `Forbidden`, `Invalid`, `NotFound`, …
-        reason: &'static str,
-        /// Which rule refused, as a label of metrics: one of a few words.
-        cause: &'static str,
-        /// What is wrong and what to do about it.
-        message: String,
-        /// What the user should know besides.
-        warnings: Vec<String>,
-    },
-}
-
-impl Answer {
-    /// Allows the request as it is.
-    pub fn allowed() -> Self {
-        Self::Allowed { warnings: Vec::new(), patch: None }
-    }
-
-    /// Denies the request.
-    pub fn denied(code: u16, reason: &'static str, cause: &'static str, message: impl Into<String>) -> Self {
-        Self::Denied { code, reason, cause, message: message.into(), warnings: Vec::new() }
-    }
-}
-
 /// Why a body could not be taken for a review.
-#[derive(Debug, Error)]
-#[error("{problem}")]
+#[derive(Debug)]
 pub struct NotAReview {
     /// The uid, where it could be read in spite of it.
     pub uid: Option<String>,
@@ -257,20 +213,20 @@ fn shortened(text: &str) -> String {
 }
 
 /// An answer as it is on the wire.
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Reply<'a> {
+struct Reply<'a> {
     api_version: &'static str,
     kind: &'static str,
     response: Response<'a>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Response<'a> {
     uid: &'a str,
     allowed: bool,
-    status: Status<'a>,
+    status: Status,
     #[serde(skip_serializing_if = "Option::is_none")]
     patch: Option<ByteString>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -279,34 +235,26 @@ struct Response<'a> {
     warnings: &'a [String],
 }
 
-#[derive(Debug, Serialize)]
-struct Status<'a> {
-    status: &'static str,
-    code: u16,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    reason: &'static str,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    message: &'a str,
+/// The review that answers the request with this uid.
+pub fn answer(uid: &str, verdict: &Verdict) -> serde_json::Result<Vec<u8>> {
+    let patch = (!verdict.patch.is_empty()).then(|| serde_json::to_vec(&verdict.patch)).transpose()?;
+    write(Response {
+        uid,
+        allowed: verdict.violations.is_empty(),
+        status: verdict.status(),
+        patch_type: patch.is_some().then_some("JSONPatch"),
+        patch: patch.map(ByteString),
+        warnings: &verdict.warnings,
+    })
 }
 
-impl<'a> Reply<'a> {
-    /// The answer to the request with this uid.
-    pub fn new(uid: &'a str, answer: &'a Answer) -> serde_json::Result<Self> {
-        let response = match answer {
-            Answer::Allowed { warnings, patch } => {
-                let patch = patch.as_ref().filter(|patch| !patch.0.is_empty());
-                let patch = patch.map(serde_json::to_vec).transpose()?.map(ByteString);
-                let status = Status { status: "Success", code: 200, reason: "", message: "" };
-                let patch_type = patch.is_some().then_some("JSONPatch");
-                Response { uid, allowed: true, status, patch, patch_type, warnings }
-            }
-            Answer::Denied { code, reason, message, warnings, .. } => {
-                let status = Status { status: "Failure", code: *code, reason, message };
-                Response { uid, allowed: false, status, patch: None, patch_type: None, warnings }
-            }
-        };
-        Ok(Self { api_version: API_VERSION, kind: KIND, response })
-    }
+/// The same where there is no verdict.
+pub fn failure(uid: &str, status: &Status) -> serde_json::Result<Vec<u8>> {
+    write(Response { uid, status: status.clone(), ..Response::default() })
+}
+
+fn write(response: Response<'_>) -> serde_json::Result<Vec<u8>> {
+    serde_json::to_vec(&Reply { api_version: API_VERSION, kind: KIND, response })
 }
 
 #[cfg(test)]

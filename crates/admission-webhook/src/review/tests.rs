@@ -3,6 +3,7 @@ use std::collections::HashSet;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::decide::Cause;
 
 fn create() -> Value {
     json!({
@@ -68,15 +69,17 @@ fn what_is_no_review_is_told_so_with_the_uid_where_there_is_one() {
     ] {
         let refused = read(&body).unwrap_err();
         assert_eq!(refused.uid.as_deref(), uid, "{body}");
-        assert!(refused.to_string().contains(word), "{refused} lacks {word}");
+        assert!(refused.problem.contains(word), "{refused:?} lacks {word}");
     }
 }
 
 #[test]
 fn answers_look_as_the_api_server_expects() {
-    let patch: Patch = serde_json::from_value(json!([{"op": "add", "path": "/spec/a", "value": 1}])).unwrap();
-    let reply = |answer: &Answer| serde_json::to_value(Reply::new("u", answer).unwrap()).unwrap();
-    let allowed = Answer::Allowed { warnings: vec!["mind the gap".into()], patch: Some(patch) };
+    let patch = serde_json::from_value(json!([{"op": "add", "path": "/spec/a", "value": 1}])).unwrap();
+    let reply = |verdict: &Verdict| -> Value {
+        serde_json::from_slice(&super::answer("u", verdict).unwrap()).unwrap()
+    };
+    let allowed = Verdict { warnings: vec!["mind the gap".into()], patch, ..Verdict::default() };
     assert_eq!(
         reply(&allowed),
         json!({
@@ -92,7 +95,7 @@ fn answers_look_as_the_api_server_expects() {
             }
         })
     );
-    let denied = Answer::denied(403, "Forbidden", "authorization", "alice may not delete node n1");
+    let denied = Verdict::refused(Cause::Unauthorized, "alice may not delete node n1");
     assert_eq!(
         reply(&denied)["response"],
         json!({
@@ -104,8 +107,7 @@ fn answers_look_as_the_api_server_expects() {
             }
         })
     );
-    let nothing = Answer::Allowed { warnings: vec![], patch: Some(Patch(vec![])) };
-    assert!(reply(&nothing)["response"].get("patch").is_none(), "an empty patch is none");
+    assert!(reply(&Verdict::default())["response"].get("patch").is_none(), "an empty patch is none");
 }
 
 #[test]

@@ -15,6 +15,7 @@ use futures::FutureExt as _;
 use http::{StatusCode, Uri, header};
 use http_body_util::BodyExt as _;
 use hyper::body::Body as _;
+use kube::core::Status;
 use serde_json::json;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
@@ -22,7 +23,7 @@ use tracing::{debug, error};
 
 use super::Limits;
 use crate::metrics::Metrics;
-use crate::review::{self, Admit, Answer, Hook, Operation, Reply, Request};
+use crate::review::{self, Admit, Hook, Operation, Request};
 
 /// In these steps a body takes its share of the memory for all bodies.
 const STEP: usize = 64 << 10;
@@ -47,40 +48,29 @@ struct Known {
 }
 
 /// Why there is no verdict.
-struct Failure {
-    code: StatusCode,
-    reason: &'static str,
-    message: String,
+fn failure(code: StatusCode, reason: &str, message: &str) -> Box<Status> {
+    Status::failure(message, reason).with_code(code.as_u16()).boxed()
 }
 
-impl Failure {
-    fn new(code: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { code, reason, message: message.into() }
-    }
+fn bad_request(message: &str) -> Box<Status> {
+    failure(StatusCode::BAD_REQUEST, "BadRequest", message)
+}
 
-    fn bad_request(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "BadRequest", message)
-    }
+fn internal(message: &str) -> Box<Status> {
+    failure(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message)
+}
 
-    fn internal(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message)
-    }
-
-    /// A review where the request is known, and else a Kubernetes `Status`.
-    fn response(self, uid: Option<&str>) -> Response {
-        let code = self.code.as_u16();
-        let body = match uid {
-            Some(uid) => {
-                let answer = Answer::denied(code, self.reason, "failure", self.message);
-                Reply::new(uid, &answer).and_then(|reply| serde_json::to_vec(&reply))
-            }
-            None => serde_json::to_vec(&json!({
-                "apiVersion": "v1", "kind": "Status", "status": "Failure",
-                "code": code, "reason": self.reason, "message": self.message,
-            })),
-        };
-        json_response(self.code, body.unwrap_or_default())
-    }
+/// A review where the request is known, and else a Kubernetes `Status`.
+fn failure_response(status: &Status, uid: Option<&str>) -> Response {
+    let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let body = match uid {
+        Some(uid) => review::failure(uid, status),
+        None => serde_json::to_vec(&json!({
+            "apiVersion": "v1", "kind": "Status", "status": "Failure",
+            "code": status.code, "reason": status.reason, "message": status.message,
+        })),
+    };
+    json_response(code, body.unwrap_or_default())
 }
 
 impl<A: Admit> Handler<A> {
@@ -97,64 +87,68 @@ impl<A: Admit> Handler<A> {
                 let handler = Arc::clone(&handler);
                 async move { handler.answer(hook, request).await }
             };
-            router.route(hook.path(), post(answer))
+            router.route(&hook.path(), post(answer))
         };
         Hook::ALL.into_iter().fold(Router::new(), route).fallback(async |uri: Uri| {
             let path: String = uri.path().chars().take(80).collect();
             let message = format!("{path} is no webhook of ours: check clientConfig of the configuration");
-            Failure::new(StatusCode::NOT_FOUND, "NotFound", message).response(None)
+            failure_response(&failure(StatusCode::NOT_FOUND, "NotFound", &message), None)
         })
     }
 
     async fn answer(&self, hook: Hook, request: HttpRequest) -> Response {
         let mut known = Known::default();
         let review = AssertUnwindSafe(self.review(hook, request, &mut known)).catch_unwind();
-        let failure = match review.await {
+        let status = match review.await {
             Ok(Ok(response)) => return response,
-            Ok(Err(failure)) => failure,
+            Ok(Err(status)) => status,
             Err(_) => {
                 // The panic itself has been printed by the hook.
                 error!(?hook, known.uid, "a rule panicked");
-                Failure::internal("Haulout's admission webhook failed: its log says more")
+                internal("Haulout's admission webhook failed: its log says more")
             }
         };
-        debug!(?hook, code = %failure.code, failure.message, "no verdict");
+        debug!(?hook, status.code, status.message, "no verdict");
         self.metrics.failed(hook, known.operation);
-        failure.response(known.uid.as_deref())
+        failure_response(&status, known.uid.as_deref())
     }
 
-    async fn review(&self, hook: Hook, http: HttpRequest, known: &mut Known) -> Result<Response, Failure> {
+    async fn review(
+        &self,
+        hook: Hook,
+        http: HttpRequest,
+        known: &mut Known,
+    ) -> Result<Response, Box<Status>> {
         let deadline = Instant::now() + budget(http.uri());
         let (body, _held) = timeout_at(deadline, self.read(http.into_body())).await.map_err(|_| {
             let message = "the body did not come, or there was no room for it, within timeoutSeconds";
-            Failure::new(StatusCode::REQUEST_TIMEOUT, "Timeout", message)
+            failure(StatusCode::REQUEST_TIMEOUT, "Timeout", message)
         })??;
         let begun = Instant::now();
         let request = review::read(&body).map_err(|error| {
             known.uid = error.uid;
-            Failure::bad_request(error.problem)
+            bad_request(&error.problem)
         })?;
         drop(body);
         let (uid, operation) = (request.uid.clone(), request.operation);
         *known = Known { uid: Some(uid.clone()), operation: Some(operation) };
         directed_here(hook, &request)?;
         let budget = deadline.saturating_duration_since(begun);
-        let answer = timeout_at(deadline, self.admit.admit(hook, request, budget)).await.map_err(|_| {
+        let verdict = timeout_at(deadline, self.admit.admit(hook, request, budget)).await.map_err(|_| {
             let message = "Haulout's admission webhook came to no verdict within timeoutSeconds";
-            Failure::new(StatusCode::GATEWAY_TIMEOUT, "Timeout", message)
+            failure(StatusCode::GATEWAY_TIMEOUT, "Timeout", message)
         })?;
-        let reply = Reply::new(&uid, &answer)
-            .and_then(|reply| serde_json::to_vec(&reply))
-            .map_err(|error| Failure::internal(format!("writing the answer: {error}")))?;
-        self.metrics.answered(hook, operation, &answer, begun.elapsed());
-        Ok(json_response(StatusCode::OK, reply))
+        let answer = review::answer(&uid, &verdict)
+            .map_err(|error| internal(&format!("writing the answer: {error}")))?;
+        self.metrics.answered(hook, operation, &verdict, begun.elapsed());
+        Ok(json_response(StatusCode::OK, answer))
     }
 
     /// The whole body, together with its share of the memory.
-    async fn read(&self, mut body: Body) -> Result<(Vec<u8>, Vec<OwnedSemaphorePermit>), Failure> {
+    async fn read(&self, mut body: Body) -> Result<(Vec<u8>, Vec<OwnedSemaphorePermit>), Box<Status>> {
         let too_large = || {
             let message = format!("the body has more than {} bytes", self.body);
-            Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", message)
+            failure(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", &message)
         };
         let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
         if announced > self.body {
@@ -162,7 +156,7 @@ impl<A: Admit> Handler<A> {
         }
         let (mut whole, mut held) = (Vec::new(), Vec::new());
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| Failure::bad_request(format!("reading the body: {error}")))?;
+            let frame = frame.map_err(|error| bad_request(&format!("reading the body: {error}")))?;
             let Ok(data) = frame.into_data() else { continue };
             let length = whole.len() + data.len();
             if length > self.body {
@@ -195,14 +189,14 @@ fn budget(uri: &Uri) -> Duration {
 }
 
 /// A configuration that sends something else here would be judged by the wrong rules.
-fn directed_here(hook: Hook, request: &Request) -> Result<(), Failure> {
+fn directed_here(hook: Hook, request: &Request) -> Result<(), Box<Status>> {
     let resource = &request.resource;
     if resource.resource == hook.resource() && resource.group == hook.group() {
         return Ok(());
     }
     let shown: String = format!("{}.{}", resource.resource, resource.group).chars().take(160).collect();
     let (path, judged) = (hook.path(), hook.resource());
-    Err(Failure::bad_request(format!("{path} judges {judged}, not {shown}: check the webhook configuration")))
+    Err(bad_request(&format!("{path} judges {judged}, not {shown}: check the webhook configuration")))
 }
 
 fn json_response(code: StatusCode, body: Vec<u8>) -> Response {

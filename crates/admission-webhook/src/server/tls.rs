@@ -84,8 +84,7 @@ impl ClientCertVerifier for Named {
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         let verified = self.inner.verify_client_cert(end_entity, intermediates, now)?;
-        let known = names_of(end_entity).iter().any(|name| self.names.contains(name));
-        if known {
+        if names_of(end_entity).iter().any(|name| self.names.contains(name)) {
             return Ok(verified);
         }
         // The client is told `access_denied`.

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::review::Answer;
 use haulout_api_types::names::EVACUATOR_ANNOTATION_PREFIX;
 use proptest::prelude::*;
 
@@ -43,11 +42,10 @@ fn messages(verdict: &Verdict) -> Vec<&str> {
 
 /// The object after the patch.
 fn prepared(new: &Evacuation, pod: &ObjectMeta, served: &BTreeSet<String>) -> Evacuation {
-    let Answer::Allowed { patch, .. } = prepare(new, Some(pod), served).into() else { panic!("not allowed") };
+    let verdict = prepare(new, Some(pod), served);
+    assert_eq!(verdict.violations, []);
     let mut object = serde_json::to_value(new).unwrap();
-    if let Some(patch) = patch {
-        json_patch::patch(&mut object, &patch).unwrap();
-    }
+    json_patch::patch(&mut object, &verdict.patch).unwrap();
     serde_json::from_value(object).unwrap()
 }
 

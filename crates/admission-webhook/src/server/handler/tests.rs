@@ -8,20 +8,21 @@ use serde_json::Value;
 use tower::ServiceExt as _;
 
 use super::*;
+use crate::decide::{Cause, Verdict};
 
 /// Does what the namespace of the object says.
 struct Puppet;
 
 impl Admit for Puppet {
-    async fn admit(&self, _: Hook, request: Request, budget: Duration) -> Answer {
+    async fn admit(&self, _: Hook, request: Request, budget: Duration) -> Verdict {
         match request.namespace.as_deref().unwrap_or_default() {
             "panics" => panic!("as it was told"),
             "sleeps" => {
                 tokio::time::sleep(budget * 2).await;
-                Answer::allowed()
+                Verdict::default()
             }
-            "denied" => Answer::denied(422, "Invalid", "name", "spec.name: not that one"),
-            _ => Answer::allowed(),
+            "denied" => Verdict::refused(Cause::Annotation, "annotation a: not that one"),
+            _ => Verdict::default(),
         }
     }
 }
@@ -82,7 +83,7 @@ async fn every_end_has_its_answer_and_its_count() {
         r#"haulout_admission_requests_total{type="validating",resource="pods",operation="create",verdict="allowed"} 1"#,
         r#"haulout_admission_requests_total{type="validating",resource="pods",operation="create",verdict="denied"} 1"#,
         r#"haulout_admission_requests_total{type="validating",resource="pods",operation="create",verdict="failed"} 3"#,
-        r#"haulout_admission_denials_total{resource="pods",cause="name"} 1"#,
+        r#"haulout_admission_denials_total{resource="pods",cause="annotation"} 1"#,
         r#"haulout_admission_duration_seconds_count{type="validating",resource="pods"} 2"#,
     ] {
         assert!(text.contains(line), "{line} is not in\n{text}");
@@ -233,7 +234,7 @@ proptest! {
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let setup = Setup::new(Limits::default());
-        let (code, answer) = runtime.block_on(setup.post(hook.path(), body.to_string()));
+        let (code, answer) = runtime.block_on(setup.post(&hook.path(), body.to_string()));
         match answer["kind"].as_str() {
             Some("AdmissionReview") => {
                 let response = &answer["response"];

@@ -25,8 +25,9 @@ use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::ClientArgs;
+use crate::decide::Verdict;
 use crate::metrics::Metrics;
-use crate::review::{Admit, Answer, Hook, Request};
+use crate::review::{Admit, Hook, Request};
 use crate::server::{Limits, Server, tls};
 
 /// For what must happen some time.
@@ -36,7 +37,7 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Puppet(watch::Sender<Vec<String>>);
 
 impl Admit for Puppet {
-    async fn admit(&self, _: Hook, request: Request, _: Duration) -> Answer {
+    async fn admit(&self, _: Hook, request: Request, _: Duration) -> Verdict {
         let namespace = request.namespace.unwrap_or_default();
         self.0.send_modify(|asked| asked.push(namespace.clone()));
         match namespace.as_str() {
@@ -45,7 +46,7 @@ impl Admit for Puppet {
             "hangs" => std::future::pending().await,
             _ => {}
         }
-        Answer::allowed()
+        Verdict::default()
     }
 }
 
