@@ -7,6 +7,8 @@ pub mod node;
 pub mod node_maintenance;
 pub mod pod;
 
+use std::borrow::Borrow;
+
 use json_patch::jsonptr::PointerBuf;
 use json_patch::{AddOperation, PatchOperation};
 use kube::core::Status;
@@ -116,6 +118,14 @@ impl Verdict {
         let (_, code, reason) = first.cause.parts();
         let messages: Vec<_> = self.violations.iter().map(|violation| violation.message.as_str()).collect();
         Status::failure(&messages.join("; "), reason).with_code(code)
+    }
+}
+
+/// The first of these names, and how many more there are.
+fn listed<T: Borrow<str>>(names: &[T], most: usize) -> String {
+    match names.split_at_checked(most) {
+        Some((first, rest)) if !rest.is_empty() => format!("{} and {} more", first.join(", "), rest.len()),
+        _ => names.join(", "),
     }
 }
 

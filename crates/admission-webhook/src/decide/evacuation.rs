@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
-use super::{Cause, Verdict};
+use super::{Cause, Verdict, listed};
 
 /// How many maintenances a warning names.
 const NAMED: usize = 3;
@@ -187,11 +187,7 @@ pub fn still_wanted(old: &Evacuation, maintenances: &[String]) -> Verdict {
                 let them = match maintenances {
                     [] => "its NodeMaintenance".to_owned(),
                     [one] => format!("NodeMaintenance {one}"),
-                    all if all.len() <= NAMED => format!("NodeMaintenances {}", all.join(", ")),
-                    all => {
-                        let named = all.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
-                        format!("NodeMaintenances {named} and {} more", all.len() - NAMED)
-                    }
+                    all => format!("NodeMaintenances {}", listed(all, NAMED)),
                 };
                 format!("complete or delete {them}, or label the pod {DRAIN_LABEL}=skip")
             }

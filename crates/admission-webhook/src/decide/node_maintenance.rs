@@ -9,7 +9,7 @@ use haulout_api_types::selector::{Labels, NodeMatcher};
 use k8s_openapi::api::core::v1::NodeSelector;
 use serde_json::{Value, json};
 
-use super::{Cause, Verdict};
+use super::{Cause, Verdict, listed};
 
 /// How many nodes can be named by somebody who may not delete all of them: each is a question.
 pub const MAX_NAMED: usize = 100;
@@ -114,13 +114,8 @@ fn doubts<'a, L: Labels + 'a>(
         doubts.push(format!("spec.nodeSelector matches all control plane nodes ({control_plane}): {risk}"));
     }
     if !absent.is_empty() {
-        let more = absent.len().saturating_sub(SHOWN);
-        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-        let shown: Vec<_> = absent.into_iter().take(SHOWN).collect();
-        doubts.push(format!(
-            "spec.nodeSelector names nodes that are not there now: {}{more}",
-            shown.join(", ")
-        ));
+        let absent = listed(&absent.into_iter().collect::<Vec<_>>(), SHOWN);
+        doubts.push(format!("spec.nodeSelector names nodes that are not there now: {absent}"));
     }
     doubts
 }
