@@ -13,7 +13,8 @@ use kube::core::PartialObjectMeta;
 
 use crate::metrics::Metrics;
 
-/// What is known of the cluster.
+/// What is known of the cluster. Clones are the same.
+#[derive(Clone)]
 pub struct Caches {
     pods: PodCache,
     nodes: Arc<Store<PartialObjectMeta<Node>>>,
@@ -27,19 +28,6 @@ impl Caches {
     pub fn start(context: &Context, term: &mut Term, metrics: Metrics) -> Self {
         const CACHES: &str = "caches";
         context.readiness.wait_for(CACHES);
-        let caches = Self::watch(context.pod_cache(), term, metrics);
-        let (nodes, maintenances, rules) =
-            (caches.nodes.clone(), caches.maintenances.clone(), caches.drain_rules.clone());
-        let (pods, readiness) = (caches.pods.clone(), context.readiness.clone());
-        term.spawn(async move {
-            tokio::join!(pods.ready(), nodes.synced(), maintenances.synced(), rules.synced());
-            readiness.done(CACHES);
-        });
-        caches
-    }
-
-    /// Starts to watch all but the pods.
-    pub fn watch(pods: PodCache, term: &mut Term, metrics: Metrics) -> Self {
         // Labels alone are read; a node's annotations and field managers are most of its metadata.
         let slim_node = |node: &mut PartialObjectMeta<Node>| {
             node.metadata.annotations = None;
@@ -53,10 +41,18 @@ impl Caches {
         let nodes = Arc::new(Store::new(slim_node, Arc::default()));
         let maintenances = Arc::new(Store::new(slim_maintenance, Arc::default()));
         let drain_rules = Arc::new(Store::default());
+        let pods = context.pod_cache();
         term.watch(Source::all("nodes").metadata_only(), &nodes);
         term.watch(Source::all("nodemaintenances"), &maintenances);
         term.watch(Source::all("drainrules"), &drain_rules);
-        Self { pods, nodes, maintenances, drain_rules, metrics }
+        let caches = Self { pods, nodes, maintenances, drain_rules, metrics };
+        let (all, readiness) = (caches.clone(), context.readiness.clone());
+        term.spawn(async move {
+            let Self { pods, nodes, maintenances, drain_rules, .. } = all;
+            tokio::join!(pods.ready(), nodes.synced(), maintenances.synced(), drain_rules.synced());
+            readiness.done(CACHES);
+        });
+        caches
     }
 
     /// This pod, if the cache has it and is up to date.

@@ -31,12 +31,14 @@ pub struct Term {
 impl Term {
     /// Without any task yet.
     pub fn new(context: &Context) -> Self {
-        Self::with(context.clients.direct.clone(), context.metrics.clone(), context.stop.clone())
-    }
-
-    /// The same with this client, which should not retry by itself: that would hide a gap while it lasts.
-    pub fn with(client: Client, metrics: Metrics, stop: CancellationToken) -> Self {
-        Self { client, metrics, stop, tasks: JoinSet::new(), unsynced: Vec::new() }
+        Self {
+            // A client that retries by itself would hide a gap while it lasts.
+            client: context.clients.direct.clone(),
+            metrics: context.metrics.clone(),
+            stop: context.stop.clone(),
+            tasks: JoinSet::new(),
+            unsynced: Vec::new(),
+        }
     }
 
     /// Watches objects and passes them to the handler.

@@ -5,15 +5,14 @@ use std::convert::Infallible;
 use std::sync::Mutex;
 
 use super::*;
-use haulout_service_runtime::metrics::Metrics as ServiceMetrics;
-use haulout_service_runtime::pods::PodCache;
+use haulout_service_runtime::clients::Clients;
+use haulout_service_runtime::service::Context;
 use haulout_service_runtime::term::Term;
-use http_body_util::BodyExt as _;
+use haulout_service_runtime::testing;
 use kube::Client;
 use kube::client::Body;
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
 
 use crate::metrics::Metrics;
 
@@ -25,6 +24,10 @@ const BUDGET: Duration = Duration::from_secs(5);
 struct Asked(Arc<Mutex<Vec<String>>>);
 
 impl Asked {
+    fn push(&self, question: String) {
+        self.0.lock().unwrap().push(question);
+    }
+
     fn take(&self) -> Vec<String> {
         let mut asked = std::mem::take(&mut *self.0.lock().unwrap());
         asked.sort();
@@ -36,64 +39,38 @@ impl Asked {
 fn rules(review: impl Fn(&Value) -> Option<bool> + Clone + Send + Sync + 'static) -> (Rules, Asked) {
     let asked = Asked::default();
     let shared = asked.clone();
-    let service = tower::service_fn(move |request: http::Request<Body>| {
-        let (review, asked) = (review.clone(), shared.clone());
-        async move {
-            let path = request.uri().path().to_owned();
-            let (code, answer) = match path.as_str() {
-                "/apis/authorization.k8s.io/v1/subjectaccessreviews" => {
-                    let body = request.into_body().collect().await.unwrap().to_bytes();
-                    let mut object: Value = serde_json::from_slice(&body).unwrap();
-                    asked.0.lock().unwrap().push(describe(&object["spec"]));
-                    match review(&object["spec"]) {
-                        Some(allowed) => {
-                            object["status"] = json!({"allowed": allowed});
-                            (201, object)
-                        }
-                        None => (
-                            503,
-                            json!({"kind": "Status", "code": 503, "message": "overloaded", "reason": "x"}),
-                        ),
-                    }
-                }
-                "/api/v1/namespaces/shop/pods/web-1" => {
-                    asked.0.lock().unwrap().push(path);
-                    (200, json!({"metadata": {"name": "web-1", "namespace": "shop", "uid": UID}}))
-                }
-                _ if request.uri().query().is_some_and(|query| query.contains("watch=true")) => {
-                    std::future::pending().await
-                }
-                _ if path.contains("/pods/") => {
-                    asked.0.lock().unwrap().push(path);
-                    (
-                        404,
-                        json!({"kind": "Status", "code": 404, "message": "not found", "reason": "NotFound"}),
-                    )
-                }
-                _ => (200, json!({"metadata": {"resourceVersion": "1"}, "items": []})),
-            };
-            let answer =
-                http::Response::builder().status(code).body(Body::from(answer.to_string().into_bytes()));
-            Ok::<_, Infallible>(answer.unwrap())
+    let (context, _) = testing::recorded(move |call| match call.path.as_str() {
+        "/apis/authorization.k8s.io/v1/subjectaccessreviews" => {
+            let mut object = call.body.clone();
+            shared.push(describe(&object["spec"]));
+            let Some(allowed) = review(&object["spec"]) else { return testing::refusal(503, "overloaded") };
+            object["status"] = json!({"allowed": allowed});
+            Some((201, object))
         }
+        "/api/v1/namespaces/shop/pods/web-1" => {
+            shared.push(call.path.clone());
+            Some((200, json!({"metadata": {"name": "web-1", "namespace": "shop", "uid": UID}})))
+        }
+        path if path.contains("/pods/") => {
+            shared.push(call.path.clone());
+            testing::refusal(404, "not found")
+        }
+        _ => None,
     });
     let args = RuleArgs {
         evacuation_controller_user: "controller".into(),
         served_evacuator_classes: vec!["deployment.apps.k8s.io".into()],
     };
-    (beside(Client::new(service, "default"), &args), asked)
+    (beside(&context, &args), asked)
 }
 
-/// Rules beside this API server.
-fn beside(client: Client, args: &RuleArgs) -> Rules {
-    let all = ServiceMetrics::new("admission-webhook", "test");
-    let metrics = Metrics::new(&all);
-    let pods = PodCache::start(client.clone(), all.clone());
-    let mut term = Term::with(client.clone(), all, CancellationToken::new());
-    let caches = Caches::watch(pods, &mut term, metrics.clone());
+/// Rules beside the API server of this service.
+fn beside(context: &Context, args: &RuleArgs) -> Rules {
+    let (mut term, metrics) = (Term::new(context), Metrics::new(&context.metrics));
+    let caches = Caches::start(context, &mut term, metrics.clone());
     // Its watches end with the test.
     std::mem::forget(term);
-    Rules::new(caches, ApiServer::new(client, metrics), Clock::default(), args)
+    Rules::new(caches, ApiServer::new(context.clients.direct.clone(), metrics), context.clock.clone(), args)
 }
 
 /// Such as `ann: delete pods shop web-1`.
@@ -266,7 +243,11 @@ async fn an_api_server_that_does_not_answer_is_given_the_budget() {
         }),
         "default",
     );
-    let rules = beside(client, &RuleArgs::default());
+    let context = Context {
+        clients: Clients { retrying: client.clone(), direct: client.clone(), lease: client },
+        ..testing::context(|_| None)
+    };
+    let rules = beside(&context, &RuleArgs::default());
     for hook in [Hook::MutateEvacuations, Hook::ValidateEvacuations] {
         let (code, message) = refusal(create(&rules, hook, &evacuation("web-1")).await);
         assert_eq!((code, message.contains("within 4500 ms: try again")), (504, true), "{message}");
