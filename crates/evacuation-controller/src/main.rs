@@ -26,7 +26,7 @@ mod testing;
 mod watch;
 
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser as _;
@@ -40,6 +40,7 @@ use haulout_service_runtime::term::Term;
 use haulout_service_runtime::watch::{self as watches, Source};
 use haulout_service_runtime::workers::WorkQueue;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use parking_lot::Mutex;
 
 use crate::args::Args;
 use crate::metrics::Metrics;

@@ -3,11 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use haulout_service_runtime::clock::Clock;
 use haulout_service_runtime::eviction::Answer;
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
@@ -61,32 +62,27 @@ pub struct Metrics {
 impl Metrics {
     /// Adds them to those that every service has.
     pub fn new(all: &haulout_service_runtime::metrics::Metrics) -> Self {
-        let metrics = Self {
-            evictions: Family::default(),
-            durations: Family::new_with_constructor(Durations),
-            classes: Arc::default(),
-            shown: Shown::default(),
-        };
-        all.register(|registry| {
-            registry.register(
+        let shown = Shown::default();
+        all.register(|registry| registry.register_collector(Box::new(shown.clone())));
+        Self {
+            evictions: all.add(
                 "evacuation_controller_evictions",
                 "Calls of the Eviction API by result",
-                metrics.evictions.clone(),
-            );
-            registry.register_with_unit(
+                Family::default(),
+            ),
+            durations: all.add_seconds(
                 "evacuation_controller_evacuation_duration",
                 "From the creation of an Evacuation to its end, by the last evacuator and outcome",
-                Unit::Seconds,
-                metrics.durations.clone(),
-            );
-            registry.register_collector(Box::new(metrics.shown.clone()));
-        });
-        metrics
+                Family::new_with_constructor(Durations),
+            ),
+            classes: Arc::default(),
+            shown,
+        }
     }
 
     /// Shows what this index holds, until the guard is dropped: an ex-leader has nothing to show.
     pub fn show(&self, state: &Arc<Mutex<State>>, clock: Clock) -> Showing {
-        *lock(&self.shown.0) = Some((Arc::downgrade(state), clock));
+        *self.shown.0.lock() = Some((Arc::downgrade(state), clock));
         Showing(self.shown.clone())
     }
 
@@ -102,7 +98,7 @@ impl Metrics {
 
     /// Counts an evacuation that ended now.
     pub fn ended(&self, record: &Record, end: End, now: Timestamp) {
-        let class = lock(&self.classes).bounded(class_of(record, now));
+        let class = self.classes.lock().bounded(class_of(record, now));
         let outcome = match end {
             End::Evicted => "evicted",
             End::Evacuated => "evacuated",
@@ -126,7 +122,7 @@ pub struct Showing(Shown);
 
 impl Drop for Showing {
     fn drop(&mut self) {
-        *lock(&self.0.0) = None;
+        *self.0.0.lock() = None;
     }
 }
 
@@ -193,9 +189,9 @@ fn bounded<'a>(numbers: &'a mut Numbers, name: &str) -> &'a mut i64 {
 
 impl Collector for Shown {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
-        let Some((state, clock)) = lock(&self.0).clone() else { return Ok(()) };
+        let Some((state, clock)) = self.0.lock().clone() else { return Ok(()) };
         let Some(state) = state.upgrade() else { return Ok(()) };
-        let counts = Counts::of(&lock(&state), clock.now());
+        let counts = Counts::of(&state.lock(), clock.now());
         let families = [
             ("active_evacuator", "Evacuations by the evacuator in charge", None, "class", counts.active),
             (
@@ -224,10 +220,6 @@ impl Collector for Shown {
         }
         Ok(())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -303,7 +295,7 @@ mod tests {
         let reporting = |n, created, progress| Record { progress: Some(at(progress)), ..with_a(n, created) };
         let done = Record { completed: true, ..with_a(4, 900) };
         let state = index([with_a(1, 0), reporting(2, 100, 950), reporting(3, 500, 990), done]);
-        let counts = Counts::of(&lock(&state), at(1000));
+        let counts = Counts::of(&state.lock(), at(1000));
         let numbers =
             |all: &[(&str, i64)]| all.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect::<Numbers>();
         assert_eq!(counts.active, numbers(&[("a", 2), ("none", 2)]), "one is silent, one is done");
@@ -341,7 +333,7 @@ mod tests {
             Record { evacuators: evacuators(&[&class]), active: Some(class.into()), ..record(n) }
         });
         let state = index(records);
-        let counts = Counts::of(&lock(&state), at(0));
+        let counts = Counts::of(&state.lock(), at(0));
         assert_eq!(counts.active.len(), MOST_NAMES + 1);
         assert_eq!(counts.active.values().sum::<i64>(), 1000);
         let mut names = Names::default();

@@ -1,7 +1,7 @@
 //! A leader at work: takes one Evacuation after the other, asks what to do about it, and does it. What has been
 //! done is known at once, without waiting for the watch, so that nothing is done twice.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use haulout_api_types::Evacuation;
 use haulout_api_types::names::reason;
@@ -16,6 +16,7 @@ use haulout_service_runtime::workers::{WorkQueue, reconciling};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::DeserializeGuard;
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 
@@ -66,12 +67,12 @@ pub(crate) enum StepError {
 
 impl Controller {
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// A watch has synced or works again after a gap: from now on deadlines that passed meanwhile get their grace.
     pub(crate) fn resumed(&self) {
-        *self.resumed.lock().unwrap_or_else(PoisonError::into_inner) = self.clock.now();
+        *self.resumed.lock() = self.clock.now();
         let keys = self.state().keys();
         self.enqueue(keys);
     }
@@ -159,7 +160,7 @@ impl Controller {
     fn moment(&self) -> Moment {
         Moment {
             now: self.clock.now(),
-            resumed: *self.resumed.lock().unwrap_or_else(PoisonError::into_inner),
+            resumed: *self.resumed.lock(),
             gap: self.pods.continuity().gap_since.is_some(),
         }
     }

@@ -40,7 +40,7 @@ mod throttle;
 mod watch;
 
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser as _;
@@ -56,6 +56,7 @@ use haulout_service_runtime::watch::{self as watches, Source};
 use haulout_service_runtime::workers::WorkQueue;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::core::PartialObjectMeta;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::args::Args;

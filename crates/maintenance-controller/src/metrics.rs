@@ -3,18 +3,18 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use haulout_api_types::conditions;
 use haulout_api_types::names::condition;
 use haulout_api_types::node_maintenance::{NodeMaintenanceStatus, Stage};
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Unit;
 
 use crate::stage;
 use crate::state::State;
@@ -33,22 +33,19 @@ pub struct Metrics {
 impl Metrics {
     /// Adds them to those that every service has.
     pub fn new(all: &haulout_service_runtime::metrics::Metrics) -> Self {
-        let metrics = Self { drains: Histogram::new(DURATIONS), shown: Shown::default() };
-        all.register(|registry| {
-            registry.register_with_unit(
-                "maintenance_controller_drain_duration",
-                "From the cordon of a maintenance's nodes until all of them were drained",
-                Unit::Seconds,
-                metrics.drains.clone(),
-            );
-            registry.register_collector(Box::new(metrics.shown.clone()));
-        });
-        metrics
+        let shown = Shown::default();
+        all.register(|registry| registry.register_collector(Box::new(shown.clone())));
+        let drains = all.add_seconds(
+            "maintenance_controller_drain_duration",
+            "From the cordon of a maintenance's nodes until all of them were drained",
+            Histogram::new(DURATIONS),
+        );
+        Self { drains, shown }
     }
 
     /// Shows what this state holds, for as long as somebody else keeps it.
     pub fn show(&self, state: &Arc<Mutex<State>>) {
-        *lock(&self.shown.0) = Arc::downgrade(state);
+        *self.shown.0.lock() = Arc::downgrade(state);
     }
 
     /// Takes the time of a drain that has just ended.
@@ -76,9 +73,9 @@ impl fmt::Debug for State {
 impl Collector for Shown {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         // Those who stand by have nothing to show.
-        let Some(known) = lock(&self.0).upgrade() else { return Ok(()) };
+        let Some(known) = self.0.lock().upgrade() else { return Ok(()) };
         let (stages, unfollowed, summary) = {
-            let known = lock(&known);
+            let known = known.lock();
             let mut stages: BTreeMap<String, u32> =
                 Stage::ALL.iter().map(|stage| (stage.as_str().to_owned(), 0)).collect();
             for maintenance in known.maintenances() {
@@ -112,8 +109,4 @@ impl Collector for Shown {
 
 fn text<K: ToString>(counts: impl IntoIterator<Item = (K, u32)>) -> BTreeMap<String, u32> {
     counts.into_iter().map(|(key, count)| (key.to_string(), count)).collect()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

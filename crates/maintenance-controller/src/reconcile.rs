@@ -4,7 +4,7 @@
 mod maintenance;
 mod pod;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use haulout_drain_planner::NodePlan;
 use haulout_drain_planner::cordon::{self, CordonNotice, NodeChanges};
@@ -17,6 +17,7 @@ use haulout_service_runtime::queue::Outcome;
 use haulout_service_runtime::workers::{WorkQueue, reconciling};
 use jiff::Timestamp;
 use kube::api::Patch;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
@@ -62,7 +63,7 @@ enum Next {
 
 impl Controller {
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Changes the state and has the planner catch up.

@@ -1,6 +1,6 @@
 //! Which kinds are watched, and what each change means for the state.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use haulout_api_types::{DrainRule, NodeMaintenance};
 use haulout_service_runtime::access::lease_name;
@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::{Namespace, ObjectReference};
 use kube::api::ListParams;
 use kube::core::PartialObjectMeta;
 use kube::{Api, ResourceExt as _};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tracing::warn;
 
@@ -179,7 +180,7 @@ impl EvacuationController {
     }
 
     fn leader(&self) -> MutexGuard<'_, Leader> {
-        self.leader.lock().unwrap_or_else(PoisonError::into_inner)
+        self.leader.lock()
     }
 
     fn observe(&self, lease: Option<&Lease>) {

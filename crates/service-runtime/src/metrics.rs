@@ -4,9 +4,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text};
 use prometheus_client::metrics::MetricType;
@@ -110,23 +111,23 @@ impl Metrics {
     /// Adds a metric of a service: once at its start, and not in each term of leadership, because Prometheus refuses a
     /// metric that is there twice.
     pub fn add<M: Metric + Clone>(&self, name: &str, help: &str, metric: M) -> M {
-        add(&mut lock(&self.registry), name, help, metric)
+        add(&mut self.registry.lock(), name, help, metric)
     }
 
     /// The same for durations: the name gets the suffix `_seconds`.
     pub fn add_seconds<M: Metric + Clone>(&self, name: &str, help: &str, metric: M) -> M {
-        add_seconds(&mut lock(&self.registry), name, help, metric)
+        add_seconds(&mut self.registry.lock(), name, help, metric)
     }
 
     /// Lets a service add what is more than one metric; see [`Metrics::add`].
     pub fn register(&self, add: impl FnOnce(&mut Registry)) {
-        add(&mut lock(&self.registry));
+        add(&mut self.registry.lock());
     }
 
     /// The metrics of the work queue of this name. The same name is the same metrics.
     pub fn queue(&self, name: &'static str) -> QueueMetrics {
         let label = NameLabel { name };
-        let running = Arc::clone(lock(&self.queues.unfinished.0).entry(name).or_default());
+        let running = Arc::clone(self.queues.unfinished.0.lock().entry(name).or_default());
         QueueMetrics {
             name,
             depth: self.queues.depth.get_or_create(&label).clone(),
@@ -168,7 +169,7 @@ impl Metrics {
     /// Everything in the text format that Prometheus reads.
     pub fn encode(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
-        text::encode(&mut text, &lock(&self.registry))?;
+        text::encode(&mut text, &self.registry.lock())?;
         Ok(text)
     }
 }
@@ -197,11 +198,11 @@ impl QueueMetrics {
 
     pub(crate) fn started(&self, id: Id, waited: Duration) {
         self.waited.observe(waited.as_secs_f64());
-        lock(&self.running).insert(id, Instant::now());
+        self.running.lock().insert(id, Instant::now());
     }
 
     pub(crate) fn ended(&self, id: Id, retried: bool) {
-        if let Some(begun) = lock(&self.running).remove(&id) {
+        if let Some(begun) = self.running.lock().remove(&id) {
             self.worked.observe(begun.elapsed().as_secs_f64());
         }
         if retried {
@@ -210,7 +211,7 @@ impl QueueMetrics {
     }
 
     pub(crate) fn cut_short(&self, id: Id) {
-        lock(&self.running).remove(&id);
+        self.running.lock().remove(&id);
     }
 }
 
@@ -220,7 +221,7 @@ struct Unfinished(Arc<Mutex<BTreeMap<&'static str, Running>>>);
 
 impl Collector for Unfinished {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
-        let queues = lock(&self.0);
+        let queues = self.0.lock();
         let add: fn(f64, f64) -> f64 = |all, one| all + one;
         for (name, help, combine) in [
             ("workqueue_unfinished_work", "Time that the work which is under way has taken so far", add),
@@ -230,7 +231,7 @@ impl Collector for Unfinished {
                 encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
             for (name, running) in queues.iter() {
                 let times =
-                    lock(running).values().map(|begun| begun.elapsed().as_secs_f64()).fold(0.0, combine);
+                    running.lock().values().map(|begun| begun.elapsed().as_secs_f64()).fold(0.0, combine);
                 ConstGauge::new(times).encode(metric.encode_family(&NameLabel { name })?)?;
             }
         }
@@ -294,10 +295,6 @@ fn add<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metri
 fn add_seconds<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
     registry.register_with_unit(name, help, Unit::Seconds, metric.clone());
     metric
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -15,6 +15,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -37,17 +38,17 @@ pub struct Readiness(Arc<Mutex<BTreeSet<&'static str>>>);
 impl Readiness {
     /// Says that the service is not ready because of this.
     pub fn wait_for(&self, what: &'static str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(what);
+        self.0.lock().insert(what);
     }
 
     /// Says that this is no longer waited for.
     pub fn done(&self, what: &'static str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(what);
+        self.0.lock().remove(what);
     }
 
     /// What is still waited for; the service is ready when it is nothing.
     pub fn missing(&self) -> Vec<&'static str> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
+        self.0.lock().iter().copied().collect()
     }
 }
 

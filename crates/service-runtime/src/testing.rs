@@ -2,11 +2,12 @@
 //! what it was asked to write.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use http::{Method, Request, Response, StatusCode};
 use kube::Client;
 use kube::client::Body;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -56,7 +57,7 @@ pub struct Writes(Arc<Mutex<Vec<Call>>>);
 impl Writes {
     /// All since this was last called.
     pub fn take(&self) -> Vec<Call> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.0.lock())
     }
 
     /// The same, as verbs and paths.
@@ -96,7 +97,7 @@ fn start(
             let call = Call::read(request).await;
             let reads = call.method == Method::GET;
             if !reads {
-                record.0.lock().unwrap_or_else(PoisonError::into_inner).push(call.clone());
+                record.0.lock().push(call.clone());
             }
             let (status, body) = match answer(&call) {
                 Some((status, object)) => (status, object.to_string()),

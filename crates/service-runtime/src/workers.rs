@@ -47,10 +47,11 @@ use std::fmt::Display;
 use std::future::Future;
 use std::hash::Hash;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -157,7 +158,7 @@ impl<K: Key> WorkQueue<K> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue<K>> {
-        self.inner.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.queue.lock()
     }
 }
 
@@ -307,12 +308,12 @@ mod tests {
             queue.add(key);
         }
         let counts: Arc<Mutex<BTreeMap<u32, u32>>> = Arc::default();
-        let count = |key: u32| counts.lock().unwrap().get(&key).copied().unwrap_or_default();
+        let count = |key: u32| counts.lock().get(&key).copied().unwrap_or_default();
         let handle = |key: u32| {
             let counts = Arc::clone(&counts);
             async move {
                 let tried = {
-                    let mut counts = counts.lock().unwrap();
+                    let mut counts = counts.lock();
                     let count = counts.entry(key).or_default();
                     *count += 1;
                     *count

@@ -27,7 +27,7 @@ mod testing;
 mod watch;
 
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use clap::Parser as _;
 use haulout_api_types::{Evacuation, names};
@@ -38,13 +38,14 @@ use haulout_service_runtime::watch::{self as watches, Source};
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{Event, Namespace};
 use kube::core::PartialObjectMeta;
+use parking_lot::Mutex;
 use tracing::{info, warn};
 
 use crate::args::Args;
 use crate::decide::conflict::field_selector;
 use crate::metrics::Metrics;
 use crate::policy::{Policy, file};
-use crate::reconcile::{Controller, lock};
+use crate::reconcile::Controller;
 use crate::state::State;
 
 fn permissions() -> Vec<Permission> {
@@ -87,7 +88,7 @@ async fn run(args: Args, context: Context) -> Result<(), String> {
     let lead = |leading| {
         let read = file::read(args.policy.as_deref());
         metrics.policy_refused(read.is_err());
-        let mut last = lock(&last);
+        let mut last = last.lock();
         match read {
             Ok(read) => *last = read,
             Err(problem) => warn!(problem, "an earlier policy stays in force"),

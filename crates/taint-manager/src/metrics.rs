@@ -2,10 +2,11 @@
 //! upstream does not show.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use haulout_service_runtime::metrics::Metrics as Runtime;
+use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
@@ -15,7 +16,6 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 
 use crate::decide::How;
-use crate::reconcile::lock;
 use crate::state::State;
 
 /// Upstream's buckets, in seconds: from 5 ms to 4 min.
@@ -87,7 +87,7 @@ impl Metrics {
 
     /// Shows what this state knows, for as long as somebody else keeps it.
     pub fn show(&self, state: &Arc<Mutex<State>>) {
-        *lock(&self.shown.0) = Arc::downgrade(state);
+        *self.shown.0.lock() = Arc::downgrade(state);
     }
 
     /// Counts a pod that was made to leave so long after it had to.
@@ -124,9 +124,9 @@ struct Shown(Arc<Mutex<Weak<Mutex<State>>>>);
 impl Collector for Shown {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         // Only a leader has something to show.
-        let Some(state) = lock(&self.0).upgrade() else { return Ok(()) };
+        let Some(state) = self.0.lock().upgrade() else { return Ok(()) };
         let (nodes, unreadable, pods) = {
-            let state = lock(&state);
+            let state = state.lock();
             (state.tainted_nodes(), state.unreadable_nodes(), state.concerned_pods())
         };
         for (name, help, count) in [

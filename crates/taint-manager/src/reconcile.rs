@@ -1,6 +1,6 @@
 //! Takes one pod after the other, asks the state what its next step is, and does it; and writes the annotations of Nodes.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use haulout_service_runtime::clients::Clients;
@@ -12,6 +12,7 @@ use haulout_service_runtime::service::Context;
 use haulout_service_runtime::workers::{WorkQueue, reconciling};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
+use parking_lot::{Mutex, MutexGuard};
 use thiserror::Error;
 use tracing::field::display;
 use tracing::{debug, info};
@@ -90,7 +91,7 @@ impl Controller {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock()
     }
 
     /// Changes the state, with the pods at hand, and enqueues the pods that this concerns. The two locks are always
@@ -220,10 +221,6 @@ impl Controller {
         }
         Ok(Outcome::Done)
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -203,12 +203,6 @@ impl State {
         if self.nodes.remove(name).is_some() { on_node(name, pods).collect() } else { Vec::new() }
     }
 
-    /// All nodes have been listed: others were deleted.
-    pub fn retain_nodes(&mut self, listed: &HashSet<Arc<str>>, pods: &PodIndex) -> Vec<Key> {
-        let gone: Vec<_> = self.nodes.keys().filter(|name| !listed.contains(*name)).cloned().collect();
-        gone.iter().flat_map(|name| self.delete_node(name, pods)).collect()
-    }
-
     /// A pod was added, has changed or was deleted.
     pub fn apply_pod(&mut self, change: &Change) -> Option<Key> {
         if let (Some(deleted), None) = (&change.old, &change.new) {
@@ -244,11 +238,6 @@ impl State {
         self.namespaces.remove(name);
     }
 
-    /// All namespaces have been listed: others were deleted.
-    pub fn retain_namespaces(&mut self, listed: &HashSet<Box<str>>) {
-        self.namespaces.retain(|name, _| listed.contains(name));
-    }
-
     /// Whether there is an Evacuation of this pod that we asked for.
     pub fn apply_evacuation(&mut self, pod: Uid, ours: bool, pods: &PodIndex) -> Option<Key> {
         let changed = if ours { self.evacuations.insert(pod) } else { self.evacuations.remove(&pod) };
@@ -260,12 +249,6 @@ impl State {
     /// The evacuation of a pod that may stay cannot be cancelled. The pod is reconciled when its Evacuation changes.
     pub fn set_uncancellable(&mut self, pod: Uid) {
         self.uncancellable.insert(pod);
-    }
-
-    /// All Evacuations have been listed: others were deleted.
-    pub fn retain_evacuations(&mut self, listed: &HashSet<Uid>, pods: &PodIndex) -> Vec<Key> {
-        let gone: Vec<_> = self.evacuations.difference(listed).copied().collect();
-        gone.into_iter().filter_map(|pod| self.apply_evacuation(pod, false, pods)).collect()
     }
 
     /// Another controller acts on the same taints. Returns whether that is new.

@@ -1,13 +1,12 @@
 //! Which kinds are watched, and what each change means for the state.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use haulout_api_types::names::instigator;
 use haulout_api_types::{Evacuation, instigators};
-use haulout_service_runtime::pods::{Change, Subscriber, Uid};
-use haulout_service_runtime::watch::{Handler, Identity, Unreadable};
+use haulout_service_runtime::pods::{Change, Subscriber};
+use haulout_service_runtime::watch::{EvacuatedPod, Handler, Unreadable};
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt as _;
@@ -73,10 +72,6 @@ impl Subscriber for Controller {
 impl Handler<Node> for Controller {
     type Key = Arc<str>;
 
-    fn key(identity: Identity<'_>) -> Option<Arc<str>> {
-        Some(identity.name.into())
-    }
-
     fn apply(&self, name: Arc<str>, node: Node) {
         let taints = node.spec.taints.as_deref().unwrap_or_default();
         let (ready, now) = (node.is_ready(), self.clock.now());
@@ -102,10 +97,6 @@ impl Handler<Node> for Controller {
         self.update(|state, pods| state.delete_node(&name, pods));
     }
 
-    fn reset(&self, listed: &HashSet<Arc<str>>) {
-        self.update(|state, pods| state.retain_nodes(listed, pods));
-    }
-
     fn interrupted(&self, ago: Duration) {
         self.watch_interrupted(Watch::Nodes, ago);
     }
@@ -116,23 +107,15 @@ impl Handler<Node> for Controller {
 }
 
 impl Handler<PartialObjectMeta<core::Namespace>> for Controller {
-    type Key = Box<str>;
+    type Key = Arc<str>;
 
-    fn key(identity: Identity<'_>) -> Option<Box<str>> {
-        Some(identity.name.into())
-    }
-
-    fn apply(&self, name: Box<str>, namespace: PartialObjectMeta<core::Namespace>) {
+    fn apply(&self, name: Arc<str>, namespace: PartialObjectMeta<core::Namespace>) {
         let labels = namespace.metadata.labels.unwrap_or_default();
         self.update(|state, pods| state.apply_namespace(&name, labels, pods));
     }
 
-    fn delete(&self, name: Box<str>) {
+    fn delete(&self, name: Arc<str>) {
         self.state().delete_namespace(&name);
-    }
-
-    fn reset(&self, listed: &HashSet<Box<str>>) {
-        self.state().retain_namespaces(listed);
     }
 
     fn interrupted(&self, ago: Duration) {
@@ -145,25 +128,16 @@ impl Handler<PartialObjectMeta<core::Namespace>> for Controller {
 }
 
 impl Handler<PartialObjectMeta<Evacuation>> for Controller {
-    /// The pod's UID, which the name begins with.
-    type Key = Uid;
+    type Key = EvacuatedPod;
 
-    fn key(identity: Identity<'_>) -> Option<Uid> {
-        identity.name.get(..36)?.parse().ok()
-    }
-
-    fn apply(&self, pod: Uid, evacuation: PartialObjectMeta<Evacuation>) {
+    fn apply(&self, EvacuatedPod(pod): EvacuatedPod, evacuation: PartialObjectMeta<Evacuation>) {
         // One that somebody has deleted goes on while our finalizer is on it.
         let ours = evacuation.finalizers().contains(&instigators::finalizer(instigator::TAINT_MANAGER));
         self.update(|state, pods| state.apply_evacuation(pod, ours, pods));
     }
 
-    fn delete(&self, pod: Uid) {
+    fn delete(&self, EvacuatedPod(pod): EvacuatedPod) {
         self.update(|state, pods| state.apply_evacuation(pod, false, pods));
-    }
-
-    fn reset(&self, listed: &HashSet<Uid>) {
-        self.update(|state, pods| state.retain_evacuations(listed, pods));
     }
 
     fn interrupted(&self, ago: Duration) {
@@ -179,10 +153,6 @@ impl Handler<PartialObjectMeta<Evacuation>> for Controller {
 impl Handler<core::Event> for Controller {
     type Key = ();
 
-    fn key(_: Identity<'_>) -> Option<()> {
-        Some(())
-    }
-
     fn apply(&self, (): (), event: core::Event) {
         let Some(source) = conflicting_source(&event, self.started) else { return };
         self.metrics.conflict();
@@ -193,6 +163,4 @@ impl Handler<core::Event> for Controller {
     }
 
     fn delete(&self, (): ()) {}
-
-    fn reset(&self, _: &HashSet<()>) {}
 }

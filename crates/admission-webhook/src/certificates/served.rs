@@ -1,9 +1,10 @@
 //! The certificate that is being served at this moment.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use haulout_service_runtime::server::Readiness;
 use jiff::Timestamp;
+use parking_lot::RwLock;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use tracing::info;
@@ -34,7 +35,7 @@ impl Served {
         if let Some(expires) = authority_expires {
             self.metrics.certificate_expires("authority", expires);
         }
-        *self.key.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&pair.key));
+        *self.key.write() = Some(Arc::clone(&pair.key));
         self.readiness.done(CERTIFICATE);
         info!(expires = %pair.expires, names = pair.names.join(","), "serving a new certificate");
     }
@@ -42,6 +43,6 @@ impl Served {
 
 impl ResolvesServerCert for Served {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        self.key.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.key.read().clone()
     }
 }

@@ -1,8 +1,9 @@
 //! Whether anything is being asked on a connection, so that those can be closed that only hold a place.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep_until};
 
 /// What has been asked on one connection.
@@ -48,7 +49,7 @@ impl Activity {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -68,7 +68,7 @@ impl Scene {
     }
 
     fn maintenance(&self, maintenance: Value) {
-        *self.maintenance.lock().unwrap() = maintenance.clone();
+        *self.maintenance.lock() = maintenance.clone();
         let maintenance = serde_json::from_value(maintenance).unwrap();
         Handler::<NodeMaintenance>::apply(&*self.controller, "m".into(), maintenance);
     }
@@ -163,7 +163,7 @@ fn draining() -> Value {
 /// The object as a write makes it, with a later version.
 fn carried_out(call: &Call, maintenance: &Mutex<Value>) -> Value {
     if call.path.starts_with(MAINTENANCE) {
-        let mut stored = maintenance.lock().unwrap();
+        let mut stored = maintenance.lock();
         let version: u32 = stored["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
         merge(&mut stored, &call.body);
         stored["metadata"]["resourceVersion"] = json!((version + 1).to_string());

@@ -4,13 +4,14 @@
 use std::collections::HashSet;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1 as core;
 use kube::Client;
 use kube::api::GetParams;
 use kube::core::Request;
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use thiserror::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -74,7 +75,7 @@ impl PodCache {
 
     /// The pods as they are known now. The cache stands still meanwhile: look, and let go.
     pub fn read(&self) -> impl Deref<Target = PodIndex> {
-        Reading(self.shared.state.read().unwrap_or_else(PoisonError::into_inner))
+        Reading(self.shared.state.read())
     }
 
     /// A feed of changes that begins with all pods that are known now as new ones.
@@ -255,7 +256,7 @@ impl Shared {
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, State> {
-        self.state.write().unwrap_or_else(PoisonError::into_inner)
+        self.state.write()
     }
 }
 

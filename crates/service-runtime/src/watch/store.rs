@@ -1,8 +1,9 @@
 //! All objects of one kind by name, for those who only look things up.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
+use parking_lot::RwLock;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -32,12 +33,12 @@ impl<K> Store<K> {
 
     /// The object with this name.
     pub fn get(&self, name: &str) -> Option<Arc<K>> {
-        self.objects.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+        self.objects.read().get(name).cloned()
     }
 
     /// All objects, sorted by name.
     pub fn all(&self) -> Vec<Arc<K>> {
-        self.objects.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        self.objects.read().values().cloned().collect()
     }
 
     /// Whether all objects have been listed once: before that, an object that is not here may exist.
@@ -56,7 +57,7 @@ impl<K> Store<K> {
     }
 
     fn change(&self, change: impl FnOnce(&mut BTreeMap<Arc<str>, Arc<K>>)) {
-        change(&mut self.objects.write().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.objects.write());
         self.changed.notify_one();
     }
 }
