@@ -1,5 +1,5 @@
 //! Fault campaigns: things that must hold whatever is killed when. `cargo xtask soak` runs them, and
-//! every test run does a few rounds.
+//! the end-to-end tests do a few rounds.
 
 mod drain;
 mod evacuation;
@@ -56,10 +56,6 @@ pub struct Campaign {
     pub about: &'static str,
     /// How many rounds it has unless told otherwise.
     pub rounds: u32,
-    /// How many rounds an ordinary test run makes.
-    pub rounds_in_test: u32,
-    /// How many rounds a full test run makes.
-    pub rounds_in_full_test: u32,
     /// Runs one round.
     pub round: fn(Round) -> LocalBoxFuture<'static, Result<String>>,
 }
@@ -71,8 +67,6 @@ pub const CAMPAIGNS: &[Campaign] = &[
         interfere: false,
         about: "whatever is killed, no process is left behind",
         rounds: 20,
-        rounds_in_test: 1,
-        rounds_in_full_test: 10,
         round: |round| {
             async move {
                 let mut random = round.random();
@@ -90,9 +84,6 @@ pub const CAMPAIGNS: &[Campaign] = &[
         interfere: false,
         about: "whenever the controllers are killed, a drain completes, evicts each pod once and leaves nothing behind",
         rounds: 10,
-        // It takes too long for an ordinary test run.
-        rounds_in_test: 0,
-        rounds_in_full_test: 10,
         round: |round| drain::round(round.random()).boxed_local(),
     },
     Campaign {
@@ -100,9 +91,6 @@ pub const CAMPAIGNS: &[Campaign] = &[
         interfere: true,
         about: "whatever people do to it, a drain moves on or says truly what holds it, and leaves nothing behind",
         rounds: 10,
-        // It takes too long for an ordinary test run.
-        rounds_in_test: 0,
-        rounds_in_full_test: 3,
         round: |round| interfere::round(round).boxed_local(),
     },
     Campaign {
@@ -110,8 +98,6 @@ pub const CAMPAIGNS: &[Campaign] = &[
         interfere: false,
         about: "whenever the evacuation controller is killed, each pod leaves once and no budget is violated",
         rounds: 20,
-        rounds_in_test: 1,
-        rounds_in_full_test: 10,
         round: |round| evacuation::round(round.random(), round.full).boxed_local(),
     },
 ];

@@ -31,15 +31,6 @@ pub struct Args {
     at_once: u32,
 }
 
-/// How a campaign is run.
-struct Plan<'a> {
-    rounds: u32,
-    at_once: u32,
-    seed: Option<u64>,
-    full: bool,
-    only: &'a [String],
-}
-
 pub fn run(args: &Args) -> Result<()> {
     let wanted = |campaign: &&Campaign| {
         args.name.as_deref().is_none_or(|name| name == campaign.name && args.interfere == campaign.interfere)
@@ -53,22 +44,9 @@ pub fn run(args: &Args) -> Result<()> {
     tools::ensure(ui::note)?;
     repo::build_services()?;
     for campaign in campaigns {
-        let rounds = args.rounds.unwrap_or(campaign.rounds);
-        run_one(
-            campaign,
-            Plan { rounds, at_once: args.at_once, seed: args.seed, full: true, only: &args.only },
-        )?;
+        run_one(campaign, args)?;
     }
     Ok(())
-}
-
-/// Runs all campaigns for a test run: with as many rounds as it can bear, and small ones, or with more and full ones.
-pub fn all(full: bool) -> Result<()> {
-    let at_once = if full { 3 } else { 1 };
-    CAMPAIGNS.iter().try_for_each(|campaign| {
-        let rounds = if full { campaign.rounds_in_full_test } else { campaign.rounds_in_test };
-        run_one(campaign, Plan { rounds, at_once, seed: None, full, only: &[] })
-    })
 }
 
 /// What is typed to run a campaign.
@@ -77,12 +55,10 @@ fn command(campaign: &Campaign) -> String {
     format!("{}{interfere}", campaign.name)
 }
 
-fn run_one(campaign: &Campaign, plan: Plan<'_>) -> Result<()> {
-    let Plan { rounds, at_once, seed, full, only } = plan;
-    if rounds == 0 {
-        return Ok(());
-    }
-    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+fn run_one(campaign: &Campaign, args: &Args) -> Result<()> {
+    let Args { at_once, only, .. } = args;
+    let rounds = args.rounds.unwrap_or(campaign.rounds);
+    let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
     let xtask = std::env::current_exe().context("finding this program")?;
     let runtime = tokio::runtime::Runtime::new().context("starting the async runtime")?;
     let only_these: String = only.iter().flat_map(|action| [" --only ", action]).collect();
@@ -96,11 +72,11 @@ fn run_one(campaign: &Campaign, plan: Plan<'_>) -> Result<()> {
         let name = format!("{}, round {number} of {rounds}", command(campaign));
         let step = Step::begin(&name);
         let progress = Rc::new(move |text: &str| ui::note(&format!("    round {number}: {text}")));
-        let round = Round { xtask: xtask.clone(), seed, full, only: only.to_vec(), progress };
+        let round = Round { xtask: xtask.clone(), seed, full: true, only: only.clone(), progress };
         let result = (campaign.round)(round).await;
         step.end(result.is_ok(), result.as_deref().unwrap_or_default());
         result.with_context(|| format!("round {number} failed; repeat it with `{}`", repeat(1, seed)))
     };
-    let all = stream::iter(1..=rounds).map(run).buffer_unordered(usize::try_from(at_once)?);
+    let all = stream::iter(1..=rounds).map(run).buffer_unordered(usize::try_from(*at_once)?);
     runtime.block_on(all.try_for_each(async |_| Ok(())))
 }

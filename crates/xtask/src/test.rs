@@ -13,15 +13,15 @@ use tokio::runtime::Runtime;
 use self::runner::{Binary, Outcome, Verdict};
 use self::times::Times;
 use crate::ui::{self, Step};
-use crate::{dist, generate, needs, repo, soak};
+use crate::{dist, generate, needs, repo};
 
 /// The package whose tests need a cluster.
 const E2E_PACKAGE: &str = "haulout-e2e";
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Also runs what is slow and rarely breaks: the tests marked `#[ignore]`, the end-to-end tests on the oldest
-    /// supported version of Kubernetes, more soak rounds
+    /// Also runs what is slow and rarely breaks: the tests marked `#[ignore]`, and the end-to-end tests on the oldest
+    /// supported version of Kubernetes
     #[arg(long)]
     full: bool,
 }
@@ -133,7 +133,6 @@ pub fn run(args: &Args) -> Result<()> {
             let tests = Tests::end_to_end(&e2e, Slow::Omit, &tools);
             report.tests(&tests, |runtime| shared_cluster(runtime, tools));
         }
-        report.step("soak", || soak::all(args.full));
     }
     report.finish()
 }

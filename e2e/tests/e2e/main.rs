@@ -18,6 +18,7 @@ mod probe;
 mod real_node;
 mod rights;
 mod service;
+mod soak;
 mod support;
 mod taint_manager;
 mod tilt;

@@ -18,7 +18,7 @@ use super::times::Times;
 use crate::{repo, ui};
 
 /// After this long a test hangs; it is ended so that the others are still reported.
-const HANGS_AFTER: Duration = Duration::from_secs(20 * 60);
+const HANGS_AFTER: Duration = Duration::from_secs(30 * 60);
 /// From here on a test is worth a line even if it passes.
 const WORTH_A_LINE: Duration = Duration::from_secs(1);
 
