@@ -7,7 +7,7 @@ use std::time::Duration;
 use haulout_service_runtime::queue::Backoff;
 use haulout_service_runtime::service::Context;
 use haulout_service_runtime::term::Term;
-use haulout_service_runtime::watch::{Source, Store};
+use haulout_service_runtime::watch::{Handler as _, Source, Store};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
@@ -202,6 +202,10 @@ impl<'a> Manager<'a> {
         } else {
             self.secrets.create(&post, &secret).await
         };
+        if matches!(&written, Err(kube::Error::Api(status)) if status.code == 404) {
+            // It was deleted before we took the answer to our own write: the watch has told of both already.
+            self.secret.delete(self.name.as_str().into());
+        }
         let written = written.map_err(|source| StepError::Api {
             doing: format!("writing Secret {}/{}", self.context.namespace, self.name),
             source: Box::new(source),
