@@ -199,7 +199,8 @@ impl Controller {
                 let (node, message) = (node.as_deref().map(display), reason.to_string());
                 info!(%namespace, %name, node, how = how.as_str(), message, "made to leave");
                 if how == How::Evacuate {
-                    self.update(|state, pods| state.apply_evacuation(pod.uid, true, pods));
+                    let now = self.clock.now();
+                    self.update(|state, _| state.evacuation_created(pod, now));
                 }
             }
             Err(source) => {

@@ -24,6 +24,10 @@ use crate::events::Announced;
 use crate::policy::Policy;
 use crate::taint::{FirstSeen, Observed, taints_changed};
 
+/// How long an Evacuation that was asked for may be missing from the watch before it is asked for again. It may have been
+/// deleted in a gap of the watch.
+const CREATE_TIMEOUT: SignedDuration = SignedDuration::from_secs(10);
+
 /// A pod to reconcile.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
@@ -75,6 +79,9 @@ pub struct State {
     namespaces: HashMap<Box<str>, BTreeMap<String, String>>,
     /// The pods with an Evacuation that we asked for.
     evacuations: HashSet<Uid>,
+    /// The pods whose Evacuation was asked for and has not been delivered by the watch yet, and until when that is waited
+    /// for.
+    pending_creates: HashMap<Uid, Timestamp>,
     /// Pods that may stay, and whose evacuations cannot be cancelled for now.
     uncancellable: HashSet<Uid>,
     /// Gaps in our watches.
@@ -109,6 +116,7 @@ impl State {
             nodes: HashMap::new(),
             namespaces: HashMap::new(),
             evacuations: HashSet::new(),
+            pending_creates: HashMap::new(),
             uncancellable: HashSet::new(),
             gaps: WatchGaps::new(settle),
             rate_limit: RateLimit::per_second(rate),
@@ -207,6 +215,7 @@ impl State {
     pub fn apply_pod(&mut self, change: &Change) -> Option<Key> {
         if let (Some(deleted), None) = (&change.old, &change.new) {
             self.announced.delete(deleted.uid);
+            self.pending_creates.remove(&deleted.uid);
             self.rate_limit.cancel(deleted.uid);
         }
         let key = Key::of(change.new.as_deref()?)?;
@@ -238,8 +247,18 @@ impl State {
         self.namespaces.remove(name);
     }
 
+    /// The Evacuation of a pod was asked for.
+    pub fn evacuation_created(&mut self, pod: &Pod, now: Timestamp) -> Option<Key> {
+        if !self.evacuations.contains(&pod.uid) {
+            let until = now.saturating_add(CREATE_TIMEOUT).unwrap_or(Timestamp::MAX);
+            self.pending_creates.insert(pod.uid, until);
+        }
+        Key::of(pod)
+    }
+
     /// Whether there is an Evacuation of this pod that we asked for.
     pub fn apply_evacuation(&mut self, pod: Uid, ours: bool, pods: &PodIndex) -> Option<Key> {
+        self.pending_creates.remove(&pod);
         let changed = if ours { self.evacuations.insert(pod) } else { self.evacuations.remove(&pod) };
         // Its evacuator may allow to cancel it now.
         let changed = self.uncancellable.remove(&pod) || changed;
@@ -261,7 +280,7 @@ impl State {
             pod,
             node: pod.node.as_ref().and_then(|node| self.nodes.get(node)).map(|node| &node.facts),
             namespace: self.namespaces.get(&*pod.namespace),
-            evacuation: self.evacuations.contains(&pod.uid),
+            evacuation: self.evacuations.contains(&pod.uid) || self.pending_creates.contains_key(&pod.uid),
             policy: &self.policy,
             synced: self.gaps.synced(),
         };
@@ -270,8 +289,13 @@ impl State {
 
     /// The next step for a pod.
     pub fn next(&mut self, pod: &Pod, now: Timestamp) -> Step {
+        let pending = self.pending_creates.get(&pod.uid).copied().filter(|until| now < *until);
+        if pending.is_none() {
+            self.pending_creates.remove(&pod.uid);
+        }
         let Decision { verdict, reason, release } = self.decide(pod, now);
-        let mut step = Step { act: None, release, news: None, again: verdict.again(), reason };
+        let again = verdict.again().into_iter().chain(pending).min();
+        let mut step = Step { act: None, release, news: None, again, reason };
         if let Verdict::Act { how, due, .. } = verdict {
             // Asking for an evacuation disrupts nobody.
             let turn = if how == How::Evacuate { Ok(()) } else { self.rate_limit.acquire(pod.uid, now) };

@@ -98,6 +98,27 @@ fn state() -> State {
     with_policy("", None)
 }
 
+/// It may have been deleted in a gap of the watch, so that neither of the two is ever delivered.
+#[test]
+fn evacuation_that_is_never_delivered_is_asked_for_again() {
+    let (pod, pods) = (pod(1).read(), pods(&[pod(1)]));
+    let mut state = with_policy("{key: k, action: Evacuate}", None);
+    state.taint("node", &one("k"), &pods, 0);
+    let acts = |state: &mut State, now: i64| {
+        let step = state.next(&pod, at(now));
+        (step.act.map(|(how, _)| how), step.again)
+    };
+    assert_eq!(acts(&mut state, 0).0, Some(How::Evacuate));
+    assert_eq!(state.evacuation_created(&pod, at(1)).map(|key| key.uid), Some(uid(1)));
+    assert_eq!(acts(&mut state, 1), (None, Some(at(11))), "it is on its way");
+    assert_eq!(acts(&mut state, 11).0, Some(How::Evacuate));
+    state.evacuation_created(&pod, at(11));
+    state.apply_evacuation(uid(1), true, &pods);
+    assert_eq!(acts(&mut state, 12), (None, None), "the watch has delivered it");
+    state.evacuation_created(&pod, at(13));
+    assert_eq!(acts(&mut state, 14), (None, None), "the answer comes after the watch");
+}
+
 #[test]
 fn taint_concerns_pods_of_its_node_when_added_and_removed() {
     let pods = pods(&[pod(1), pod(2), pod(3).with("/spec/nodeName", "other")]);
