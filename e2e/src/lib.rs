@@ -1,36 +1,8 @@
-//! A real Kubernetes control plane on loopback, for tests, benchmarks and the demo.
-//!
-//! [`Cluster`] boots and owns one; [`Handle`] is what a test needs to talk to it and also works from
-//! another process. [`Service`] runs a service of ours beside it. [`objects`] makes things to put in, [`wait`] waits for what comes of it and
-//! [`requests`] counts what it cost.
+//! What is run on a real Kubernetes control plane: the [harness] that boots one, for the demo and the end-to-end tests too,
+//! [benchmarks](bench) and [fault campaigns](soak).
 
 pub mod bench;
-pub mod cluster;
-pub mod etcd;
-mod fleet;
-pub mod forwarder;
-pub mod handle;
-pub mod image;
-pub mod kubeconfig;
-pub mod nodes;
-pub mod objects;
-pub mod pki;
-pub mod process;
-pub mod real_node;
-pub mod requests;
-pub mod rights;
-pub mod service;
+pub mod harness;
 pub mod soak;
-pub mod tools;
-pub mod wait;
-pub mod webhook;
 
-pub use cluster::{Builder, Cluster, Component, Exit};
-pub use forwarder::Forwarder;
-pub use handle::Handle;
-pub use process::{Command, Output, Process};
-pub use real_node::RealNode;
-pub use requests::{Mark, Requests};
-pub use service::Service;
-pub use tools::{Kubernetes, Tools};
-pub use webhook::Webhook;
+pub use harness::*;

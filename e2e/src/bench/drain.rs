@@ -19,7 +19,7 @@ use serde_json::json;
 
 use super::{Progress, Results, count, evict, median, stop};
 use crate::cluster::Cluster;
-use crate::fleet::Fleet;
+use crate::harness::fleet::Fleet;
 use crate::requests::{Request, Requests};
 use crate::service::{NAMESPACE, Service};
 use crate::wait;

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::each_evicted_once;
 use super::replicas::Replicas;
-use crate::fleet::Fleet;
+use crate::harness::fleet::Fleet;
 use crate::nodes::Look;
 use crate::{Cluster, wait};
 

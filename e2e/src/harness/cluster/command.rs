@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn the_stages_are_valid_yaml_and_cover_nodes_and_pods() {
         let text =
-            [include_str!("../../kwok/nodes.yaml"), include_str!("../../kwok/pods.yaml")].join("---\n");
+            [include_str!("../../../kwok/nodes.yaml"), include_str!("../../../kwok/pods.yaml")].join("---\n");
         let documents: Vec<Value> = serde_yaml::Deserializer::from_str(&text)
             .map(|document| Value::deserialize(document).unwrap())
             .collect();
