@@ -69,6 +69,7 @@ pub struct DrainRuleDrain {
     /// When the pods leave, with behavior Drain: those with a higher order leave later. Pods that no
     /// rule matches have order 0; a negative order leaves before them, a positive one after them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = i32::MIN, max = i32::MAX))]
     pub order: Option<i32>,
 }
 

@@ -182,7 +182,7 @@ pub struct EvacuationStatus {
 
     /// How many attempts to evict the pod have failed, for whatever reason. Only grows.
     #[serde(default)]
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = i32::MAX))]
     pub failed_eviction_counter: i32,
 
     /// When an attempt to evict the pod last failed. Together with the counter it tells when the next

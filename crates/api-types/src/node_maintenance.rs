@@ -120,12 +120,12 @@ pub struct NodeMaintenanceSpec {
     /// How many seconds a drain waits on each node for volumes to be detached once the pods that used them have left, before
     /// it goes on without. Where several NodeMaintenances drain a node, the longest counts. Absent: as long as it takes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = i32::MAX))]
     pub volume_detach_timeout_seconds: Option<i32>,
 
     /// How many seconds after its completion the NodeMaintenance is deleted. Absent: it stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = i32::MAX))]
     pub ttl_seconds_after_complete: Option<i32>,
 
     /// Whether cluster-autoscaler and Karpenter are kept from removing the nodes while they are under maintenance, where
@@ -237,6 +237,8 @@ pub struct DrainPlanEntry {
     pub pod_selector: Option<LabelSelector>,
 
     /// Selects pods whose priority is less than or equal to this value.
+    // API servers before 1.36 do not check the format, and we could not read a number that does not fit.
+    #[schemars(range(min = i32::MIN, max = i32::MAX))]
     pub pod_priority: i32,
 
     /// Selects pods by type: DaemonSet pods, Static pods, or Default for all others.

@@ -28,6 +28,8 @@ async fn bad_drain_rules_are_refused() {
     let cases = vec![
         Case::create("Drain", rule(json!({"behavior": "Drain"}))),
         Case::create("Drain with an order", rule(json!({"behavior": "Drain", "order": -100}))),
+        Case::create("too high an order", rule(json!({"behavior": "Drain", "order": 2_147_483_648_i64}))).refused("spec.drain.order"),
+        Case::create("too low an order", rule(json!({"behavior": "Drain", "order": -2_147_483_649_i64}))).refused("spec.drain.order"),
         Case::create("Skip", rule(json!({"behavior": "Skip"}))),
         with_an_order(Case::create("Skip with an order", rule(json!({"behavior": "Skip", "order": 1})))),
         Case::create("WaitCompleted", rule(json!({"behavior": "WaitCompleted"}))),

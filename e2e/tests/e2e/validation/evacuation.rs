@@ -184,6 +184,8 @@ async fn statuses_are_checked_too() {
                 .refused(only_grows),
             Case::status("a negative counter", with(json!({})), [failed(-1)])
                 .refused("should be greater than or equal to 0"),
+            Case::status("a counter without end", with(json!({})), [failed(2_147_483_648)])
+                .refused("status.failedEvictionCounter"),
             Case::status("a long message", with(json!({})), [status(json!({"message": "x".repeat(32768)}))]),
             Case::status("a longer one", with(json!({})), [status(json!({"message": "x".repeat(32769)}))])
                 .refused("status.message: Too long"),

@@ -135,6 +135,7 @@ async fn bad_drain_plans_are_refused() {
         ]))).refused("drainPlan must not have the same entry twice"),
         Case::create("no priority", plan(json!([{"podType": "Default"}]))).refused("spec.drainPlan[0].podPriority: Required value"),
         Case::create("too high a priority", plan(json!([{"podPriority": 2_147_483_648_i64}]))).refused("spec.drainPlan[0].podPriority"),
+        Case::create("too low a priority", plan(json!([{"podPriority": -2_147_483_649_i64}]))).refused("spec.drainPlan[0].podPriority"),
         Case::create("an unknown type", plan(json!([{"podPriority": 5, "podType": "Job"}])))
             .refused("supported values: \"Default\", \"DaemonSet\", \"Static\""),
         Case::create("a good selector", labelled(json!({"matchLabels": {"example.com/app": ""}}))),
@@ -170,8 +171,15 @@ async fn illegal_stages_are_refused() {
         Case::create("a limit for volumes", with(json!({"volumeDetachTimeoutSeconds": 1}))),
         Case::create("no time for volumes", with(json!({"volumeDetachTimeoutSeconds": 0})))
             .refused("spec.volumeDetachTimeoutSeconds"),
+        Case::create(
+            "too much time for volumes",
+            with(json!({"volumeDetachTimeoutSeconds": 2_147_483_648_i64})),
+        )
+        .refused("spec.volumeDetachTimeoutSeconds"),
         Case::create("a time to live", with(json!({"ttlSecondsAfterComplete": 0}))),
         Case::create("a negative time to live", with(json!({"ttlSecondsAfterComplete": -1})))
+            .refused("spec.ttlSecondsAfterComplete"),
+        Case::create("too long a time to live", with(json!({"ttlSecondsAfterComplete": 2_147_483_648_i64})))
             .refused("spec.ttlSecondsAfterComplete"),
         Case::update(
             "another time to live",
