@@ -197,7 +197,8 @@ impl fmt::Display for Doing<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { verb, kind, namespace, name } = self;
         let slash = if namespace.is_empty() { "" } else { "/" };
-        write!(f, "{verb} {kind} {namespace}{slash}{name}")
+        let space = if name.is_empty() { "" } else { " " };
+        write!(f, "{verb} {kind}{space}{namespace}{slash}{name}")
     }
 }
 
@@ -246,5 +247,7 @@ mod tests {
         assert!(error.starts_with("failed to patch Evacuation shop/x: ") && error.contains("no"), "{error}");
         let error = Doing::new("cordon", "Node", "", "n1").result(answer(404)).unwrap_err().to_string();
         assert!(error.starts_with("failed to cordon Node n1: "), "{error}");
+        let error = Doing::new("list", "nodes", "", "").result(answer(404)).unwrap_err().to_string();
+        assert!(error.starts_with("failed to list nodes: "), "{error}");
     }
 }
