@@ -21,7 +21,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Secret};
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleBinding};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{Api, DeleteParams, ListParams, Patch};
+use kube::api::{Api, DeleteParams, ListParams};
 use kube::core::{ObjectList, PartialObjectMeta};
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
@@ -178,7 +178,11 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {
     let answer = api.delete(name, &DeleteParams::default()).await;
-    Doing::new("delete", K::kind(&()), "", name).written(answer)?;
+    if matches!(&answer, Err(kube::Error::Api(status)) if status.code == 404) {
+        return Ok(());
+    }
+    // Not even a conflict may leave it there: then nobody would lose their rights.
+    Doing::new("delete", K::kind(&()), "", name).result(answer)?;
     Ok(())
 }
 
@@ -304,7 +308,7 @@ async fn nodes(client: &Client) -> Result<usize, CleanupError> {
         }
         if let Some(status) = changes.status_patch() {
             let object = Object { version: None, ..object };
-            writer.patch_status::<SlimNode>(&object, Patch::Strategic(status)).await?;
+            writer.patch_status_strategic::<SlimNode>(&object, status).await?;
         }
         Ok(!changes.is_empty())
     };

@@ -2,7 +2,6 @@
 
 use haulout_api_types::Evacuation;
 use haulout_service_runtime::api::{RequestError, Writer, Written};
-use kube::api::Patch;
 use kube::core::DeserializeGuard;
 use serde_json::{Value, json};
 
@@ -21,7 +20,7 @@ pub async fn write_status(
     record: &Record,
     status: Value,
 ) -> Result<Written<Answer>, RequestError> {
-    writer.patch_status(&record.object(), Patch::Merge(status)).await
+    writer.patch_status(&record.object(), status).await
 }
 
 /// Leaves only these finalizers.

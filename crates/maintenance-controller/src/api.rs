@@ -5,7 +5,7 @@ use haulout_api_types::{Evacuation, NodeMaintenance};
 use haulout_service_runtime::api::{Doing, Object, RequestError, Writer, Written};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::Client;
-use kube::api::{Api, Patch, PostParams};
+use kube::api::{Api, PostParams};
 use kube::core::DeserializeGuard;
 use serde_json::{Map, Value, json};
 
@@ -45,8 +45,8 @@ pub async fn write_status(
     maintenance: &NodeMaintenance,
     status: Value,
 ) -> Result<Written<Answer>, RequestError> {
-    let patch = Patch::Merge(difference(&json!(maintenance.status), &status));
-    writer.patch_status(&Object::of(&maintenance.metadata), patch).await
+    let status = difference(&json!(maintenance.status), &status);
+    writer.patch_status(&Object::of(&maintenance.metadata), status).await
 }
 
 /// The merge patch that turns one value into another: what is no longer there has to be named.

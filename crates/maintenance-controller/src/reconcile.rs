@@ -16,7 +16,6 @@ use haulout_service_runtime::pods::{PodCache, PodIndex};
 use haulout_service_runtime::queue::Outcome;
 use haulout_service_runtime::workers::{WorkQueue, reconciling};
 use jiff::Timestamp;
-use kube::api::Patch;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tracing::{debug, warn};
@@ -210,7 +209,7 @@ impl Controller {
         if let Some(status) = changes.status_patch().filter(|_| went_well) {
             // Kubelets write the status all the time: the conditions are right in any state.
             let node = Object { version: None, ..node };
-            answers.push(self.writer.patch_status(&node, Patch::Strategic(status)).await?);
+            answers.push(self.writer.patch_status_strategic(&node, status).await?);
         }
         let (mut next, mut lost) = (Next::Again, false);
         for answer in answers {

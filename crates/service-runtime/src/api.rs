@@ -83,8 +83,31 @@ impl Writer {
         self.send::<K, K>("patch", object, request).await
     }
 
-    /// Changes fields of the status, by a JSON merge patch or a strategic one.
+    /// Changes fields of the status.
     pub async fn patch_status<K>(
+        &self,
+        object: &Object<'_>,
+        status: Value,
+    ) -> Result<Written<K>, RequestError>
+    where
+        K: Resource<DynamicType = ()> + DeserializeOwned,
+    {
+        self.write_status(object, Patch::Merge(naming(object, json!({"status": status})))).await
+    }
+
+    /// The same with a strategic merge patch, which merges lists by their keys; only built-in kinds take it.
+    pub async fn patch_status_strategic<K>(
+        &self,
+        object: &Object<'_>,
+        status: Value,
+    ) -> Result<Written<K>, RequestError>
+    where
+        K: Resource<DynamicType = ()> + DeserializeOwned,
+    {
+        self.write_status(object, Patch::Strategic(naming(object, json!({"status": status})))).await
+    }
+
+    async fn write_status<K>(
         &self,
         object: &Object<'_>,
         patch: Patch<Value>,
@@ -92,12 +115,6 @@ impl Writer {
     where
         K: Resource<DynamicType = ()> + DeserializeOwned,
     {
-        let status = |status| naming(object, json!({"status": status}));
-        let patch = match patch {
-            Patch::Strategic(patch) => Patch::Strategic(status(patch)),
-            Patch::Merge(patch) => Patch::Merge(status(patch)),
-            other => other,
-        };
         let request = requests::<K>(object).patch_subresource("status", object.name, &self.params(), &patch);
         self.send::<K, K>("patch the status of", object, request).await
     }
