@@ -8,7 +8,6 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use prometheus_client::registry::Unit;
 
 use crate::decide::Verdict;
 use crate::review::{Hook, Operation};
@@ -32,65 +31,46 @@ pub struct Metrics {
 impl Metrics {
     /// Adds them to those that every service has.
     pub fn new(all: &ServiceMetrics) -> Self {
-        let metrics = Self {
-            requests: Family::default(),
-            // From a sixteenth of a millisecond, by doubling, past the longest time-out there is.
-            durations: Family::new_with_constructor(|| {
-                Histogram::new(exponential_buckets(0.000_062_5, 2.0, 20))
-            }),
-            denials: Family::default(),
-            connections: Gauge::default(),
-            cut: Family::default(),
-            pod_lookups: Family::default(),
-            access_reviews: Family::default(),
-            certificate_expiry: Family::default(),
-        };
-        all.register(|registry| {
-            registry.register(
+        Self {
+            requests: all.add(
                 "haulout_admission_requests",
                 "Reviews by type, resource, operation and verdict: allowed, warned, denied, or failed when \
                  there was none",
-                metrics.requests.clone(),
-            );
-            registry.register_with_unit(
+                Family::default(),
+            ),
+            durations: all.add_seconds(
                 "haulout_admission_duration",
                 "Time from a whole request to its answer",
-                Unit::Seconds,
-                metrics.durations.clone(),
-            );
-            registry.register(
+                // From a sixteenth of a millisecond, by doubling, past the longest time-out there is.
+                Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.000_062_5, 2.0, 20))),
+            ),
+            denials: all.add(
                 "haulout_admission_denials",
                 "Denials by resource and by the rule that denied",
-                metrics.denials.clone(),
-            );
-            registry.register(
-                "haulout_admission_connections",
-                "Open connections",
-                metrics.connections.clone(),
-            );
-            registry.register(
+                Family::default(),
+            ),
+            connections: all.add("haulout_admission_connections", "Open connections", Gauge::default()),
+            cut: all.add(
                 "haulout_admission_connections_cut",
                 "Connections that we ended: no TLS, too slow, or idle",
-                metrics.cut.clone(),
-            );
-            registry.register(
+                Family::default(),
+            ),
+            pod_lookups: all.add(
                 "haulout_admission_pod_lookups",
                 "Pods that Evacuations are about, by where they were found",
-                metrics.pod_lookups.clone(),
-            );
-            registry.register(
+                Family::default(),
+            ),
+            access_reviews: all.add(
                 "haulout_admission_access_reviews",
                 "Questions about users' rights, by where the answer came from",
-                metrics.access_reviews.clone(),
-            );
-            registry.register_with_unit(
+                Family::default(),
+            ),
+            certificate_expiry: all.add_seconds(
                 "haulout_certificate_expiry_timestamp",
                 "When the certificate expires: the one that is served, and its authority where that is known",
-                Unit::Seconds,
-                metrics.certificate_expiry.clone(),
-            );
-        });
-        metrics
+                Family::default(),
+            ),
+        }
     }
 
     /// Counts a review with a verdict.
