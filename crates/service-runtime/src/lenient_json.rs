@@ -7,58 +7,94 @@ use std::marker::PhantomData;
 
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// The methods of a visitor for the types of values that were not expected.
-macro_rules! absent_if {
-    () => {};
-    (bool $($rest:ident)*) => {
-        fn visit_bool<E: serde::de::Error>(self, _: bool) -> Result<Self::Value, E> {
-            Ok(Self::Value::default())
-        }
-        $crate::lenient_json::absent_if!($($rest)*);
-    };
-    (number $($rest:ident)*) => {
-        fn visit_i64<E: serde::de::Error>(self, _: i64) -> Result<Self::Value, E> {
-            Ok(Self::Value::default())
-        }
-        fn visit_u64<E: serde::de::Error>(self, _: u64) -> Result<Self::Value, E> {
-            Ok(Self::Value::default())
-        }
-        $crate::lenient_json::absent_if!(float $($rest)*);
-    };
-    (float $($rest:ident)*) => {
-        fn visit_f64<E: serde::de::Error>(self, _: f64) -> Result<Self::Value, E> {
-            Ok(Self::Value::default())
-        }
-        $crate::lenient_json::absent_if!($($rest)*);
-    };
-    (text $($rest:ident)*) => {
-        fn visit_str<E: serde::de::Error>(self, _: &str) -> Result<Self::Value, E> {
-            Ok(Self::Value::default())
-        }
-        $crate::lenient_json::absent_if!($($rest)*);
-    };
-    (null $($rest:ident)*) => {
-        fn visit_unit<E: serde::de::Error>(self) -> Result<Self::Value, E> {
-            Ok(Self::Value::default())
-        }
-        $crate::lenient_json::absent_if!($($rest)*);
-    };
-    (list $($rest:ident)*) => {
-        fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-            while list.next_element::<serde::de::IgnoredAny>()?.is_some() {}
-            Ok(Self::Value::default())
-        }
-        $crate::lenient_json::absent_if!($($rest)*);
-    };
-    (object $($rest:ident)*) => {
-        fn visit_map<A: serde::de::MapAccess<'de>>(self, mut object: A) -> Result<Self::Value, A::Error> {
-            while object.next_entry::<serde::de::IgnoredAny, serde::de::IgnoredAny>()?.is_some() {}
-            Ok(Self::Value::default())
-        }
-        $crate::lenient_json::absent_if!($($rest)*);
-    };
+/// What can be read from any JSON. A type overrides the method for the JSON that it expects; anything else reads as
+/// absent, which is the default.
+pub(crate) trait Lenient<'de>: Default {
+    fn from_bool(_: bool) -> Self {
+        Self::default()
+    }
+
+    fn from_number(_: i64) -> Self {
+        Self::default()
+    }
+
+    fn from_text(_: Cow<'de, str>) -> Self {
+        Self::default()
+    }
+
+    fn from_list<A: SeqAccess<'de>>(mut list: A) -> Result<Self, A::Error> {
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Self::default())
+    }
+
+    fn from_object<A: MapAccess<'de>>(mut object: A) -> Result<Self, A::Error> {
+        while object.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Self::default())
+    }
 }
-pub(crate) use absent_if;
+
+/// Reads a lenient value.
+pub(crate) fn read<'de, T: Lenient<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    deserializer.deserialize_any(Reader(PhantomData))
+}
+
+struct Reader<T>(PhantomData<T>);
+
+impl<'de, T: Lenient<'de>> Visitor<'de> for Reader<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any JSON")
+    }
+
+    fn visit_bool<E: Error>(self, flag: bool) -> Result<T, E> {
+        Ok(T::from_bool(flag))
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<T, E> {
+        Ok(T::from_number(number))
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<T, E> {
+        Ok(number.try_into().map(T::from_number).unwrap_or_default())
+    }
+
+    fn visit_f64<E: Error>(self, _: f64) -> Result<T, E> {
+        Ok(T::default())
+    }
+
+    fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<T, E> {
+        Ok(T::from_text(Cow::Borrowed(text)))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        Ok(T::from_text(Cow::Owned(text.to_owned())))
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<T, E> {
+        Ok(T::default())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<T, A::Error> {
+        T::from_list(list)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, object: A) -> Result<T, A::Error> {
+        T::from_object(object)
+    }
+}
+
+/// Implements `Deserialize` for lenient types.
+macro_rules! deserialize {
+    ($($type:ty),+) => {$(
+        impl<'de: 'a, 'a> serde::Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                $crate::lenient_json::read(deserializer)
+            }
+        }
+    )+};
+}
+pub(crate) use deserialize;
 
 /// Defines objects of which only the named fields are read; all of them may be absent.
 macro_rules! objects {
@@ -67,42 +103,24 @@ macro_rules! objects {
         #[derive(Debug, Default)]
         pub(crate) struct $name<'a> {
             $(pub(crate) $field: $type,)+
-            pub(crate) _borrows: std::marker::PhantomData<&'a str>,
         }
 
-        impl<'de: 'a, 'a> serde::Deserialize<'de> for $name<'a> {
-            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                struct Reader<'a>(std::marker::PhantomData<&'a str>);
-
-                impl<'de: 'a, 'a> serde::de::Visitor<'de> for Reader<'a> {
-                    type Value = $name<'a>;
-
-                    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                        f.write_str("any JSON")
-                    }
-
-                    fn visit_map<A: serde::de::MapAccess<'de>>(
-                        self,
-                        mut object: A,
-                    ) -> Result<Self::Value, A::Error> {
-                        let mut value = $name::default();
-                        while let Some(key) = object.next_key::<$crate::lenient_json::Key>()? {
-                            match key.0.as_ref() {
-                                $($json => value.$field = object.next_value()?,)+
-                                _ => {
-                                    object.next_value::<serde::de::IgnoredAny>()?;
-                                }
-                            }
+        impl<'de: 'a, 'a> $crate::lenient_json::Lenient<'de> for $name<'a> {
+            fn from_object<A: serde::de::MapAccess<'de>>(mut object: A) -> Result<Self, A::Error> {
+                let mut value = Self::default();
+                while let Some(key) = object.next_key::<$crate::lenient_json::Key>()? {
+                    match key.0.as_ref() {
+                        $($json => value.$field = object.next_value()?,)+
+                        _ => {
+                            object.next_value::<serde::de::IgnoredAny>()?;
                         }
-                        Ok(value)
                     }
-
-                    $crate::lenient_json::absent_if!(bool number text null list);
                 }
-
-                deserializer.deserialize_any(Reader(std::marker::PhantomData))
+                Ok(value)
             }
         }
+
+        $crate::lenient_json::deserialize!($name<'a>);
     )+};
 }
 pub(crate) use objects;
@@ -122,29 +140,9 @@ impl Text<'_> {
     }
 }
 
-struct TextReader<'a>(PhantomData<&'a str>);
-
-impl<'de: 'a, 'a> Visitor<'de> for TextReader<'a> {
-    type Value = Text<'a>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any JSON")
-    }
-
-    fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Self::Value, E> {
-        Ok(Text(Some(Cow::Borrowed(text))))
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(Text(Some(Cow::Owned(text.to_owned()))))
-    }
-
-    absent_if!(bool number null list object);
-}
-
-impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TextReader(PhantomData))
+impl<'de: 'a, 'a> Lenient<'de> for Text<'a> {
+    fn from_text(text: Cow<'de, str>) -> Self {
+        Self(Some(text))
     }
 }
 
@@ -152,29 +150,9 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Number(pub(crate) Option<i64>);
 
-struct NumberReader;
-
-impl<'de> Visitor<'de> for NumberReader {
-    type Value = Number;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any JSON")
-    }
-
-    fn visit_i64<E: Error>(self, number: i64) -> Result<Self::Value, E> {
-        Ok(Number(Some(number)))
-    }
-
-    fn visit_u64<E: Error>(self, number: u64) -> Result<Self::Value, E> {
-        Ok(Number(number.try_into().ok()))
-    }
-
-    absent_if!(float bool text null list object);
-}
-
-impl<'de> Deserialize<'de> for Number {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(NumberReader)
+impl Lenient<'_> for Number {
+    fn from_number(number: i64) -> Self {
+        Self(Some(number))
     }
 }
 
@@ -182,25 +160,9 @@ impl<'de> Deserialize<'de> for Number {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Flag(pub(crate) bool);
 
-struct FlagReader;
-
-impl<'de> Visitor<'de> for FlagReader {
-    type Value = Flag;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any JSON")
-    }
-
-    fn visit_bool<E: Error>(self, flag: bool) -> Result<Self::Value, E> {
-        Ok(Flag(flag))
-    }
-
-    absent_if!(number text null list object);
-}
-
-impl<'de> Deserialize<'de> for Flag {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(FlagReader)
+impl Lenient<'_> for Flag {
+    fn from_bool(flag: bool) -> Self {
+        Self(flag)
     }
 }
 
@@ -208,28 +170,14 @@ impl<'de> Deserialize<'de> for Flag {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Presence(pub(crate) bool);
 
-struct PresenceReader;
-
-impl<'de> Visitor<'de> for PresenceReader {
-    type Value = Presence;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any JSON")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Self::Value, A::Error> {
+impl<'de> Lenient<'de> for Presence {
+    fn from_object<A: MapAccess<'de>>(mut object: A) -> Result<Self, A::Error> {
         while object.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Presence(true))
-    }
-
-    absent_if!(bool number text null list);
-}
-
-impl<'de> Deserialize<'de> for Presence {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(PresenceReader)
+        Ok(Self(true))
     }
 }
+
+deserialize!(Text<'a>, Number, Flag, Presence);
 
 /// A list; absent is empty.
 #[derive(Debug)]
@@ -241,28 +189,18 @@ impl<T> Default for List<T> {
     }
 }
 
-struct ListReader<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for ListReader<T> {
-    type Value = List<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any JSON")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+impl<'de, T: Deserialize<'de>> Lenient<'de> for List<T> {
+    fn from_list<A: SeqAccess<'de>>(mut list: A) -> Result<Self, A::Error> {
         let mut items = Vec::new();
         while let Some(item) = list.next_element()? {
             items.push(item);
         }
-        Ok(List(items))
+        Ok(Self(items))
     }
-
-    absent_if!(bool number text null object);
 }
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for List<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ListReader(PhantomData))
+        read(deserializer)
     }
 }

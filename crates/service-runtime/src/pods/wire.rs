@@ -2,13 +2,11 @@
 //! is kept of a pod is in `pod`; this lives only while an answer is being read.
 
 use std::borrow::Cow;
-use std::fmt;
-use std::marker::PhantomData;
 
 use haulout_api_types::names::{EVACUATOR_ANNOTATION_PREFIX, MIRROR_POD_ANNOTATION};
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{IgnoredAny, MapAccess};
 
-use crate::lenient_json::{Flag, Key, List, Number, Presence, Text, absent_if, objects};
+use crate::lenient_json::{Flag, Key, Lenient, List, Number, Presence, Text, deserialize, objects};
 use crate::watch::{Identified, Identity};
 
 objects! {
@@ -95,29 +93,13 @@ impl Identified for Object<'_> {
 #[derive(Debug, Default)]
 pub(super) struct Labels<'a>(pub(super) Vec<(Cow<'a, str>, Cow<'a, str>)>);
 
-struct LabelsReader<'a>(PhantomData<&'a str>);
-
-impl<'de: 'a, 'a> Visitor<'de> for LabelsReader<'a> {
-    type Value = Labels<'a>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any JSON")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Self::Value, A::Error> {
+impl<'de: 'a, 'a> Lenient<'de> for Labels<'a> {
+    fn from_object<A: MapAccess<'de>>(mut object: A) -> Result<Self, A::Error> {
         let mut labels = Vec::new();
         while let Some((key, value)) = object.next_entry::<Key, Text>()? {
             labels.extend(value.0.map(|value| (key.0, value)));
         }
-        Ok(Labels(labels))
-    }
-
-    absent_if!(bool number text null list);
-}
-
-impl<'de: 'a, 'a> Deserialize<'de> for Labels<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(LabelsReader(PhantomData))
+        Ok(Self(labels))
     }
 }
 
@@ -128,17 +110,9 @@ pub(super) struct Annotations<'a> {
     pub(super) mirror: bool,
 }
 
-struct AnnotationsReader<'a>(PhantomData<&'a str>);
-
-impl<'de: 'a, 'a> Visitor<'de> for AnnotationsReader<'a> {
-    type Value = Annotations<'a>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any JSON")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Self::Value, A::Error> {
-        let mut annotations = Annotations::default();
+impl<'de: 'a, 'a> Lenient<'de> for Annotations<'a> {
+    fn from_object<A: MapAccess<'de>>(mut object: A) -> Result<Self, A::Error> {
+        let mut annotations = Self::default();
         while let Some(Key(key)) = object.next_key::<Key>()? {
             if key.starts_with(EVACUATOR_ANNOTATION_PREFIX) {
                 let value = object.next_value::<Text>()?;
@@ -150,12 +124,6 @@ impl<'de: 'a, 'a> Visitor<'de> for AnnotationsReader<'a> {
         }
         Ok(annotations)
     }
-
-    absent_if!(bool number text null list);
 }
 
-impl<'de: 'a, 'a> Deserialize<'de> for Annotations<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(AnnotationsReader(PhantomData))
-    }
-}
+deserialize!(Labels<'a>, Annotations<'a>);

@@ -4,6 +4,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer};
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::lenient_json::{List, Number, Text, objects};
@@ -59,27 +60,24 @@ impl<'de, K: DeserializeOwned> Deserialize<'de> for Parsed<K> {
 
 impl Unreadable {
     fn new(text: &str, error: &serde_json::Error) -> Self {
-        #[derive(serde::Deserialize)]
-        struct Whole {
-            metadata: ObjectMeta,
+        #[derive(Default, serde::Deserialize)]
+        struct Object {
+            metadata: Value,
         }
-        let metadata = match serde_json::from_str(text) {
-            Ok(Whole { metadata }) => metadata,
-            Err(_) => names(text),
-        };
+        let Object { metadata } = serde_json::from_str(text).unwrap_or_default();
+        let metadata = ObjectMeta::deserialize(&metadata).unwrap_or_else(|_| names(&metadata));
         Self { metadata, error: error.to_string() }
     }
 }
 
-/// The metadata of an object of which not even those fit their type.
-fn names(text: &str) -> ObjectMeta {
-    let Named { metadata, .. } = serde_json::from_str(text).unwrap_or_default();
-    let owned = |text: &Text<'_>| text.get().map(ToOwned::to_owned);
+/// What can be read of metadata that do not fit their type.
+fn names(metadata: &Value) -> ObjectMeta {
+    let text = |field| metadata[field].as_str().filter(|text| !text.is_empty()).map(ToOwned::to_owned);
     ObjectMeta {
-        name: owned(&metadata.name),
-        namespace: owned(&metadata.namespace),
-        uid: owned(&metadata.uid),
-        resource_version: owned(&metadata.resource_version),
+        name: text("name"),
+        namespace: text("namespace"),
+        uid: text("uid"),
+        resource_version: text("resourceVersion"),
         ..ObjectMeta::default()
     }
 }
@@ -122,16 +120,5 @@ objects! {
     Status {
         "code" => code: Number,
         "message" => message: Text<'a>,
-    }
-
-    Named {
-        "metadata" => metadata: Names<'a>,
-    }
-
-    Names {
-        "name" => name: Text<'a>,
-        "namespace" => namespace: Text<'a>,
-        "uid" => uid: Text<'a>,
-        "resourceVersion" => resource_version: Text<'a>,
     }
 }
