@@ -29,10 +29,9 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, warn};
 
 use self::driver::{Driver, Place};
-pub use self::fence::{Fence, FenceLayer, NotLeading};
+pub use self::fence::NotLeading;
 pub use self::leadership::Leadership;
 pub use self::timing::{InvalidTiming, Timing};
-use crate::host;
 
 /// One candidate for one Lease.
 pub struct Election {
@@ -41,30 +40,24 @@ pub struct Election {
 }
 
 impl Election {
-    /// A candidate with an identity of its own. The client must not retry by itself, because a
-    /// renewal that is late is worth nothing.
-    pub fn new(client: Client, namespace: &str, name: &str, timing: Timing) -> Result<Self, InvalidTiming> {
+    /// A candidate with an identity of its own, which begins with the name of the replica. The client must not retry
+    /// by itself, because a renewal that is late is worth nothing.
+    pub fn new(
+        client: Client,
+        namespace: &str,
+        name: &str,
+        replica: &str,
+        timing: Timing,
+    ) -> Result<Self, InvalidTiming> {
         timing.check()?;
         let place = Place {
             api: Api::namespaced(client, namespace),
             name: name.to_owned(),
             lease: format!("{namespace}/{name}"),
-            identity: identity(&host::name()),
+            identity: identity(replica),
             timing,
         };
         Ok(Self { place, leading: watch::Sender::new(false) })
-    }
-
-    /// Sets who the candidate is. No two processes may ever have the same identity.
-    #[must_use]
-    pub fn with_identity(mut self, identity: impl Into<String>) -> Self {
-        self.place.identity = identity.into();
-        self
-    }
-
-    /// Who the candidate is: what the Lease says while it leads.
-    pub fn identity(&self) -> &str {
-        &self.place.identity
     }
 
     /// Whether it leads, for metrics and readiness. Whoever acts asks its [`Leadership`].
@@ -140,7 +133,7 @@ impl Election {
 }
 
 /// An identity that no other process has, not even the same replica after its restart.
-pub(crate) fn identity(replica: &str) -> String {
+fn identity(replica: &str) -> String {
     format!("{replica}_{:016x}", fastrand::u64(..))
 }
 
@@ -155,6 +148,5 @@ mod tests {
         assert!(
             one.rsplit_once('_').is_some_and(|(replica, random)| replica == "web-1" && random.len() == 16)
         );
-        assert!(!host::name().is_empty());
     }
 }

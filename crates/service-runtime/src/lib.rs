@@ -7,7 +7,6 @@ pub mod clients;
 pub mod clock;
 pub mod events;
 pub mod eviction;
-mod host;
 pub mod lease;
 mod lenient_json;
 pub mod metrics;

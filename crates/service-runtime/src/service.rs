@@ -61,8 +61,7 @@ use crate::access::{self, Kind, Permission};
 use crate::clients::Clients;
 use crate::clock::Clock;
 use crate::events::Events;
-use crate::host;
-use crate::lease::{self, Election, InvalidTiming, Leadership, Timing};
+use crate::lease::{Election, InvalidTiming, Leadership, Timing};
 use crate::metrics::Metrics;
 use crate::pods::PodCache;
 use crate::server::{self, Readiness, Shown};
@@ -177,13 +176,8 @@ impl Context {
         timing: Timing,
         lead: impl Fn(Leading) -> F,
     ) -> Result<(), InvalidTiming> {
-        let election = Election::new(
-            self.clients.lease.clone(),
-            &self.namespace,
-            &access::lease_name(self.name),
-            timing,
-        )?
-        .with_identity(lease::identity(&self.instance));
+        let (client, lease) = (self.clients.lease.clone(), access::lease_name(self.name));
+        let election = Election::new(client, &self.namespace, &lease, &self.instance, timing)?;
         let mut leads = election.leading();
         let (metrics, name) = (self.metrics.clone(), self.name);
         metrics.leading(name, false);
@@ -286,7 +280,7 @@ where
     let listener =
         server::listen(args.listen).map_err(|error| format!("--listen {}: {error}", args.listen))?;
     let listening = listener.local_addr().map_err(text)?;
-    let instance = given(&args.instance).unwrap_or_else(host::name);
+    let instance = given(&args.instance).unwrap_or_else(host_name);
     let controller = format!("haulout-{}", service.name);
     let (events, writer) =
         Events::new(clients.direct.clone(), controller, instance.clone(), clock.clone(), metrics.clone());
@@ -349,6 +343,11 @@ fn stop_on_signal(
     }))
 }
 
+/// The host's name, which in a pod is the pod's.
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
 fn text(error: impl Display) -> String {
     error.to_string()
 }
@@ -357,6 +356,11 @@ fn text(error: impl Display) -> String {
 mod tests {
     use super::*;
     use crate::testing::context;
+
+    #[test]
+    fn host_has_a_name() {
+        assert!(!host_name().is_empty());
+    }
 
     #[tokio::test(start_paused = true)]
     async fn the_pod_cache_of_a_service_shows_its_watch_restarts() {

@@ -7,13 +7,12 @@
 use std::error::Error as _;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::task::{Context, Poll};
+use std::task::Poll;
 
-use futures::future::BoxFuture;
 use http::{Method, Request, Response};
 use kube::Client;
 use kube::client::Body;
-use tower::{BoxError, Layer, Service, service_fn};
+use tower::{BoxError, service_fn};
 
 use super::leadership::Leadership;
 
@@ -57,86 +56,38 @@ impl NotLeading {
 }
 
 pub(super) fn fence(client: &Client, leadership: &Leadership) -> Client {
-    let inner = client.clone();
-    let service = service_fn(move |request: Request<Body>| {
-        let inner = inner.clone();
-        async move { inner.send(request).await }
+    let (inner, leadership) = (client.clone(), leadership.clone());
+    let service = service_fn(move |request| send(inner.clone(), leadership.clone(), request));
+    Client::new(service, client.default_namespace()).with_valid_until(*client.valid_until())
+}
+
+/// Lets a request that changes something pass only while leadership is held.
+async fn send(
+    client: Client,
+    leadership: Leadership,
+    request: Request<Body>,
+) -> Result<Response<Body>, BoxError> {
+    let method = request.method().clone();
+    if method == Method::GET || method == Method::HEAD {
+        return Ok(client.send(request).await?);
+    }
+    let path = request.uri().path().to_owned();
+    let (identity, lease) = (leadership.identity().to_owned(), leadership.lease().to_owned());
+    if !leadership.is_held() {
+        return Err(NotLeading::Refused { method, path, identity, lease }.into());
+    }
+    let mut answer = pin!(client.send(request));
+    let mut lost = pin!(leadership.lost());
+    let passed = poll_fn(|context| {
+        // A process that wakes from being frozen may be polled before its timers are.
+        if !leadership.is_held() || lost.as_mut().poll(context).is_ready() {
+            return Poll::Ready(None);
+        }
+        answer.as_mut().poll(context).map(Some)
     });
-    let fenced = leadership.fence_layer().layer(service);
-    Client::new(fenced, client.default_namespace()).with_valid_until(*client.valid_until())
-}
-
-/// Puts a [`Fence`] around a service, with `ClientBuilder::with_layer`.
-#[derive(Clone, Debug)]
-pub struct FenceLayer {
-    leadership: Leadership,
-}
-
-impl FenceLayer {
-    pub(super) fn new(leadership: Leadership) -> Self {
-        Self { leadership }
-    }
-}
-
-impl<S> Layer<S> for FenceLayer {
-    type Service = Fence<S>;
-
-    fn layer(&self, inner: S) -> Fence<S> {
-        Fence { inner, leadership: self.leadership.clone() }
-    }
-}
-
-/// A service that lets requests which change something pass only while leadership is held.
-#[derive(Clone, Debug)]
-pub struct Fence<S> {
-    inner: S,
-    leadership: Leadership,
-}
-
-impl<S, A, B> Service<Request<A>> for Fence<S>
-where
-    S: Service<Request<A>, Response = Response<B>>,
-    S::Error: Into<BoxError>,
-    S::Future: Send + 'static,
-    B: Send + 'static,
-{
-    type Response = Response<B>;
-    type Error = BoxError;
-    type Future = BoxFuture<'static, Result<Response<B>, BoxError>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(context).map_err(Into::into)
-    }
-
-    fn call(&mut self, request: Request<A>) -> Self::Future {
-        let method = request.method().clone();
-        if method == Method::GET || method == Method::HEAD {
-            let answer = self.inner.call(request);
-            return Box::pin(async move { answer.await.map_err(Into::into) });
-        }
-        let leadership = self.leadership.clone();
-        let path = request.uri().path().to_owned();
-        let (identity, lease) = (leadership.identity().to_owned(), leadership.lease().to_owned());
-        if !leadership.is_held() {
-            let refused = NotLeading::Refused { method, path, identity, lease };
-            return Box::pin(async move { Err(refused.into()) });
-        }
-        let answer = self.inner.call(request);
-        Box::pin(async move {
-            let mut answer = pin!(answer);
-            let mut lost = pin!(leadership.lost());
-            let passed = poll_fn(|context| {
-                // A process that wakes from being frozen may be polled before its timers are.
-                if !leadership.is_held() || lost.as_mut().poll(context).is_ready() {
-                    return Poll::Ready(None);
-                }
-                answer.as_mut().poll(context).map(Some)
-            });
-            match passed.await {
-                Some(result) => result.map_err(Into::into),
-                None => Err(NotLeading::Lost { method, path, identity, lease }.into()),
-            }
-        })
+    match passed.await {
+        Some(answer) => Ok(answer?),
+        None => Err(NotLeading::Lost { method, path, identity, lease }.into()),
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kube::Client;
 use tokio_util::sync::CancellationToken;
 
-use super::fence::{self, FenceLayer};
+use super::fence;
 use super::moment::Moment;
 
 /// One term of office. Once lost it never comes back: whoever leads again is given another one.
@@ -56,12 +56,6 @@ impl Leadership {
     #[must_use]
     pub fn fence(&self, client: &Client) -> Client {
         fence::fence(client, self)
-    }
-
-    /// The same as a layer, for a client that is being built.
-    #[must_use]
-    pub fn fence_layer(&self) -> FenceLayer {
-        FenceLayer::new(self.clone())
     }
 
     /// The Lease that it stands on, as `namespace/name`.

@@ -17,10 +17,7 @@ impl Moment {
     pub const PAST: Self = Self(0);
 
     pub fn now() -> Self {
-        let time = clock_gettime(ClockId::Boottime);
-        let seconds = Duration::from_secs(time.tv_sec.try_into().unwrap_or_default());
-        let nanos = Duration::from_nanos(time.tv_nsec.try_into().unwrap_or_default());
-        Self::PAST + (seconds + nanos)
+        Self::PAST + Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
     }
 
     pub fn from_nanos(nanos: u64) -> Self {
