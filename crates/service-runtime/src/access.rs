@@ -127,38 +127,33 @@ pub async fn check(
 ) -> Result<(), AccessError> {
     let unreachable =
         |source: kube::Error| AccessError::Unreachable { server: server.into(), source: Box::new(source) };
-    let answers =
-        try_join_all(kinds.iter().map(|kind| is_served(client, kind))).await.map_err(unreachable)?;
-    let missing: Vec<_> =
-        kinds.iter().zip(answers).filter(|(_, served)| !served).map(|(kind, _)| kind).collect();
+    let missing = try_join_all(kinds.iter().map(|kind| missing(client, kind))).await.map_err(unreachable)?;
+    let missing: Vec<_> = missing.into_iter().flatten().collect();
     if !missing.is_empty() {
-        let names = missing.iter().map(|kind| format!("{}.{} {}", kind.plural, kind.group, kind.version));
-        return Err(AccessError::NotServed(names.collect()));
+        return Err(AccessError::NotServed(missing));
     }
-    let answers = permissions.iter().map(|permission| is_allowed(client, own_namespace, permission));
-    let allowed = try_join_all(answers).await?;
-    let denied: Vec<_> = permissions
-        .iter()
-        .zip(allowed)
-        .filter(|(_, allowed)| !allowed)
-        .map(|(permission, _)| permission.describe(own_namespace))
-        .collect();
+    let denied = permissions.iter().map(|permission| denied(client, own_namespace, permission));
+    let denied: Vec<_> = try_join_all(denied).await?.into_iter().flatten().collect();
     if denied.is_empty() { Ok(()) } else { Err(AccessError::Forbidden(denied)) }
 }
 
-async fn is_served(client: &Client, kind: &Kind) -> kube::Result<bool> {
-    match client.list_api_group_resources(&format!("{}/{}", kind.group, kind.version)).await {
-        Ok(found) => Ok(found.resources.iter().any(|resource| resource.name == kind.plural)),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
-        Err(error) => Err(error),
-    }
+/// What to call a kind that is not served; `None` if it is served.
+async fn missing(client: &Client, kind: &Kind) -> kube::Result<Option<String>> {
+    let Kind { group, version, plural } = kind;
+    let served = match client.list_api_group_resources(&format!("{group}/{version}")).await {
+        Ok(found) => found.resources.iter().any(|resource| resource.name == *plural),
+        Err(kube::Error::Api(status)) if status.code == 404 => false,
+        Err(error) => return Err(error),
+    };
+    Ok((!served).then(|| format!("{plural}.{group} {version}")))
 }
 
-async fn is_allowed(
+/// What to call a permission that we do not have; `None` if we have it.
+async fn denied(
     client: &Client,
     own_namespace: &str,
     permission: &Permission,
-) -> Result<bool, AccessError> {
+) -> Result<Option<String>, AccessError> {
     let (resource, subresource) = match permission.resource.split_once('/') {
         Some((resource, subresource)) => (resource, Some(subresource.to_owned())),
         None => (permission.resource, None),
@@ -180,11 +175,12 @@ async fn is_allowed(
         ..SelfSubjectAccessReview::default()
     };
     let answer = Api::all(client.clone()).create(&PostParams::default(), &review).await;
-    let answer: SelfSubjectAccessReview = answer.map_err(|source| AccessError::Unanswered {
-        question: permission.describe(own_namespace),
-        source: Box::new(source),
-    })?;
-    Ok(answer.status.is_some_and(|status| status.allowed))
+    let question = permission.describe(own_namespace);
+    match answer {
+        Ok(SelfSubjectAccessReview { status: Some(status), .. }) if status.allowed => Ok(None),
+        Ok(_) => Ok(Some(question)),
+        Err(source) => Err(AccessError::Unanswered { question, source: Box::new(source) }),
+    }
 }
 
 impl Permission {

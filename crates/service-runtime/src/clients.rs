@@ -9,9 +9,10 @@ use bytes::Bytes;
 use http::{Method, Request, Response};
 use kube::client::{Body, ClientBuilder};
 use kube::{Client, Config};
+use tower::layer::layer_fn;
 use tower::limit::ConcurrencyLimitLayer;
 use tower::timeout::TimeoutLayer;
-use tower::{BoxError, Layer, Service};
+use tower::{BoxError, Service};
 use tower_http::timeout::TimeoutBody;
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span, info_span};
@@ -69,7 +70,7 @@ where
 {
     builder
         .with_layer(&TimeoutLayer::new(limit))
-        .with_layer(&OverseeLayer { metrics: metrics.clone(), limit })
+        .with_layer(&layer_fn(|inner| Oversee { inner, metrics: metrics.clone(), limit }))
         .with_layer(&ConcurrencyLimitLayer::new(in_flight))
         .build()
 }
@@ -87,24 +88,10 @@ impl Clients {
 }
 
 /// Counts requests by what they do and how they were answered, and gives up on answers that begin and stall.
-#[derive(Clone, Debug)]
-struct OverseeLayer {
-    metrics: Metrics,
-    limit: Duration,
-}
-
-impl<S> Layer<S> for OverseeLayer {
-    type Service = Oversee<S>;
-
-    fn layer(&self, inner: S) -> Oversee<S> {
-        Oversee { inner, with: self.clone() }
-    }
-}
-
-#[derive(Clone, Debug)]
 struct Oversee<S> {
     inner: S,
-    with: OverseeLayer,
+    metrics: Metrics,
+    limit: Duration,
 }
 
 impl<S, B> Service<Request<Body>> for Oversee<S>
@@ -122,8 +109,8 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let verb = verb(request.method(), request.uri().query().unwrap_or_default());
-        let OverseeLayer { metrics, limit } = self.with.clone();
-        let silence = if verb == "watch" { WATCH_SILENCE } else { limit };
+        let metrics = self.metrics.clone();
+        let silence = if verb == "watch" { WATCH_SILENCE } else { self.limit };
         let begun = Instant::now();
         // Requests that belong to no reconcile, such as renewals of the Lease, would be noise.
         let span = if Span::current().is_none() {
