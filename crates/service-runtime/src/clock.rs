@@ -58,8 +58,9 @@ impl Clock {
         self.shift.send_replace(by);
     }
 
-    /// Resolves when this time has come, also when the clock is set or shifted meanwhile.
-    pub async fn sleep_until(&self, due: Timestamp) {
+    /// Resolves when this time has come, also when the clock is set or shifted meanwhile; never if there is none.
+    pub async fn sleep_until(&self, due: impl Into<Option<Timestamp>>) {
+        let Some(due) = due.into() else { return std::future::pending().await };
         loop {
             // Before the look at the clock: a shift right after it must not be slept through.
             let shifted = self.shifted();

@@ -149,7 +149,7 @@ impl Writer {
             tokio::select! {
                 () = stop.cancelled() => break,
                 Some((news, seen)) = self.news.recv() => self.aggregator.observe(news, seen),
-                () = sleep_until(self.aggregator.next_due(), &self.clock) => {}
+                () = self.clock.sleep_until(self.aggregator.next_due()) => {}
             }
             self.take_in();
             let writes = self.aggregator.due(self.clock.now());
@@ -168,28 +168,28 @@ impl Writer {
 
     async fn write(&mut self, writes: Vec<Write>) {
         for write in writes {
-            let creates = matches!(write, Write::Create { .. });
-            let (name, namespace, result) = match write {
-                Write::Create { name, news, first } => {
-                    let namespace = namespace_of(&news.regarding);
-                    let event = self.event(&name, &namespace, news, first);
-                    let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
-                    let result = timeout(WRITE_LIMIT, api.create(&PostParams::default(), &event)).await;
-                    (name, namespace, result)
-                }
-                Write::Repeat { name, regarding, count, last } => {
-                    let namespace = namespace_of(&regarding);
-                    let series = EventSeries { count, last_observed_time: MicroTime(last) };
-                    let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
-                    let patch = Patch::Merge(json!({"series": series}));
-                    let result =
-                        timeout(WRITE_LIMIT, api.patch(&name, &PatchParams::default(), &patch)).await;
-                    (name, namespace, result)
+            let (name, regarding) = match &write {
+                Write::Create { name, news, .. } => (name, &news.regarding),
+                Write::Repeat { name, regarding, .. } => (name, regarding),
+            };
+            let namespace = namespace_of(regarding);
+            let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
+            let request = async {
+                match &write {
+                    Write::Create { news, first, .. } => {
+                        let event = self.event(name, namespace, news, *first);
+                        api.create(&PostParams::default(), &event).await
+                    }
+                    Write::Repeat { count, last, .. } => {
+                        let series = EventSeries { count: *count, last_observed_time: MicroTime(*last) };
+                        let patch = Patch::Merge(json!({"series": series}));
+                        api.patch(name, &PatchParams::default(), &patch).await
+                    }
                 }
             };
             // There is no such event, or somebody has deleted it: the next of its kind is a new one.
-            let mut missing = creates;
-            match result {
+            let mut missing = matches!(write, Write::Create { .. });
+            match timeout(WRITE_LIMIT, request).await {
                 Ok(Ok(_)) => {
                     debug!(name, namespace, "event written");
                     continue;
@@ -203,13 +203,13 @@ impl Writer {
                 Err(_) => warn!(name, namespace, "event not written: the API server was silent"),
             }
             if missing {
-                self.aggregator.forget(&name);
+                self.aggregator.forget(name);
             }
             self.metrics.event_dropped();
         }
     }
 
-    fn event(&self, name: &str, namespace: &str, news: News, first: Timestamp) -> Event {
+    fn event(&self, name: &str, namespace: &str, news: &News, first: Timestamp) -> Event {
         Event {
             metadata: ObjectMeta {
                 name: Some(name.to_owned()),
@@ -218,9 +218,9 @@ impl Writer {
             },
             action: Some(news.action.into()),
             event_time: Some(MicroTime(first)),
-            note: Some(news.note),
+            note: Some(news.note.clone()),
             reason: Some(news.reason.into()),
-            regarding: Some(news.regarding),
+            regarding: Some(news.regarding.clone()),
             reporting_controller: Some(self.controller.clone()),
             reporting_instance: Some(self.instance.clone()),
             type_: Some(news.severity.to_string()),
@@ -230,12 +230,8 @@ impl Writer {
 }
 
 /// Events on cluster-scoped objects live in `default`.
-fn namespace_of(regarding: &ObjectReference) -> String {
-    regarding
-        .namespace
-        .clone()
-        .filter(|namespace| !namespace.is_empty())
-        .unwrap_or_else(|| "default".to_owned())
+fn namespace_of(regarding: &ObjectReference) -> &str {
+    regarding.namespace.as_deref().filter(|namespace| !namespace.is_empty()).unwrap_or("default")
 }
 
 /// Cuts a text that has too many bytes, and shows that it was cut.
@@ -247,13 +243,6 @@ fn shorten(text: &mut String, most: usize) {
         }
         text.truncate(cut);
         text.push('…');
-    }
-}
-
-async fn sleep_until(due: Option<Timestamp>, clock: &Clock) {
-    match due {
-        Some(due) => clock.sleep_until(due).await,
-        None => std::future::pending().await,
     }
 }
 

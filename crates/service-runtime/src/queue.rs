@@ -7,7 +7,6 @@
 
 mod lanes;
 
-use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::time::Duration;
@@ -59,7 +58,7 @@ pub enum Outcome {
     Failed,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Entry {
     place: Place,
     /// In `asleep` with this time and number, if it is to be woken.
@@ -67,11 +66,16 @@ struct Entry {
     failures: u32,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 enum Place {
+    #[default]
     Asleep,
-    Ready { since: Timestamp },
-    Running { again: bool },
+    Ready {
+        since: Timestamp,
+    },
+    Running {
+        again: bool,
+    },
 }
 
 /// Keys and when to work on them.
@@ -134,8 +138,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
 
     /// Asks for work on a key now. Whether that is news: a key that is ready already stays where it is.
     pub fn add(&mut self, key: K, now: Timestamp) -> bool {
-        let entry =
-            self.entries.entry(key.clone()).or_insert(Entry { place: Place::Asleep, due: None, failures: 0 });
+        let entry = self.entries.entry(key.clone()).or_default();
         match &mut entry.place {
             Place::Ready { .. } => false,
             Place::Running { again } => !std::mem::replace(again, true),
@@ -154,10 +157,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
     pub fn add_at(&mut self, key: K, due: Timestamp) {
         let number = self.next_number;
         self.next_number += 1;
-        let entry = match self.entries.entry(key.clone()) {
-            MapEntry::Occupied(entry) => entry.into_mut(),
-            MapEntry::Vacant(vacant) => vacant.insert(Entry { place: Place::Asleep, due: None, failures: 0 }),
-        };
+        let entry = self.entries.entry(key.clone()).or_default();
         if matches!(entry.place, Place::Ready { .. }) || entry.due.is_some_and(|(planned, _)| planned <= due)
         {
             return;
@@ -286,7 +286,8 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
     }
 
     /// How many keys sleep until they are due.
-    pub fn sleeping(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn sleeping(&self) -> usize {
         self.asleep.len()
     }
 

@@ -125,11 +125,6 @@ impl<K: Key> WorkQueue<K> {
         }
     }
 
-    /// How many keys sleep until they are due.
-    pub fn sleeping(&self) -> usize {
-        self.lock().sleeping()
-    }
-
     /// Works on keys, at most `workers` at once and at least one, until the order to stop; then what has begun
     /// has five seconds. A handler that panics has failed, and so has one that returns an error, which is logged. What was not finished when this ends or is dropped is
     /// worked on again by the next run.
@@ -146,7 +141,7 @@ impl<K: Key> WorkQueue<K> {
                 () = stop.cancelled() => break,
                 Some(ended) = work.running.join_next_with_id() => work.end(ended),
                 () = self.inner.changed.notified() => {}
-                () = sleep_until(due, &self.inner.clock) => {}
+                () = self.inner.clock.sleep_until(due) => {}
             }
         }
         let last = async {
@@ -238,13 +233,6 @@ pub fn reconciling(namespace: &str, name: &str) {
         span.record("namespace", namespace);
     }
     span.record("name", name);
-}
-
-async fn sleep_until(due: Option<Timestamp>, clock: &Clock) {
-    match due {
-        Some(due) => clock.sleep_until(due).await,
-        None => std::future::pending().await,
-    }
 }
 
 #[cfg(test)]
@@ -347,7 +335,7 @@ mod tests {
             }
         };
         run(&queue, 4, || worked.load(Ordering::SeqCst) == 1, handle).await;
-        assert_eq!(queue.sleeping(), 10_000);
+        assert_eq!(queue.lock().sleeping(), 10_000);
     }
 
     /// As when leadership is lost in the middle of the work, and comes back.
