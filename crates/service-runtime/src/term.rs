@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt as _;
+use futures::future::join_all;
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::task::{JoinError, JoinSet};
@@ -98,14 +99,9 @@ impl Term {
 
     /// Waits until all objects of every watch have been listed once; false if the service is to end before.
     pub async fn synced(&mut self) -> bool {
-        let waiting: Vec<_> = self.unsynced.drain(..).collect();
-        let synced = async {
-            for synced in &waiting {
-                synced.cancelled().await;
-            }
-        };
+        let waiting = std::mem::take(&mut self.unsynced);
         tokio::select! {
-            () = synced => {
+            _ = join_all(waiting.iter().map(CancellationToken::cancelled)) => {
                 info!("caches synced");
                 true
             }

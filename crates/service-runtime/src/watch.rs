@@ -18,7 +18,6 @@ mod store;
 
 use std::collections::HashSet;
 use std::convert::Infallible;
-use std::fmt;
 use std::hash::Hash;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -40,7 +39,7 @@ pub use self::request::Error;
 use self::request::Lines;
 pub(crate) use self::request::{open, read};
 pub use self::store::Store;
-use crate::access::{Permission, Scope};
+use crate::access::Permission;
 use crate::metrics::Metrics;
 use crate::pods::Uid;
 use crate::queue::Backoff;
@@ -139,13 +138,6 @@ pub struct Source<K> {
     kind: PhantomData<fn() -> K>,
 }
 
-impl<K> fmt::Debug for Source<K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { path, labels, fields, .. } = self;
-        write!(f, "{path}{}{}", labels.as_deref().unwrap_or_default(), fields.as_deref().unwrap_or_default())
-    }
-}
-
 impl<K: Resource<DynamicType = ()>> Source<K> {
     /// All objects of the kind; `resource` is its plural name.
     pub fn all(resource: &'static str) -> Self {
@@ -226,11 +218,7 @@ impl<K> Source<K> {
 
 /// What watching all objects of a resource takes.
 pub const fn permissions(group: &'static str, resource: &'static str) -> [Permission; 2] {
-    let scope = Scope::Cluster;
-    [
-        Permission { verb: "list", group, resource, scope, name: None },
-        Permission { verb: "watch", group, resource, scope, name: None },
-    ]
+    [Permission::cluster("list", group, resource), Permission::cluster("watch", group, resource)]
 }
 
 /// What a [`Reflector`] applies objects to, as they are read.
@@ -238,9 +226,8 @@ pub(crate) trait Sink: Send + 'static {
     /// What the JSON of an object is read into.
     type Object<'a>: Deserialize<'a> + Identified;
     /// What an object is known by.
-    type Key: Eq + Hash + Send;
+    type Key: Key;
 
-    fn key(identity: Identity<'_>) -> Option<Self::Key>;
     fn apply(&mut self, key: Self::Key, object: Self::Object<'_>);
     fn delete(&mut self, key: Self::Key);
     fn reset(&mut self, listed: &HashSet<Self::Key>);
@@ -263,10 +250,6 @@ where
 {
     type Object<'a> = Parsed<K>;
     type Key = H::Key;
-
-    fn key(identity: Identity<'_>) -> Option<Self::Key> {
-        Key::of(identity)
-    }
 
     fn apply(&mut self, key: Self::Key, Parsed(object): Parsed<K>) {
         self.known.insert(key.clone());
@@ -385,7 +368,7 @@ impl<K, S: Sink> Reflector<K, S> {
             let page: Page<'_, S::Object<'_>> = serde_json::from_slice(&buffer)?;
             for object in page.items.0 {
                 if let Some(listed) = &mut listed {
-                    listed.extend(S::key(object.identity()));
+                    listed.extend(Key::of(object.identity()));
                 }
                 self.apply(object);
             }
@@ -490,7 +473,7 @@ impl<K, S: Sink> Reflector<K, S> {
         match kind {
             Some("ADDED" | "MODIFIED") => self.apply(object),
             Some("DELETED") => {
-                if let Some(key) = S::key(object.identity()) {
+                if let Some(key) = Key::of(object.identity()) {
                     self.sink.delete(key);
                 }
             }
@@ -503,7 +486,7 @@ impl<K, S: Sink> Reflector<K, S> {
     }
 
     fn apply(&mut self, object: S::Object<'_>) {
-        if let Some(key) = S::key(object.identity()) {
+        if let Some(key) = Key::of(object.identity()) {
             return self.sink.apply(key, object);
         }
         let (resource, Identity { namespace, name, uid, .. }) = (self.source.resource, object.identity());

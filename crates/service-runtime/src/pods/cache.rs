@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1 as core;
 use kube::Client;
 use kube::api::GetParams;
 use kube::core::Request;
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{RwLock, RwLockReadGuard};
 use thiserror::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -26,7 +26,7 @@ use super::pod::Pod;
 use super::read::NotAPod;
 use super::wire;
 use crate::metrics::Metrics;
-use crate::watch::{self as watches, Identity, PAGE_SIZE, Reflector, Sink, Source};
+use crate::watch::{self as watches, PAGE_SIZE, Reflector, Sink, Source};
 
 /// Whether the cache shows the present. A gap is a time in which it may not have: a watch that was broken,
 /// or that could not be resumed, so that all pods had to be listed anew. Short gaps are counted too.
@@ -75,7 +75,7 @@ impl PodCache {
 
     /// The pods as they are known now. The cache stands still meanwhile: look, and let go.
     pub fn read(&self) -> impl Deref<Target = PodIndex> {
-        Reading(self.shared.state.read())
+        RwLockReadGuard::map(self.shared.state.read(), |state| &state.index)
     }
 
     /// A feed of changes that begins with all pods that are known now as new ones.
@@ -97,16 +97,6 @@ impl PodCache {
     /// How many times all pods have been listed since the first time.
     pub fn relists(&self) -> u64 {
         self.shared.relists.load(Ordering::Relaxed)
-    }
-}
-
-struct Reading<'a>(RwLockReadGuard<'a, State>);
-
-impl Deref for Reading<'_> {
-    type Target = PodIndex;
-
-    fn deref(&self) -> &PodIndex {
-        &self.0.index
     }
 }
 
@@ -191,10 +181,6 @@ impl Sink for PodSink {
     type Object<'a> = wire::Object<'a>;
     type Key = Uid;
 
-    fn key(identity: Identity<'_>) -> Option<Uid> {
-        identity.uid.parse().ok()
-    }
-
     fn apply(&mut self, _: Uid, object: wire::Object<'_>) {
         match Pod::read(&object, &mut self.interner) {
             Ok(pod) => self.shared.change(|index| index.apply(pod)),
@@ -239,24 +225,20 @@ impl Sink for PodSink {
 
 impl Shared {
     fn change<C: IntoIterator<Item = Change>>(&self, change: impl FnOnce(&mut PodIndex) -> C) {
-        let mut state = self.write();
+        let mut state = self.state.write();
         let changes = change(&mut state.index);
         state.tell(changes);
     }
 
     fn subscribe(&self) -> Arc<Feed> {
         let feed = Arc::new(Feed::default());
-        let mut state = self.write();
+        let mut state = self.state.write();
         for pod in state.index.iter() {
             feed.push(Change { old: None, new: Some(Arc::clone(pod)) });
         }
         state.feeds.retain(|feed| feed.strong_count() > 0);
         state.feeds.push(Arc::downgrade(&feed));
         feed
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, State> {
-        self.state.write()
     }
 }
 

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::Uid;
@@ -28,7 +28,7 @@ impl Feed {
     /// Adds a change behind those that wait, or to the one of the same pod.
     pub(super) fn push(&self, change: Change) {
         let Some(uid) = change.pod().map(|pod| pod.uid) else { return };
-        let mut pending = self.pending();
+        let mut pending = self.pending.lock();
         let place = pending.next;
         pending.next += 1;
         match pending.changes.entry(uid) {
@@ -52,7 +52,7 @@ impl Feed {
     /// Nothing is lost when it is dropped while it waits.
     pub(super) async fn drain(&self) -> Vec<Change> {
         loop {
-            let waiting = std::mem::take(&mut *self.pending()).changes;
+            let waiting = std::mem::take(&mut *self.pending.lock()).changes;
             if !waiting.is_empty() {
                 let mut waiting: Vec<_> = waiting.into_values().collect();
                 waiting.sort_unstable_by_key(|(place, _)| *place);
@@ -60,10 +60,6 @@ impl Feed {
             }
             self.wake.notified().await;
         }
-    }
-
-    fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock()
     }
 }
 
