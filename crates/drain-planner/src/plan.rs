@@ -36,37 +36,11 @@ impl Served {
 /// The number of a step in a plan.
 pub type StepNumber = u16;
 
-/// Where a pod stands within a plan, by the order that a drain rule gives it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    /// Negative order: in the first entry of its type.
-    First,
-    /// Where its priority and labels put it.
-    Own,
-    /// Positive order: in the last entry of its type.
-    Last,
-}
-
-impl Place {
-    fn of(order: i32) -> Self {
-        match order {
-            ..0 => Self::First,
-            0 => Self::Own,
-            1.. => Self::Last,
-        }
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Step {
-    Pods(EntryMatcher),
-    Volumes,
-}
-
 /// A maintenance's drain plan, ready to be followed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    steps: Vec<Step>,
+    /// The pods that each step selects; `None` for the step in which volumes are waited for.
+    steps: Vec<Option<EntryMatcher>>,
     /// The distinct types and selectors in it, in order.
     slots: Vec<(PodType, LabelMatcher)>,
 }
@@ -90,10 +64,10 @@ impl Plan {
             if !slots.contains(&slot) {
                 slots.push(slot);
             }
-            steps.push(Step::Pods(entry));
+            steps.push(Some(entry));
         }
-        let default = |step: &Step| matches!(step, Step::Pods(entry) if entry.pod_type == PodType::Default);
-        steps.insert(steps.iter().take_while(|step| default(step)).count(), Step::Volumes);
+        let defaults = steps.iter().flatten().take_while(|entry| entry.pod_type == PodType::Default).count();
+        steps.insert(defaults, None);
         Ok(Self { steps, slots })
     }
 
@@ -108,7 +82,8 @@ impl Plan {
         StepNumber::try_from(self.steps.len().saturating_sub(1)).unwrap_or(StepNumber::MAX)
     }
 
-    /// The first step that selects a pod; one after the last if none does.
+    /// The first step that selects a pod; one after the last if none does. A pod of negative order is in the first entry
+    /// of its type, one of positive order in the last.
     pub fn first_step(
         &self,
         pod_type: PodType,
@@ -116,28 +91,25 @@ impl Plan {
         order: i32,
         labels: &impl Labels,
     ) -> StepNumber {
-        let of_type = |step: &Step| matches!(step, Step::Pods(entry) if entry.pod_type == pod_type);
-        let found = match Place::of(order) {
-            Place::First => self.steps.iter().position(of_type),
-            Place::Last => self.steps.iter().rposition(of_type),
-            Place::Own => self.steps.iter().position(
-                |step| matches!(step, Step::Pods(entry) if entry.selects(pod_type, priority, labels)),
-            ),
+        let of_type =
+            |step: &Option<EntryMatcher>| step.as_ref().is_some_and(|entry| entry.pod_type == pod_type);
+        let selects = |entry: &EntryMatcher| entry.selects(pod_type, priority, labels);
+        let found = match order {
+            ..0 => self.steps.iter().position(of_type),
+            0 => self.steps.iter().position(|step| step.as_ref().is_some_and(selects)),
+            1.. => self.steps.iter().rposition(of_type),
         };
         StepNumber::try_from(found.unwrap_or(self.steps.len())).unwrap_or(StepNumber::MAX)
     }
 
     /// The entry that a step works off; `None` for the wait for volumes, and after the last.
     pub fn entry(&self, step: StepNumber) -> Option<&EntryMatcher> {
-        match self.steps.get(usize::from(step))? {
-            Step::Pods(entry) => Some(entry),
-            Step::Volumes => None,
-        }
+        self.steps.get(usize::from(step))?.as_ref()
     }
 
     /// The step in which volumes are waited for.
     pub fn volume_step(&self) -> StepNumber {
-        let found = self.steps.iter().position(|step| *step == Step::Volumes);
+        let found = self.steps.iter().position(Option::is_none);
         StepNumber::try_from(found.unwrap_or_default()).unwrap_or(StepNumber::MAX)
     }
 
@@ -148,12 +120,8 @@ impl Plan {
 
     /// The pods that are selected up to and including a step.
     pub fn targets(&self, up_to: StepNumber) -> DrainTargets {
-        let pods = |step: &Step| match step {
-            Step::Pods(entry) => Some(entry.clone()),
-            Step::Volumes => None,
-        };
         // From the widest to the narrowest, so that few are taken in and thrown out again.
-        self.steps.iter().take(usize::from(up_to) + 1).rev().filter_map(pods).collect()
+        self.steps.iter().take(usize::from(up_to) + 1).rev().flatten().cloned().collect()
     }
 
     /// The distinct types and selectors in it.
@@ -171,9 +139,9 @@ pub fn is_targeted(
     order: i32,
     labels: &impl Labels,
 ) -> bool {
-    match Place::of(order) {
-        Place::First => targets.has_type(pod_type),
-        Place::Own => targets.selects(pod_type, priority, labels),
-        Place::Last => targets.reach(pod_type, &LabelMatcher::everything()) == Some(i32::MAX),
+    match order {
+        ..0 => targets.has_type(pod_type),
+        0 => targets.selects(pod_type, priority, labels),
+        1.. => targets.reach(pod_type, &LabelMatcher::everything()) == Some(i32::MAX),
     }
 }
