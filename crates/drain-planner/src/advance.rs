@@ -72,11 +72,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         });
         let of = |id: &Id| self.maintenances.get(id).map(|maintenance| &maintenance.facts);
         let is_draining = |id: &Id| of(id).is_some_and(|facts| facts.stage == Stage::Drain);
-        let on_node = |id: &Id| {
-            let facts = of(id)?;
-            let (uid, name) = (facts.uid.to_string(), facts.name.to_string());
-            Some(MaintenanceOnNode { uid, name, stage: Stage::Complete })
-        };
+        let on_node = |id: &Id| of(id).map(|facts| facts.on_node(Stage::Complete));
         let draining: Vec<Id> = members.iter().copied().filter(is_draining).collect();
         let drainers: Vec<MaintenanceOnNode> = draining.iter().filter_map(on_node).collect();
         if record.drains.is_empty() && !draining.is_empty() {
@@ -109,17 +105,13 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         record.members = members;
         record.drains = drains;
         self.recounted.extend(draining);
-        for drain in &record.drains {
-            if let Some(Maintenance { totals, facts, .. }) = self.maintenances.get_mut(&drain.id) {
-                totals.count_reach(Sign::Plus, &facts.plan, &record.targets);
-            }
-        }
+        count_reach(Sign::Plus, &record.drains, &record.targets, &mut self.maintenances);
         count_neighbours(Sign::Plus, record, &mut self.neighbours);
         self.waits_are_stale = true;
         self.groups = None;
         self.changed_nodes.insert(name.clone());
         self.note_openness(name);
-        self.enqueue_stale(name);
+        self.stale.insert(name.clone());
     }
 
     /// Looks at a node again, so that its maintenances know what is left there.
@@ -129,16 +121,13 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         now: Timestamp,
         pods: &mut impl FnMut(&Arc<str>, Which) -> Vec<PodFacts<L>>,
     ) {
-        let Some(record) = self.nodes.get_mut(name).filter(|record| record.stale) else { return };
-        record.stale = false;
-        let drained = !record.drains.is_empty();
+        let Some(record) = self.nodes.get(name) else { return };
+        if !record.drains.is_empty() {
+            self.behind.insert(name.clone());
+        }
         let pods = self.read(name, pods);
         self.find_places(name, &pods);
-        let Some(found) = self.look(name, &pods, now) else { return };
-        self.keep(name, found);
-        if drained {
-            self.enqueue_behind(name);
-        }
+        self.look(name, &pods, now);
     }
 
     /// Brings a node up to where its maintenances are.
@@ -149,7 +138,6 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         pods: &mut impl FnMut(&Arc<str>, Which) -> Vec<PodFacts<L>>,
     ) {
         let Some(record) = self.nodes.get_mut(name) else { return };
-        record.behind = false;
         let mut moved = mem::take(&mut record.reassigned) || record.extra.is_some();
         for drain in &mut record.drains {
             let step = self.maintenances.get(&drain.id).map(|m| m.step_on(record.assessment.lingers));
@@ -161,22 +149,19 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         if !moved && record.assessment.cut.is_empty() {
             return;
         }
-        add_cut(record);
-        raise_targets(record, &mut self.maintenances);
         self.changed_maintenances.extend(&record.members);
         self.changed_nodes.insert(name.clone());
         let pods = self.read(name, pods);
-        let Some(mut found) = self.look(name, &pods, now) else { return };
-        if !found.cut.is_empty() {
-            self.keep(name, found);
-            if let Some(record) = self.nodes.get_mut(name) {
-                add_cut(record);
-                raise_targets(record, &mut self.maintenances);
+        // What is found to be cut now is added at once.
+        for _ in 0..2 {
+            let Some(record) = self.nodes.get_mut(name) else { return };
+            add_cut(record);
+            raise_targets(record, &mut self.maintenances);
+            self.look(name, &pods, now);
+            if self.nodes.get(name).is_none_or(|record| record.assessment.cut.is_empty()) {
+                return;
             }
-            let Some(again) = self.look(name, &pods, now) else { return };
-            found = again;
         }
-        self.keep(name, found);
     }
 
     fn read(
@@ -188,20 +173,21 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         pods(name, if drained { Which::All(self.drain_began(name)) } else { Which::WithEvacuation })
     }
 
-    fn look(&self, name: &Arc<str>, pods: &[PodFacts<L>], now: Timestamp) -> Option<Assessment> {
-        let node = self.nodes.get(name)?;
+    /// Looks at the pods of a node and keeps what is found.
+    fn look(&mut self, name: &Arc<str>, pods: &[PodFacts<L>], now: Timestamp) {
+        let Some(node) = self.nodes.get(name) else { return };
         let plan = |drain: &'_ Drain| self.maintenances.get(&drain.id).map(|m| &*m.facts.plan);
         let view = View {
             served: self.served,
             rules: &self.rules,
             namespaces: &self.namespaces,
             node,
-            facts: &node.facts,
             drains: node.drains.iter().filter_map(|drain| Some((drain, plan(drain)?))).collect(),
             unreadable: &self.unreadable,
-            placeless: self.places.placeless(),
+            places: &self.places,
         };
-        Some(assess(&view, pods, now))
+        let found = assess(&view, pods, now);
+        self.keep(name, found);
     }
 
     /// Keeps what was found on a node, and adds it to its maintenances instead of what was found before.
@@ -251,7 +237,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
                 let targets = maintenance.targets(maintenance.step_on(record.assessment.lingers));
                 if !record.targets.includes(&targets) {
                     record.extra = Some(targets);
-                    self.enqueue_behind(&name);
+                    self.behind.insert(name);
                     won = true;
                 }
             }
@@ -335,24 +321,17 @@ fn raise_targets<L>(record: &mut NodeRecord<L>, maintenances: &mut Maintenances)
             distinct.push(targets);
         }
     }
-    let all = distinct
-        .iter()
-        .skip(1)
-        .fold(distinct.first().map(|first| DrainTargets::clone(first)), |all, next| {
-            all.map(|all| all.intersection(next))
-        });
-    record.targets.extend(&all.unwrap_or_default());
+    if let [first, others @ ..] = distinct.as_slice() {
+        let all = others.iter().fold(DrainTargets::clone(first), |all, next| all.intersection(next));
+        record.targets.extend(&all);
+    }
     if let Some(extra) = record.extra.take() {
         record.targets.extend(&extra);
     }
     if old != record.targets {
         record.too_large = !announce::fit(&record.targets);
-        for drain in &record.drains {
-            if let Some(Maintenance { totals, facts, .. }) = maintenances.get_mut(&drain.id) {
-                totals.count_reach(Sign::Minus, &facts.plan, &old);
-                totals.count_reach(Sign::Plus, &facts.plan, &record.targets);
-            }
-        }
+        count_reach(Sign::Minus, &record.drains, &old, maintenances);
+        count_reach(Sign::Plus, &record.drains, &record.targets, maintenances);
     }
     let nobody_here = |entry: &EntryMatcher| !reached.iter().any(|(_, own)| own.includes_entry(entry));
     let by_past = record.targets.iter().any(nobody_here);
@@ -379,10 +358,10 @@ fn count_forwarded<L>(sign: Sign, record: &NodeRecord<L>, maintenances: &mut Mai
     for drain in &record.drains {
         let Some(Maintenance { totals, .. }) = maintenances.get_mut(&drain.id) else { continue };
         for past in record.past.iter().filter(|_| drain.forwarded_by_past) {
-            sign.apply_to(&mut totals.forwarded_by_past, past.name.as_str().into(), 1);
+            sign.apply_to(&mut totals.forwarded_by_past, past.name.as_str().into());
         }
         for other in &drain.forwarded_by {
-            sign.apply_to(&mut totals.forwarded_by, *other, 1);
+            sign.apply_to(&mut totals.forwarded_by, *other);
         }
     }
 }
@@ -410,18 +389,22 @@ fn retract<L>(
 ) {
     add(Sign::Minus, record, name, maintenances);
     count_forwarded(Sign::Minus, record, maintenances);
-    for drain in &record.drains {
-        if let Some(Maintenance { totals, facts, .. }) = maintenances.get_mut(&drain.id) {
-            totals.count_reach(Sign::Minus, &facts.plan, &record.targets);
-        }
-    }
+    count_reach(Sign::Minus, &record.drains, &record.targets, maintenances);
     count_neighbours(Sign::Minus, record, neighbours);
     // Which pods had to leave is needed to tell who has left.
     record.assessment = Assessment { pods: mem::take(&mut record.assessment.pods), ..Assessment::default() };
 }
 
+fn count_reach(sign: Sign, drains: &[Drain], targets: &DrainTargets, maintenances: &mut Maintenances) {
+    for drain in drains {
+        if let Some(Maintenance { totals, facts, .. }) = maintenances.get_mut(&drain.id) {
+            totals.count_reach(sign, &facts.plan, targets);
+        }
+    }
+}
+
 fn count_neighbours<L>(sign: Sign, record: &NodeRecord<L>, neighbours: &mut Neighbours) {
     for (a, b) in record.drains.iter().zip(record.drains.iter().skip(1)) {
-        sign.apply_to(neighbours, (a.id, b.id), 1);
+        sign.apply_to(neighbours, (a.id, b.id));
     }
 }

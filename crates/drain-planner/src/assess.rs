@@ -8,7 +8,7 @@ use fixedbitset::FixedBitSet;
 use haulout_api_types::conditions;
 use haulout_api_types::drain_plan::EntryMatcher;
 use haulout_api_types::drain_rule::DrainBehavior;
-use haulout_api_types::drain_rules::{DrainRules, Source};
+use haulout_api_types::drain_rules::{DrainRules, Source, Treatment};
 use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::names::reason;
 use haulout_api_types::node_maintenance::{MAX_WAITING_FOR, PodType};
@@ -17,8 +17,9 @@ use haulout_api_types::uid::Uid;
 use jiff::Timestamp;
 
 use crate::blockers::{self, Blocker};
-use crate::facts::{EvacuationOf, NodeFacts, PodFacts, PodKey};
+use crate::facts::{EvacuationOf, PodFacts, PodKey};
 use crate::node::{Cordon, Drain, NodeRecord};
+use crate::places::Places;
 use crate::plan::{Plan, Served, StepNumber, is_targeted};
 use crate::planner::Id;
 use crate::waiting::{Awaited, Waiting, Waits};
@@ -62,8 +63,8 @@ pub(crate) struct DrainAssessment {
     pub steps: Steps,
     /// Of what is targeted, how much it has reached itself.
     pub own: u32,
-    /// Who holds back pods that it has reached.
-    pub limited_by: Vec<Id>,
+    /// Who holds back pods that it has reached, by their places among those that drain the node.
+    pub limited_by: FixedBitSet,
 }
 
 /// What a node shows of its maintenances.
@@ -125,8 +126,6 @@ pub struct Counts {
     pub volumes_ignored: u32,
     /// Pods and volumes that are left in all.
     pub left: u32,
-    /// Evacuations of ours that are no longer wanted.
-    pub unwanted: u32,
     /// Pods that are targeted and that only an Evacuation makes leave.
     pub to_evacuate: u32,
     /// Pods that are targeted and that nothing keeps from leaving, by what is waited for.
@@ -148,13 +147,11 @@ pub(crate) struct View<'a, L> {
     pub rules: &'a DrainRules,
     pub namespaces: &'a HashMap<Arc<str>, L>,
     pub node: &'a NodeRecord<L>,
-    pub facts: &'a NodeFacts<L>,
     /// The maintenances that drain it, with their plans, oldest first.
     pub drains: Vec<(&'a Drain, &'a Plan)>,
     /// The UIDs of maintenances that cannot be followed.
     pub unreadable: &'a BTreeSet<Arc<str>>,
-    /// The pods of Haulout itself that no other node would take.
-    pub placeless: &'a BTreeSet<Uid>,
+    pub places: &'a Places,
 }
 
 /// What becomes of a pod.
@@ -170,20 +167,10 @@ enum Fate {
     Leaving,
 }
 
-/// Why it is not known what becomes of a pod. Until it is, the pod stays.
-enum Unclear<'a> {
-    /// This rule may say that it stays, and cannot be read.
-    Rule(&'a str),
-    /// This rule may say that it stays, and asks for the labels of its namespace, which are not known yet.
-    Namespace(&'a str),
-}
-
 /// A pod with what the rules make of it.
 struct Pod<'a, L> {
     facts: &'a PodFacts<L>,
-    behavior: DrainBehavior,
-    order: i32,
-    unclear: Option<Unclear<'a>>,
+    treatment: Treatment<'a>,
     fate: Fate,
     /// Whether it stays because it is of Haulout itself and has nowhere to go: nobody would be left to go on with the
     /// drain, or to say why it does not.
@@ -195,9 +182,14 @@ impl<L> Pod<'_, L> {
         self.fate == Fate::Leaving
     }
 
+    /// Whether a rule may say that it stays and it is not known whether it does. Until it is, the pod stays.
+    fn is_unclear(&self) -> bool {
+        matches!(self.treatment.source, Source::Unreadable(_) | Source::NamespaceUnknown(_))
+    }
+
     /// Whether it is waited for until it has finished.
     fn completes(&self) -> bool {
-        self.behavior == DrainBehavior::WaitCompleted && self.unclear.is_none() && self.leaves()
+        self.treatment.behavior == DrainBehavior::WaitCompleted && !self.is_unclear() && self.leaves()
     }
 
     fn is_among(&self, targets: &DrainTargets) -> bool
@@ -205,7 +197,7 @@ impl<L> Pod<'_, L> {
         L: Labels,
     {
         let PodFacts { pod_type, priority, labels, .. } = self.facts;
-        is_targeted(targets, *pod_type, *priority, self.order, labels)
+        is_targeted(targets, *pod_type, *priority, self.treatment.order, labels)
     }
 
     fn is_default(&self) -> bool {
@@ -235,25 +227,16 @@ impl<L> Pod<'_, L> {
 
     /// What keeps it from leaving, as far as is known.
     fn blocker(&self, now: Timestamp) -> Option<Blocker> {
-        let key = &self.facts.key;
-        match self.overdue() {
-            Some((deadline, overdue)) if overdue <= now => return Some(blockers::terminating(key, deadline)),
-            Some(_) => {}
-            None => {
-                if let Some(blocked) = &self.facts.blocked {
-                    return Some(Blocker::new(Some(key), blocked));
-                }
-            }
-        }
-        match self.unclear {
-            Some(Unclear::Rule(rule)) => return Some(blockers::rule_unreadable(key, rule)),
-            Some(Unclear::Namespace(rule)) => return Some(blockers::namespace_unknown(key, rule)),
-            None => {}
-        }
-        if self.behavior == DrainBehavior::WaitCompleted {
-            return Some(blockers::waits_for_completion(key));
-        }
-        self.facts.returned.as_deref().map(|returned| blockers::returns(key, returned, now))
+        let returned = self.facts.returned.as_deref();
+        let blocked = match (self.overdue(), &self.facts.blocked, self.treatment.source) {
+            (Some((deadline, overdue)), ..) if overdue <= now => blockers::terminating(deadline),
+            (None, Some(blocked), _) => blocked.clone(),
+            (.., Source::Unreadable(rule)) => blockers::rule_unreadable(rule),
+            (.., Source::NamespaceUnknown(rule)) => blockers::namespace_unknown(rule),
+            _ if self.treatment.behavior == DrainBehavior::WaitCompleted => blockers::waits_for_completion(),
+            _ => blockers::returns(returned?, now),
+        };
+        Some(Blocker::new(Some(&self.facts.key), &blocked))
     }
 }
 
@@ -271,8 +254,8 @@ impl Together {
     fn new<L>(pods: &[Pod<'_, L>]) -> Self {
         let mut lowest = BTreeMap::new();
         for pod in pods.iter().filter(|pod| pod.leaves() && !pod.stranded) {
-            let order = lowest.entry(pod.facts.pod_type).or_insert(pod.order);
-            *order = pod.order.min(*order);
+            let order = lowest.entry(pod.facts.pod_type).or_insert(pod.treatment.order);
+            *order = pod.treatment.order.min(*order);
         }
         Self {
             completing: pods.iter().any(Pod::completes),
@@ -289,11 +272,11 @@ impl Together {
     /// Whether a pod leaves only after those that stay for now: it is of a later type, or of a higher order than those
     /// that are waited for.
     fn holds_back<L>(&self, pod: &Pod<'_, L>) -> bool {
-        (self.lingers() && !pod.is_default()) || (self.completing && pod.order > 0)
+        (self.lingers() && !pod.is_default()) || (self.completing && pod.treatment.order > 0)
     }
 
     fn is_next<L>(&self, pod: &Pod<'_, L>) -> bool {
-        self.lowest.get(&pod.facts.pod_type).is_none_or(|lowest| *lowest >= pod.order)
+        self.lowest.get(&pod.facts.pod_type).is_none_or(|lowest| *lowest >= pod.treatment.order)
     }
 }
 
@@ -302,61 +285,47 @@ pub(crate) fn assess<L: Labels>(view: &View<'_, L>, pods: &[PodFacts<L>], now: T
     let mut pods: Vec<Pod<'_, L>> = pods.iter().map(|facts| view.classify(facts)).collect();
     pods.sort_by(|a, b| a.facts.key.cmp(&b.facts.key));
     let together = Together::new(&pods);
-    let mut found = Assessment { lingers: together.lingers(), ..Assessment::default() };
-    found.refused.extend(view.facts.refused.as_ref().map(|refused| Blocker::new(None, refused)));
-    let mut reach = Reach::new(view.drains.len());
+    let limited_by = FixedBitSet::with_capacity(view.drains.len());
+    let drain = |(drain, _): &(&Drain, _)| DrainAssessment {
+        id: drain.id,
+        steps: Steps::new(),
+        own: 0,
+        limited_by: limited_by.clone(),
+    };
+    let mut found = Assessment {
+        drains: view.drains.iter().map(drain).collect(),
+        lingers: together.lingers(),
+        ..Assessment::default()
+    };
+    found.refused.extend(view.node.facts.refused.as_ref().map(|refused| Blocker::new(None, refused)));
     for pod in &pods {
-        found.assess_pod(view, &together, pod, &mut reach, now);
+        found.assess_pod(view, &together, pod, now);
     }
-    let default_left = pods.iter().any(|pod| pod.leaves() && pod.is_default());
     if !view.drains.is_empty() {
-        found.assess_volumes(view, &together, &pods, default_left, &mut reach);
-        found.blockers.extend(view.cordon_due().map(blockers::cordon_race));
+        found.assess_volumes(view, &pods);
+        let due = view.cordon_due();
+        found.blockers.extend(due.map(|due| Blocker::new(None, &blockers::cordon_race(due))));
     }
-    found.drains = reach.finish(view);
-    found.marks = view.marks(found.counts.unwanted);
+    found.marks = view.marks(pods.iter().any(|pod| view.is_unwanted(pod)));
     found
 }
 
-/// What each maintenance has here, by its place among those that drain the node.
-struct Reach {
-    steps: Vec<Steps>,
-    own: Vec<u32>,
-    limiters: Vec<FixedBitSet>,
-}
-
-impl Reach {
-    fn new(places: usize) -> Self {
-        Self {
-            steps: vec![Steps::new(); places],
-            own: vec![0; places],
-            limiters: vec![FixedBitSet::with_capacity(places); places],
-        }
-    }
-
-    fn finish<L>(self, view: &View<'_, L>) -> Vec<DrainAssessment> {
-        let id = |place: usize| view.drains.get(place).map(|(drain, _)| drain.id);
-        let found = self.steps.into_iter().zip(self.own).zip(self.limiters).zip(&view.drains);
-        let one = |(((steps, own), limiters), (drain, _)): (((_, _), FixedBitSet), &(&Drain, _))| {
-            DrainAssessment { id: drain.id, steps, own, limited_by: limiters.ones().filter_map(id).collect() }
-        };
-        found.map(one).collect()
-    }
-}
-
 impl Assessment {
+    /// Who holds back pods that a maintenance has reached here.
+    pub fn limiters(&self, drain: &DrainAssessment) -> impl Iterator<Item = &Id> {
+        drain.limited_by.ones().filter_map(|place| Some(&self.drains.get(place)?.id))
+    }
+
     fn assess_pod<L: Labels>(
         &mut self,
         view: &View<'_, L>,
         together: &Together,
         pod: &Pod<'_, L>,
-        reach: &mut Reach,
         now: Timestamp,
     ) {
         let (facts, counts) = (pod.facts, &mut self.counts);
         let unwanted = view.is_unwanted(pod);
         if unwanted {
-            counts.unwanted += 1;
             let refused = facts
                 .blocked
                 .as_ref()
@@ -396,7 +365,7 @@ impl Assessment {
         }
         if pod.stranded {
             counts.stranded += 1;
-            self.blockers.push(blockers::no_node(&facts.key));
+            self.blockers.push(Blocker::new(Some(&facts.key), &blockers::no_node()));
             return self.keep(pod, withdraw);
         }
         if together.holds_back(pod) {
@@ -405,37 +374,40 @@ impl Assessment {
             return self.keep(pod, withdraw);
         }
         let first = view.first_steps(pod);
-        for (steps, step) in reach.steps.iter_mut().zip(&first) {
-            *steps.entry(*step).or_default() += 1;
+        for (drain, step) in self.drains.iter_mut().zip(&first) {
+            *drain.steps.entry(*step).or_default() += 1;
         }
         let reached = view.reached(&first);
-        let announced = pod.is_among(&view.facts.reached);
+        let announced = pod.is_among(&view.node.facts.reached);
         let in_targets = pod.is_among(&view.node.targets);
         let desired = if in_targets || reached.is_full() {
             counts.targeted += 1;
-            for (place, own) in reach.own.iter_mut().enumerate() {
-                *own += u32::from(reached.contains(place));
+            for (place, drain) in self.drains.iter_mut().enumerate() {
+                drain.own += u32::from(reached.contains(place));
             }
-            let evacuates = !facts.terminating && pod.behavior == DrainBehavior::Drain;
+            let evacuates = !facts.terminating && pod.treatment.behavior == DrainBehavior::Drain;
             counts.to_evacuate += u32::from(evacuates);
             let unannounced = view.node.too_large && !pod.on_its_way() && !announced;
-            let blocker =
-                if unannounced { Some(blockers::targets_too_large(&facts.key)) } else { pod.blocker(now) };
+            let blocker = if unannounced {
+                Some(Blocker::new(Some(&facts.key), &blockers::targets_too_large()))
+            } else {
+                pod.blocker(now)
+            };
             match blocker {
                 Some(blocker) => self.blockers.push(blocker),
-                None => self.wait_for(pod, together, view.facts.cordoned && announced),
+                None => self.wait_for(pod, together, view.node.facts.cordoned && announced),
             }
             let now = evacuates && pod.held_until(now).is_none() && together.is_next(pod);
             now.then(|| Desired::Evacuate { reached_by: view.ids(&reached), announced })
         } else {
-            for (place, limiters) in reach.limiters.iter_mut().enumerate() {
+            for (place, drain) in self.drains.iter_mut().enumerate() {
                 if reached.contains(place) {
-                    limiters.extend(reached.zeroes());
+                    drain.limited_by.extend(reached.zeroes());
                 }
             }
             None
         };
-        if view.drains.len() > 1 && pod.order == 0 && reached.is_full() && !in_targets {
+        if view.drains.len() > 1 && pod.treatment.order == 0 && reached.is_full() && !in_targets {
             self.cut.extend(view.entry(&first));
         }
         self.keep(pod, withdraw.or(desired));
@@ -465,14 +437,8 @@ impl Assessment {
         }
     }
 
-    fn assess_volumes<L: Labels>(
-        &mut self,
-        view: &View<'_, L>,
-        together: &Together,
-        pods: &[Pod<'_, L>],
-        default_left: bool,
-        reach: &mut Reach,
-    ) {
+    fn assess_volumes<L: Labels>(&mut self, view: &View<'_, L>, pods: &[Pod<'_, L>]) {
+        let default_left = pods.iter().any(|pod| pod.leaves() && pod.is_default());
         let attached = view.attached(pods);
         let number = u32::try_from(attached.len()).unwrap_or(u32::MAX);
         if view.ignores_volumes() {
@@ -483,24 +449,25 @@ impl Assessment {
         if number == 0 {
             return;
         }
-        if !together.lingers() {
-            for (steps, (_, plan)) in reach.steps.iter_mut().zip(&view.drains) {
-                *steps.entry(plan.volume_step()).or_default() += number;
+        if !self.lingers {
+            for (drain, (_, plan)) in self.drains.iter_mut().zip(&view.drains) {
+                *drain.steps.entry(plan.volume_step()).or_default() += number;
             }
         }
         if default_left {
             return;
         }
         self.counts.volumes = number;
-        for (own, (drain, plan)) in reach.own.iter_mut().zip(&view.drains) {
+        for (found, (drain, plan)) in self.drains.iter_mut().zip(&view.drains) {
             if drain.at.is_some_and(|at| plan.volume_step() <= at) {
-                *own += number;
+                found.own += number;
             }
         }
-        let since = view.facts.volume_wait.as_ref().map(|wait| wait.since.0);
+        let since = view.node.facts.volume_wait.as_ref().map(|wait| wait.since.0);
         let timeout = since.zip(view.node.volume_timeout);
         let until = timeout.and_then(|(since, timeout)| since.saturating_add(timeout).ok());
-        self.blockers.push(blockers::volumes_attached(attached.into_iter(), since, until));
+        let blocked = blockers::volumes_attached(attached.into_iter(), since, until);
+        self.blockers.push(Blocker::new(None, &blocked));
     }
 }
 
@@ -508,33 +475,28 @@ impl<L: Labels> View<'_, L> {
     /// What the drain rules make of a pod.
     fn classify<'a>(&'a self, facts: &'a PodFacts<L>) -> Pod<'a, L> {
         let namespace = self.namespaces.get(&facts.key.namespace);
-        let treatment = self.rules.treat(&self.facts.labels, namespace, &facts.labels, facts.pod_type);
-        let behavior = treatment.behavior;
-        let unclear = match treatment.source {
-            Source::Unreadable(rule) => Some(Unclear::Rule(rule)),
-            Source::NamespaceUnknown(rule) => Some(Unclear::Namespace(rule)),
-            _ => None,
-        };
+        let treatment = self.rules.treat(&self.node.facts.labels, namespace, &facts.labels, facts.pod_type);
         let fate = match () {
             () if facts.finished => Fate::Finished,
-            () if behavior == DrainBehavior::Skip => Fate::Skipped,
+            () if treatment.behavior == DrainBehavior::Skip => Fate::Skipped,
             () if self.served.serves(facts.pod_type) => Fate::Leaving,
             () => Fate::Unsupported,
         };
-        let stranded = self.placeless.contains(&facts.key.uid)
-            && facts.pod_type == PodType::Default
-            && behavior == DrainBehavior::Drain
-            && unclear.is_none()
+        let mut pod = Pod { facts, treatment, fate, stranded: false };
+        pod.stranded = self.places.is_placeless(facts.key.uid)
+            && pod.is_default()
+            && treatment.behavior == DrainBehavior::Drain
+            && !pod.is_unclear()
             && !facts.terminating
             && facts.evacuation != EvacuationOf::UsPastRecall
-            && fate == Fate::Leaving;
-        Pod { facts, behavior, order: treatment.order, unclear, fate, stranded }
+            && pod.leaves();
+        pod
     }
 
     /// For each maintenance that drains the node, the first step that selects a pod.
     fn first_steps(&self, pod: &Pod<'_, L>) -> Vec<StepNumber> {
         let PodFacts { pod_type, priority, labels, .. } = pod.facts;
-        let first = |plan: &Plan| plan.first_step(*pod_type, *priority, pod.order, labels);
+        let first = |plan: &Plan| plan.first_step(*pod_type, *priority, pod.treatment.order, labels);
         self.drains.iter().map(|(_, plan)| first(plan)).collect()
     }
 
@@ -561,7 +523,7 @@ impl<L: Labels> View<'_, L> {
     /// Whether an Evacuation of ours has lost its purpose.
     fn is_unwanted(&self, pod: &Pod<'_, L>) -> bool {
         let evacuated = pod.leaves()
-            && (pod.behavior == DrainBehavior::Drain || pod.unclear.is_some())
+            && (pod.treatment.behavior == DrainBehavior::Drain || pod.is_unclear())
             && !pod.stranded
             && !self.drains.is_empty();
         pod.facts.evacuation == EvacuationOf::Us && !pod.facts.finished && !evacuated
@@ -574,14 +536,14 @@ impl<L: Labels> View<'_, L> {
 
     /// Whether its volumes are not waited for, or have been for as long as its maintenances want.
     fn ignores_volumes(&self) -> bool {
-        let over = self.facts.volume_wait.as_ref().is_some_and(|wait| wait.over);
-        self.facts.ignores_volumes || (over && self.node.volume_timeout.is_some())
+        let over = self.node.facts.volume_wait.as_ref().is_some_and(|wait| wait.over);
+        self.node.facts.ignores_volumes || (over && self.node.volume_timeout.is_some())
     }
 
     /// Attached volumes that somebody should be rid of: not those of pods that stay, or that leave later
     /// than the volumes are waited for.
     fn attached(&self, pods: &[Pod<'_, L>]) -> BTreeSet<&Arc<str>> {
-        let mut volumes: BTreeSet<_> = self.facts.volumes.iter().collect();
+        let mut volumes: BTreeSet<_> = self.node.facts.volumes.iter().collect();
         let stays = |pod: &&Pod<'_, L>| !pod.facts.finished && (!pod.leaves() || !pod.is_default());
         if !volumes.is_empty() {
             for volume in pods.iter().filter(stays).flat_map(|pod| pod.facts.volumes.iter()) {
@@ -592,15 +554,17 @@ impl<L: Labels> View<'_, L> {
     }
 
     fn cordon_due(&self) -> Option<Timestamp> {
-        self.facts.cordon_due.filter(|_| self.node.cordon == Cordon::Wanted)
+        self.node.facts.cordon_due.filter(|_| self.node.cordon == Cordon::Wanted)
     }
 
-    fn marks(&self, unwanted: u32) -> Marks {
-        let left_over = (self.node.cordon != Cordon::Wanted && self.facts.marked)
-            || (self.node.cordon == Cordon::Unwanted && self.facts.cordoned);
-        let unreleased = left_over || (self.drains.is_empty() && unwanted > 0);
+    /// `unwanted` says whether an Evacuation of ours is.
+    fn marks(&self, unwanted: bool) -> Marks {
+        let NodeRecord { cordon, facts, .. } = self.node;
+        let left_over =
+            (*cordon != Cordon::Wanted && facts.marked) || (*cordon == Cordon::Unwanted && facts.cordoned);
+        let unreleased = left_over || (self.drains.is_empty() && unwanted);
         Marks {
-            cordoned: self.facts.cordoned,
+            cordoned: facts.cordoned,
             cordon_due: self.cordon_due(),
             unreleased,
             held_back: unreleased && self.node.is_held_back(self.unreadable),

@@ -27,43 +27,35 @@ impl Blocker {
         let Blocked { reason, message, since } = blocked.clone();
         Self { pod: pod.cloned(), reason, message, since }
     }
-
-    fn of_pod(pod: &PodKey, reason: &str, message: String, since: Option<Timestamp>) -> Self {
-        Self { pod: Some(pod.clone()), reason: reason.into(), message: message.into(), since }
-    }
-
-    fn of_node(reason: &str, message: String, since: Option<Timestamp>) -> Self {
-        Self { pod: None, reason: reason.into(), message: message.into(), since }
-    }
 }
 
 /// A pod that is terminating for longer than its grace period, which ended at `deadline`.
-pub(crate) fn terminating(pod: &PodKey, deadline: Timestamp) -> Blocker {
+pub(crate) fn terminating(deadline: Timestamp) -> Blocked {
     let message = "it is terminating and its grace period is over: look at its finalizers and at the kubelet of its node";
-    Blocker::of_pod(pod, reason::TERMINATING, message.into(), Some(deadline))
+    Blocked { reason: reason::TERMINATING.into(), message: message.into(), since: Some(deadline) }
 }
 
-pub(crate) fn rule_unreadable(pod: &PodKey, rule: &str) -> Blocker {
+pub(crate) fn rule_unreadable(rule: &str) -> Blocked {
     let message = format!(
         "the DrainRule {rule} cannot be read and may say that this pod stays: fix or delete it, its event {} says what is wrong",
         event::NOT_FOLLOWED
     );
-    Blocker::of_pod(pod, reason::DRAIN_RULE_UNREADABLE, message, None)
+    Blocked { reason: reason::DRAIN_RULE_UNREADABLE.into(), message: message.into(), since: None }
 }
 
-pub(crate) fn namespace_unknown(pod: &PodKey, rule: &str) -> Blocker {
+pub(crate) fn namespace_unknown(rule: &str) -> Blocked {
     let message = format!(
         "the DrainRule {rule} may say that this pod stays, and the labels of its namespace are not known yet: if this lasts, look whether the maintenance controller can watch namespaces"
     );
-    Blocker::of_pod(pod, reason::NAMESPACE_UNKNOWN, message, None)
+    Blocked { reason: reason::NAMESPACE_UNKNOWN.into(), message: message.into(), since: None }
 }
 
-pub(crate) fn waits_for_completion(pod: &PodKey) -> Blocker {
+pub(crate) fn waits_for_completion() -> Blocked {
     let message = "a drain rule or its label cluster.x-k8s.io/drain says to wait until it has finished";
-    Blocker::of_pod(pod, reason::WAITING_FOR_COMPLETION, message.into(), None)
+    Blocked { reason: reason::WAITING_FOR_COMPLETION.into(), message: message.into(), since: None }
 }
 
-pub(crate) fn returns(pod: &PodKey, returned: &Returned, now: Timestamp) -> Blocker {
+pub(crate) fn returns(returned: &Returned, now: Timestamp) -> Blocked {
     let (how, remedy) = match returned.how {
         Return::ToleratesCordon => {
             ("it tolerates the cordon and was", "remove its toleration of node.kubernetes.io/unschedulable")
@@ -83,32 +75,32 @@ pub(crate) fn returns(pod: &PodKey, returned: &Returned, now: Timestamp) -> Bloc
         "{how} put onto the node after the drain had begun{}: {remedy}, or let a DrainRule skip it",
         until.unwrap_or_default()
     );
-    Blocker::of_pod(pod, reason::RETURNS_TO_NODE, message, Some(returned.since))
+    Blocked { reason: reason::RETURNS_TO_NODE.into(), message: message.into(), since: Some(returned.since) }
 }
 
-pub(crate) fn targets_too_large(pod: &PodKey) -> Blocker {
+pub(crate) fn targets_too_large() -> Blocked {
     let message = format!(
         "the drain targets of its node need more than the {} bytes that an annotation of the node may take, and the pod is not among those that fit: complete the maintenances of the node, and use plans with fewer or shorter selectors",
         announce::MAX_BYTES
     );
-    Blocker::of_pod(pod, reason::DRAIN_TARGETS_TOO_LARGE, message, None)
+    Blocked { reason: reason::DRAIN_TARGETS_TOO_LARGE.into(), message: message.into(), since: None }
 }
 
-pub(crate) fn no_node(pod: &PodKey) -> Blocker {
+pub(crate) fn no_node() -> Blocked {
     let message = "this pod of Haulout stays, because no node would take it that is schedulable and under no maintenance, and the drain needs it: add or uncordon a node with the labels and taints that suit it, or complete a maintenance; to drain the node around it, let a DrainRule skip it";
-    Blocker::of_pod(pod, reason::NO_NODE_FOR_CONTROLLER, message.into(), None)
+    Blocked { reason: reason::NO_NODE_FOR_CONTROLLER.into(), message: message.into(), since: None }
 }
 
-pub(crate) fn cordon_race(due: Timestamp) -> Blocker {
+pub(crate) fn cordon_race(due: Timestamp) -> Blocked {
     let message = format!(
         "somebody makes the node schedulable again and again; it is cordoned again at {due:.0}, and no pod is asked to leave before: stop what uncordons the node, or complete the maintenance"
     );
-    Blocker::of_node(reason::CORDON_RACE, message, None)
+    Blocked { reason: reason::CORDON_RACE.into(), message: message.into(), since: None }
 }
 
-pub(crate) fn node_missing() -> Blocker {
+pub(crate) fn node_missing() -> Blocked {
     let message = "the selector names this node and it does not exist: create it, or complete the maintenance and create one without it";
-    Blocker::of_node(reason::NODE_MISSING, message.into(), None)
+    Blocked { reason: reason::NODE_MISSING.into(), message: message.into(), since: None }
 }
 
 /// Volumes that are still attached. `until` is when the drain goes on without them.
@@ -116,7 +108,7 @@ pub(crate) fn volumes_attached<'a>(
     volumes: impl ExactSizeIterator<Item = &'a Arc<str>>,
     since: Option<Timestamp>,
     until: Option<Timestamp>,
-) -> Blocker {
+) -> Blocked {
     let number = volumes.len();
     let mut names: Vec<&str> = volumes.take(10).map(AsRef::as_ref).collect();
     let more = format!("{} more", number - names.len());
@@ -130,5 +122,5 @@ pub(crate) fn volumes_attached<'a>(
         names.join(", "),
         until.unwrap_or_default()
     );
-    Blocker::of_node(reason::VOLUMES_ATTACHED, message, since)
+    Blocked { reason: reason::VOLUMES_ATTACHED.into(), message: message.into(), since }
 }

@@ -200,4 +200,9 @@ impl MaintenanceFacts {
     pub fn shown(&self) -> (&str, bool) {
         (&self.reason, self.holds_autoscalers)
     }
+
+    /// How a node's annotation names it.
+    pub(crate) fn on_node(&self, stage: Stage) -> MaintenanceOnNode {
+        MaintenanceOnNode { uid: self.uid.to_string(), name: self.name.to_string(), stage }
+    }
 }

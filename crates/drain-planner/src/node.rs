@@ -38,7 +38,6 @@ pub(crate) struct Drain {
 
 /// A node.
 #[derive(Debug)]
-#[allow(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 pub(crate) struct NodeRecord<L> {
     pub facts: NodeFacts<L>,
     /// All maintenances that select it, oldest first.
@@ -58,10 +57,6 @@ pub(crate) struct NodeRecord<L> {
     /// Targets that won a tie and are to be added.
     pub extra: Option<Arc<DrainTargets>>,
     pub assessment: Assessment,
-    /// Whether it waits to be looked at again.
-    pub stale: bool,
-    /// Whether it waits to be brought up to its maintenances.
-    pub behind: bool,
 }
 
 impl<L> NodeRecord<L> {
@@ -78,8 +73,6 @@ impl<L> NodeRecord<L> {
             reassigned: false,
             extra: None,
             assessment: Assessment::default(),
-            stale: false,
-            behind: false,
         }
     }
 

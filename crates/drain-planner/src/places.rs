@@ -17,8 +17,6 @@ pub(crate) struct Places {
     open: BTreeSet<Arc<str>>,
     /// The pods of Haulout itself on nodes that are drained. There are few of them.
     pods: BTreeMap<Uid, Place>,
-    /// Those of them that no other node would take.
-    placeless: BTreeSet<Uid>,
 }
 
 struct Place {
@@ -30,24 +28,14 @@ struct Place {
 }
 
 impl Places {
-    /// The pods of Haulout itself that no other node would take.
-    pub fn placeless(&self) -> &BTreeSet<Uid> {
-        &self.placeless
+    /// Whether this is a pod of Haulout itself that no other node would take.
+    pub fn is_placeless(&self, pod: Uid) -> bool {
+        self.pods.get(&pod).is_some_and(|place| place.other.is_none())
     }
 
     /// Forgets the pods on a node.
     pub fn forget_node(&mut self, node: &Arc<str>) {
         self.pods.retain(|_, place| place.on != *node);
-        self.placeless.retain(|uid| self.pods.contains_key(uid));
-    }
-
-    fn put(&mut self, uid: Uid, place: Place) {
-        if place.other.is_some() {
-            self.placeless.remove(&uid);
-        } else {
-            self.placeless.insert(uid);
-        }
-        self.pods.insert(uid, place);
     }
 }
 
@@ -62,7 +50,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         self.places.forget_node(node);
         for (uid, placement) in own {
             let other = self.place_for(&placement);
-            self.places.put(uid, Place { on: node.clone(), placement, other });
+            self.places.pods.insert(uid, Place { on: node.clone(), placement, other });
         }
     }
 
@@ -92,10 +80,8 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             None => open && self.fits(&place.placement, name),
             Some(other) => other == name && !(open && self.fits(&place.placement, name)),
         };
-        let nodes: BTreeSet<_> =
+        let nodes: Vec<_> =
             self.places.pods.values().filter(concerned).map(|place| place.on.clone()).collect();
-        for node in nodes {
-            self.enqueue_stale(&node);
-        }
+        self.stale.extend(nodes);
     }
 }

@@ -11,7 +11,7 @@
 //! [`Planner::take_changed_nodes`] and [`Planner::take_changed_maintenances`] name. Pods are read where they are, by a
 //! function that the caller passes: the planner has no copy of them.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem;
 use std::sync::Arc;
 
@@ -102,9 +102,9 @@ pub struct Planner<L> {
     /// Maintenances that intersect, directly or through others; `None` when that has to be found out again.
     pub(crate) groups: Option<Vec<Vec<Id>>>,
     /// Nodes to be looked at again.
-    stale: VecDeque<Arc<str>>,
+    pub(crate) stale: BTreeSet<Arc<str>>,
     /// Nodes to be brought up to their maintenances, once none is stale: a maintenance is as far as its last node.
-    behind: VecDeque<Arc<str>>,
+    pub(crate) behind: BTreeSet<Arc<str>>,
     /// Maintenances whose nodes may have to be brought further.
     pub(crate) recounted: BTreeSet<Id>,
     /// Maintenances that have just become known: what has left while nobody followed them is yet to be counted.
@@ -129,8 +129,8 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             next_id: 0,
             neighbours: BTreeMap::new(),
             groups: None,
-            stale: VecDeque::new(),
-            behind: VecDeque::new(),
+            stale: BTreeSet::new(),
+            behind: BTreeSet::new(),
             recounted: BTreeSet::new(),
             first_seen: Vec::new(),
             waits_are_stale: false,
@@ -146,12 +146,12 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         now: Timestamp,
         pods: &mut impl FnMut(&Arc<str>, Which) -> Vec<PodFacts<L>>,
     ) -> bool {
-        if let Some(name) = self.stale.pop_front() {
+        if let Some(name) = self.stale.pop_first() {
             self.reassess(&name, now, pods);
             return true;
         }
         self.enqueue_risen();
-        if let Some(name) = self.behind.pop_front() {
+        if let Some(name) = self.behind.pop_first() {
             self.advance(&name, now, pods);
             return true;
         }
@@ -168,8 +168,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
     pub fn pod_changed(&mut self, node: &str, has_evacuation: bool) {
         let Some((name, record)) = self.nodes.get_key_value(node) else { return };
         if has_evacuation || !record.drains.is_empty() || !record.assessment.pods.is_empty() {
-            let name = name.clone();
-            self.enqueue_stale(&name);
+            self.stale.insert(name.clone());
         }
     }
 
@@ -183,7 +182,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             None => self.namespaces.remove(&name),
         };
         if self.rules.read_namespaces() {
-            self.enqueue_drained();
+            self.reassess_drained();
         }
     }
 
@@ -191,7 +190,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
     pub fn put_rules(&mut self, rules: DrainRules) {
         if self.rules != rules {
             self.rules = rules;
-            self.enqueue_drained();
+            self.reassess_drained();
         }
     }
 
@@ -202,10 +201,9 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         }
         self.unreadable = uids;
         let marked = self.nodes.iter().filter(|(_, record)| record.facts.marked);
-        let marked: Vec<_> = marked.map(|(name, _)| name.clone()).collect();
-        for name in marked {
+        for (name, _) in marked {
             self.changed_nodes.insert(name.clone());
-            self.enqueue_stale(&name);
+            self.stale.insert(name.clone());
         }
     }
 
@@ -230,7 +228,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             self.assign(&name);
         } else {
             self.note_openness(&name);
-            self.enqueue_stale(&name);
+            self.stale.insert(name);
         }
     }
 
@@ -241,7 +239,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         now: Timestamp,
         pods: &mut impl FnMut(&Arc<str>, Which) -> Vec<PodFacts<L>>,
     ) {
-        if self.nodes.get(name).is_some_and(|record| record.stale) {
+        if self.stale.remove(name) {
             self.reassess(name, now, pods);
         }
         let Some(record) = self.nodes.get(name) else { return };
@@ -259,41 +257,36 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
     pub fn put_maintenance(&mut self, facts: MaintenanceFacts) {
         let known = self.ids.get(&facts.name).copied();
         if let Some(maintenance) = known.and_then(|id| self.maintenances.get_mut(&id)) {
-            let same = |a: &MaintenanceFacts, b: &MaintenanceFacts| {
-                (a.stage, a.uncordons, a.created, &a.uid) == (b.stage, b.uncordons, b.created, &b.uid)
-                    && a.volume_timeout == b.volume_timeout
-                    && a.nodes == b.nodes
-                    && a.plan == b.plan
-            };
-            if maintenance.facts.shown() != facts.shown() {
+            let (new, old) = (&facts, &maintenance.facts);
+            // Nothing else can change without it being another maintenance of the same name.
+            let same = (&new.uid, new.created, &new.nodes, &new.plan)
+                == (&old.uid, old.created, &old.nodes, &old.plan);
+            if !same {
+                self.remove_maintenance(&facts.name);
+                return self.add_maintenance(facts);
+            }
+            if new.shown() != old.shown() {
                 // It changes no number, but what its nodes show.
                 self.changed_nodes.extend(maintenance.nodes.iter().cloned());
             }
-            if same(&maintenance.facts, &facts) {
-                let MaintenanceFacts { reason, holds_autoscalers, drain_began, .. } = facts;
-                let rebegun = maintenance.facts.drain_began != drain_began;
-                maintenance.facts =
-                    MaintenanceFacts { reason, holds_autoscalers, drain_began, ..maintenance.facts.clone() };
-                if rebegun {
-                    // Other pods have come after the drain began.
-                    for name in maintenance.nodes.clone() {
-                        self.enqueue_stale(&name);
-                    }
-                }
-                return;
+            if new.drain_began != old.drain_began {
+                // Other pods have come after the drain began.
+                self.stale.extend(maintenance.nodes.iter().cloned());
             }
-            // Nothing else can change without it being another maintenance of the same name.
-            let MaintenanceFacts { stage, uncordons, volume_timeout, .. } = facts;
-            let restaged = MaintenanceFacts { stage, uncordons, volume_timeout, ..maintenance.facts.clone() };
-            if same(&restaged, &facts) {
-                maintenance.facts = facts;
+            let restaged = (new.stage, new.uncordons, new.volume_timeout)
+                != (old.stage, old.uncordons, old.volume_timeout);
+            maintenance.facts = facts;
+            if restaged {
                 let nodes = maintenance.nodes.clone();
                 self.assign_all(&nodes);
                 self.changed_maintenances.extend(known);
-                return;
             }
-            self.remove_maintenance(&facts.name);
+        } else {
+            self.add_maintenance(facts);
         }
+    }
+
+    fn add_maintenance(&mut self, facts: MaintenanceFacts) {
         let id = self.next_id;
         self.next_id += 1;
         let selected = |(name, record): (&Arc<str>, &NodeRecord<L>)| {
@@ -350,7 +343,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
     /// Has a node looked at again if time alone has changed something since the last look.
     pub fn wake(&mut self, node: &Arc<str>, now: Timestamp) {
         if self.nodes.get(node).and_then(|record| record.assessment.wake).is_some_and(|wake| wake <= now) {
-            self.enqueue_stale(node);
+            self.stale.insert(node.clone());
         }
     }
 
@@ -365,26 +358,10 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         changed.iter().filter_map(|id| Some(self.maintenances.get(id)?.facts.name.clone())).collect()
     }
 
-    pub(crate) fn enqueue_stale(&mut self, name: &Arc<str>) {
-        if let Some(record) = self.nodes.get_mut(name).filter(|record| !record.stale) {
-            record.stale = true;
-            self.stale.push_back(name.clone());
-        }
-    }
-
-    pub(crate) fn enqueue_behind(&mut self, name: &Arc<str>) {
-        if let Some(record) = self.nodes.get_mut(name).filter(|record| !record.behind) {
-            record.behind = true;
-            self.behind.push_back(name.clone());
-        }
-    }
-
-    fn enqueue_drained(&mut self) {
+    /// Has every node looked at again that is drained.
+    fn reassess_drained(&mut self) {
         let drained = self.nodes.iter().filter(|(_, record)| !record.drains.is_empty());
-        let drained: Vec<_> = drained.map(|(name, _)| name.clone()).collect();
-        for name in drained {
-            self.enqueue_stale(&name);
-        }
+        self.stale.extend(drained.map(|(name, _)| name.clone()));
     }
 
     /// Has the nodes of maintenances brought further that have got to a later step.
@@ -393,9 +370,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             let Some(maintenance) = self.maintenances.get_mut(&id) else { continue };
             let current = maintenance.totals.current();
             if mem::replace(&mut maintenance.step, current) < current {
-                for name in maintenance.nodes.clone() {
-                    self.enqueue_behind(&name);
-                }
+                self.behind.extend(maintenance.nodes.iter().cloned());
             }
         }
     }

@@ -12,7 +12,7 @@ use haulout_api_types::uid::Uid;
 use jiff::{SignedDuration, Timestamp};
 
 use crate::announce;
-use crate::assess::{self, Counts, MAX_SKIPPED};
+use crate::assess::{self, Assessment, Counts, MAX_SKIPPED};
 use crate::blockers::{self, Blocker};
 use crate::facts::{Blocked, EvacuationOf, MaintenanceFacts, PodKey};
 use crate::node::{Cordon, NodeRecord};
@@ -24,6 +24,9 @@ const MAX_NAMES: usize = 20;
 
 /// How many maintenances are named on a node and on an Evacuation.
 const MAX_HOLDERS: usize = 10;
+
+/// What a drain says of itself when it is over.
+pub const DRAINED: &str = "Drained";
 
 /// How a drain of one node stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -231,11 +234,12 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         let message = match state {
             NodeState::Idle => String::new(),
             NodeState::Cordoning => "Waiting to be cordoned.".into(),
-            NodeState::Drained => drained(),
+            NodeState::Drained => DRAINED.into(),
             NodeState::Evacuating if counts.targeted == 0 => waiting_for_things(&counts),
             NodeState::Evacuating => {
                 let oldest = record.assessment.drains.first();
-                evacuating(&self.names(oldest.into_iter().flat_map(|oldest| &oldest.limited_by)))
+                let limiters = oldest.into_iter().flat_map(|oldest| record.assessment.limiters(oldest));
+                evacuating(&self.names(limiters))
             }
             NodeState::Waiting => {
                 let oldest = record.drains.first().and_then(|oldest| self.maintenances.get(&oldest.id));
@@ -243,7 +247,6 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             }
         };
         let plans = record.drains.iter().filter_map(|drain| self.maintenances.get(&drain.id));
-        let held_back = record.is_held_back(&self.unreadable);
         let slots = plans.flat_map(|m| m.facts.plan.slots());
         let targets = announce::entries(&record.targets, slots, &record.facts.reached);
         Some(NodePlan {
@@ -253,7 +256,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             hold_autoscalers: self.holding(record).any(|facts| facts.holds_autoscalers),
             draining: !record.drains.is_empty(),
             uncordon: record.cordon == Cordon::Unwanted,
-            held_back,
+            held_back: record.is_held_back(&self.unreadable),
             maintenances: self.maintenances_on(record),
             targets,
             volume_timeout: record.volume_timeout,
@@ -284,7 +287,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             && selected + deleted > 0;
         let message = match () {
             () if !draining => String::new(),
-            () if is_drained => drained(),
+            () if is_drained => DRAINED.into(),
             () if counts.left == 0 && cordoned < selected => {
                 format!("Waiting for {} of {selected} nodes to be cordoned.", selected - cordoned)
             }
@@ -298,25 +301,16 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         };
         let mut forwarded_by = self.names(totals.forwarded_by.keys());
         forwarded_by.extend(totals.forwarded_by_past.keys().cloned());
-        let on = |node| self.nodes.get(node).map(|record| (node, record));
-        let blocked =
-            totals.blocked_nodes.iter().filter_map(on).map(|(node, r)| (node, &r.assessment.blockers));
-        let refused =
-            totals.refused_nodes.iter().filter_map(on).map(|(node, r)| (node, &r.assessment.refused));
-        let first = |blockers: &mut dyn Iterator<Item = (&Arc<str>, &Vec<Blocker>)>| {
-            let all = blockers.flat_map(|(node, found)| found.iter().map(move |one| (node, one)));
-            all.take(MAX_BLOCKERS).map(|(node, one)| (Some(node.clone()), one.clone())).collect::<Vec<_>>()
-        };
-        let leaving = totals.leaving_nodes.iter().filter_map(on);
-        let waiting_for = leaving.flat_map(|(node, record)| {
-            record.assessment.waiting_for.iter().map(|awaited| (node.clone(), awaited.clone()))
-        });
-        let skipped =
-            totals.skipped_nodes.iter().filter_map(on).flat_map(|(_, record)| &record.assessment.skipped);
-        let mut blockers = [first(&mut { blocked }), first(&mut { refused })].concat();
-        let absent =
-            missing.iter().filter(|_| draining).map(|name| (Some(name.clone()), blockers::node_missing()));
-        blockers.extend(absent.take(MAX_BLOCKERS));
+        // Deleted ones come first: nothing else remembers them.
+        let drained_nodes = maintenance.deleted.iter().chain(&totals.drained_nodes);
+        let blocked = self.found_on(&totals.blocked_nodes, |found| &found.blockers).take(MAX_BLOCKERS);
+        let refused = self.found_on(&totals.refused_nodes, |found| &found.refused).take(MAX_BLOCKERS);
+        let is_missing = |name: &Arc<str>| (name.clone(), Blocker::new(None, &blockers::node_missing()));
+        let absent = missing.iter().filter(|_| draining).map(is_missing).take(MAX_BLOCKERS);
+        let blockers = blocked.chain(refused).chain(absent).map(|(node, blocker)| (Some(node), blocker));
+        let blockers = blockers.collect();
+        let waiting_for = self.found_on(&totals.leaving_nodes, |found| &found.waiting_for);
+        let skipped = self.found_on(&totals.skipped_nodes, |found| &found.skipped).map(|(_, pod)| pod);
         let mut blockers_by_reason = totals.reasons.clone();
         if draining && nodes_missing > 0 {
             let number = u32::try_from(nodes_missing).unwrap_or(u32::MAX);
@@ -332,7 +326,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             nodes_selected: selected,
             nodes_drained: totals.drained_nodes.len(),
             nodes_drained_and_deleted: deleted,
-            drained_nodes: drained_nodes(&maintenance.deleted, &totals.drained_nodes),
+            drained_nodes: drained_nodes.take(MAX_DRAINED_NODES).cloned().collect(),
             nodes_missing,
             missing_nodes: missing,
             nodes_cordoned: cordoned,
@@ -343,19 +337,24 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             blockers,
             blockers_by_reason,
             waiting_for: waiting_for.take(MAX_WAITING_FOR).collect(),
-            skipped: skipped.take(MAX_SKIPPED).cloned().collect(),
+            skipped: skipped.take(MAX_SKIPPED).collect(),
         })
+    }
+
+    /// What was found on these nodes, with the node.
+    fn found_on<'a, T: Clone + 'a>(
+        &'a self,
+        nodes: &'a BTreeSet<Arc<str>>,
+        of: fn(&Assessment) -> &Vec<T>,
+    ) -> impl Iterator<Item = (Arc<str>, T)> + 'a {
+        let found = nodes.iter().filter_map(move |node| Some((node, of(&self.nodes.get(node)?.assessment))));
+        found.flat_map(|(node, all)| all.iter().map(|one| (node.clone(), one.clone())))
     }
 
     /// The maintenances that a node's annotation names: those that hold it, those that cannot be followed and held it
     /// before, and those that have let go of it and whose drain its targets are of.
     fn maintenances_on(&self, record: &NodeRecord<L>) -> Vec<MaintenanceOnNode> {
-        let holds = self.holding(record).map(|facts| MaintenanceOnNode {
-            uid: facts.uid.to_string(),
-            name: facts.name.to_string(),
-            stage: facts.stage,
-        });
-        let mut all: Vec<MaintenanceOnNode> = holds.collect();
+        let mut all: Vec<_> = self.holding(record).map(|facts| facts.on_node(facts.stage)).collect();
         if record.facts.marked && record.facts.maintenances.is_none() {
             // It does not say who held it: any of those that cannot be followed may have.
             let may_hold = |uid: &Arc<str>| MaintenanceOnNode {
@@ -416,15 +415,6 @@ fn state<L>(record: &NodeRecord<L>) -> NodeState {
         () if counts.moving() > 0 => NodeState::Evacuating,
         () => NodeState::Waiting,
     }
-}
-
-/// The names of drained nodes that a status has room for. Deleted ones come first: nothing else remembers them.
-fn drained_nodes(deleted: &BTreeSet<Arc<str>>, drained: &BTreeSet<Arc<str>>) -> Vec<Arc<str>> {
-    deleted.iter().chain(drained).take(MAX_DRAINED_NODES).cloned().collect()
-}
-
-fn drained() -> String {
-    "Drained".into()
 }
 
 /// What is waited for where no pod is asked to leave.

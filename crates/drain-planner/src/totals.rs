@@ -71,20 +71,13 @@ impl Sign {
         };
     }
 
-    /// Changes a count in a map that holds no zeros.
-    pub fn apply_to<K: Ord>(self, map: &mut BTreeMap<K, u32>, key: K, by: u32) {
-        let total = map.entry(key);
-        match total {
-            std::collections::btree_map::Entry::Vacant(vacant) if self == Self::Plus && by > 0 => {
-                vacant.insert(by);
-            }
-            std::collections::btree_map::Entry::Vacant(_) => {}
-            std::collections::btree_map::Entry::Occupied(mut occupied) => {
-                self.apply(occupied.get_mut(), by);
-                if *occupied.get() == 0 {
-                    occupied.remove();
-                }
-            }
+    /// Counts one more or one less in a map that holds no zeros.
+    pub fn apply_to<K: Ord>(self, map: &mut BTreeMap<K, u32>, key: K) {
+        match (self, map.get_mut(&key)) {
+            (Self::Plus, Some(total)) => *total = total.saturating_add(1),
+            (Self::Plus, None) => drop(map.insert(key, 1)),
+            (Self::Minus, Some(total)) if *total > 1 => *total -= 1,
+            (Self::Minus, _) => drop(map.remove(&key)),
         }
     }
 }
@@ -112,7 +105,7 @@ impl Totals {
 
     pub fn count_reach(&mut self, sign: Sign, plan: &Plan, targets: &DrainTargets) {
         for (reach, (pod_type, selector)) in self.reach.iter_mut().zip(plan.slots()) {
-            sign.apply_to(reach, targets.reach(pod_type, selector), 1);
+            sign.apply_to(reach, targets.reach(pod_type, selector));
         }
     }
 
@@ -127,7 +120,7 @@ impl Totals {
             _ => drop(self.cordons_due.remove(node)),
         }
         for blocker in &found.refused {
-            sign.apply_to(&mut self.reasons, blocker.reason.clone(), 1);
+            sign.apply_to(&mut self.reasons, blocker.reason.clone());
         }
         sign.apply_to_set(&mut self.refused_nodes, node, !found.refused.is_empty());
     }
@@ -158,17 +151,16 @@ impl Totals {
         sign.apply(&mut totals.volumes, counts.volumes);
         sign.apply(&mut totals.volumes_ignored, counts.volumes_ignored);
         sign.apply(&mut totals.left, counts.left);
-        sign.apply(&mut totals.unwanted, counts.unwanted);
         sign.apply(&mut totals.to_evacuate, counts.to_evacuate);
         for (total, by) in totals.waiting.each(&counts.waiting) {
             sign.apply(total, by);
         }
         sign.apply(&mut self.own, drain.own);
-        for other in &drain.limited_by {
-            sign.apply_to(&mut self.limiters, *other, 1);
+        for other in found.limiters(drain) {
+            sign.apply_to(&mut self.limiters, *other);
         }
         for blocker in &found.blockers {
-            sign.apply_to(&mut self.reasons, blocker.reason.clone(), 1);
+            sign.apply_to(&mut self.reasons, blocker.reason.clone());
         }
         let waits = oldest && counts.left > 0 && counts.moving() == 0;
         for (nodes, belongs) in [
@@ -188,8 +180,6 @@ impl Totals {
             let pod_priority = (*reach.keys().next()?)?;
             Some(EntryMatcher { pod_type, pod_priority, selector: selector.clone() })
         });
-        let lowest: Vec<_> = lowest.collect();
-        let targets: DrainTargets = lowest.iter().cloned().collect();
-        targets.describe(plan.slots())
+        lowest.collect::<DrainTargets>().describe(plan.slots())
     }
 }
