@@ -1,7 +1,6 @@
 //! Connections: accepted, kept to their limits, and closed in good order. What is said on them is in
 //! `handler`, how they are encrypted in `tls`.
 
-mod activity;
 mod handler;
 pub mod tls;
 
@@ -17,7 +16,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -26,8 +25,6 @@ use tokio_util::task::TaskTracker;
 use tower::Service as _;
 use tracing::{debug, info, warn};
 
-use self::activity::Activity;
-use self::handler::Handler;
 use crate::metrics::Metrics;
 use crate::review::Admit;
 
@@ -83,7 +80,7 @@ pub struct Server {
 impl Server {
     /// A server that has yet to serve.
     pub fn new(admit: impl Admit, tls: Arc<ServerConfig>, limits: Limits, metrics: Metrics) -> Self {
-        let router = Handler::new(admit, &limits, metrics.clone()).router();
+        let router = handler::router(admit, &limits, metrics.clone());
         Self { router, tls: TlsAcceptor::from(tls), limits, metrics, close: CancellationToken::new() }
     }
 
@@ -91,24 +88,26 @@ impl Server {
     pub async fn serve(self, listener: TcpListener, stop: CancellationToken) {
         let server = Arc::new(self);
         let connections = TaskTracker::new();
+        let door = Door::new(listener, server.limits.connections);
+        let accept = async {
+            loop {
+                let (stream, place) = door.next().await;
+                connections.spawn(Arc::clone(&server).connection(stream, place));
+            }
+        };
+        let stopped = async {
+            stop.cancelled().await;
+            tokio::time::sleep(server.limits.linger).await;
+        };
         tokio::select! {
-            () = server.accept(listener, &connections) => {}
-            () = async { stop.cancelled().await; tokio::time::sleep(server.limits.linger).await } => {}
+            () = accept => {}
+            () = stopped => {}
         }
         info!(connections = connections.len(), "closing connections");
         server.close.cancel();
         connections.close();
         if timeout(server.limits.drain, connections.wait()).await.is_err() {
             warn!(connections = connections.len(), "cutting connections that did not end");
-        }
-    }
-
-    /// Accepts for ever.
-    async fn accept(self: &Arc<Self>, listener: TcpListener, connections: &TaskTracker) {
-        let door = Door::new(listener, self.limits.connections);
-        loop {
-            let (stream, place) = door.next().await;
-            connections.spawn(Arc::clone(self).connection(stream, place));
         }
     }
 
@@ -142,15 +141,12 @@ impl Server {
             Some(b"h2") => http.http2_only(),
             _ => http.http1_only(),
         };
-        let activity = Arc::new(Activity::new());
+        let (requests, begun) = (TaskTracker::new(), Notify::new());
+        // More can begin; it lets `wait` return when there are none.
+        requests.close();
         let service = service_fn(|request: http::Request<Incoming>| {
-            let under_way = activity.begin();
-            let answer = self.router.clone().call(request);
-            async move {
-                let answer = answer.await;
-                drop(under_way);
-                answer
-            }
+            begun.notify_one();
+            requests.track_future(self.router.clone().call(request))
         });
         let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
         tokio::select! {
@@ -160,7 +156,7 @@ impl Server {
                 }
                 return;
             }
-            () = activity.quiet(limits.first_request, limits.idle) => self.metrics.cut("idle"),
+            () = quiet(&requests, &begun, limits.first_request, limits.idle) => self.metrics.cut("idle"),
             () = self.close.cancelled() => {}
         }
         // HTTP/2 says GOAWAY and HTTP/1.1 `connection: close`; requests that are under way go on.
@@ -168,8 +164,20 @@ impl Server {
         tokio::select! {
             // How it ends no longer matters.
             _ = connection.as_mut() => {}
-            () = activity.quiet(limits.first_request, limits.first_request) => {}
+            () = quiet(&requests, &begun, limits.first_request, limits.first_request) => {}
         }
+    }
+}
+
+/// Resolves when there has been no first request for so long, or no further one for so long after the last has ended.
+async fn quiet(requests: &TaskTracker, begun: &Notify, first: Duration, further: Duration) {
+    let mut limit = first;
+    loop {
+        requests.wait().await;
+        if timeout(limit, begun.notified()).await.is_err() {
+            return;
+        }
+        limit = further;
     }
 }
 

@@ -17,7 +17,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Body as _;
 use kube::core::Status;
 use serde_json::json;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
 use tracing::{debug, error};
 
@@ -32,11 +32,11 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest that it allows.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-pub(super) struct Handler<A> {
+struct Handler<A> {
     admit: A,
     body: usize,
     /// Room for bodies, in steps.
-    room: Arc<Semaphore>,
+    room: Semaphore,
     metrics: Metrics,
 }
 
@@ -48,15 +48,17 @@ struct Known {
 }
 
 /// Why there is no verdict.
-fn failure(code: StatusCode, reason: &str, message: &str) -> Box<Status> {
+type Failure = Box<Status>;
+
+fn failure(code: StatusCode, reason: &str, message: &str) -> Failure {
     Status::failure(message, reason).with_code(code.as_u16()).boxed()
 }
 
-fn bad_request(message: &str) -> Box<Status> {
+fn bad_request(message: &str) -> Failure {
     failure(StatusCode::BAD_REQUEST, "BadRequest", message)
 }
 
-fn internal(message: &str) -> Box<Status> {
+fn internal(message: &str) -> Failure {
     failure(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message)
 }
 
@@ -73,29 +75,22 @@ fn failure_response(status: &Status, uid: Option<&str>) -> Response {
     json_response(code, body.unwrap_or_default())
 }
 
+/// Serves every webhook under its path.
+pub(super) fn router(admit: impl Admit, limits: &Limits, metrics: Metrics) -> Router {
+    let room = Semaphore::new(limits.bodies.div_ceil(STEP));
+    let handler = Arc::new(Handler { admit, body: limits.body, room, metrics });
+    let route = |router: Router, hook: Hook| {
+        let handler = Arc::clone(&handler);
+        router.route(&hook.path(), post(async move |request| handler.answer(hook, request).await))
+    };
+    Hook::ALL.into_iter().fold(Router::new(), route).fallback(async |uri: Uri| {
+        let path: String = uri.path().chars().take(80).collect();
+        let message = format!("{path} is no webhook of ours: check clientConfig of the configuration");
+        failure_response(&failure(StatusCode::NOT_FOUND, "NotFound", &message), None)
+    })
+}
+
 impl<A: Admit> Handler<A> {
-    pub(super) fn new(admit: A, limits: &Limits, metrics: Metrics) -> Self {
-        let room = Arc::new(Semaphore::new(limits.bodies.div_ceil(STEP)));
-        Self { admit, body: limits.body, room, metrics }
-    }
-
-    pub(super) fn router(self) -> Router {
-        let handler = Arc::new(self);
-        let route = |router: Router, hook: Hook| {
-            let handler = Arc::clone(&handler);
-            let answer = move |request| {
-                let handler = Arc::clone(&handler);
-                async move { handler.answer(hook, request).await }
-            };
-            router.route(&hook.path(), post(answer))
-        };
-        Hook::ALL.into_iter().fold(Router::new(), route).fallback(async |uri: Uri| {
-            let path: String = uri.path().chars().take(80).collect();
-            let message = format!("{path} is no webhook of ours: check clientConfig of the configuration");
-            failure_response(&failure(StatusCode::NOT_FOUND, "NotFound", &message), None)
-        })
-    }
-
     async fn answer(&self, hook: Hook, request: HttpRequest) -> Response {
         let mut known = Known::default();
         let review = AssertUnwindSafe(self.review(hook, request, &mut known)).catch_unwind();
@@ -113,12 +108,7 @@ impl<A: Admit> Handler<A> {
         failure_response(&status, known.uid.as_deref())
     }
 
-    async fn review(
-        &self,
-        hook: Hook,
-        http: HttpRequest,
-        known: &mut Known,
-    ) -> Result<Response, Box<Status>> {
+    async fn review(&self, hook: Hook, http: HttpRequest, known: &mut Known) -> Result<Response, Failure> {
         let deadline = Instant::now() + budget(http.uri());
         let (body, _held) = timeout_at(deadline, self.read(http.into_body())).await.map_err(|_| {
             let message = "the body did not come, or there was no room for it, within timeoutSeconds";
@@ -145,13 +135,12 @@ impl<A: Admit> Handler<A> {
     }
 
     /// The whole body, together with its share of the memory.
-    async fn read(&self, mut body: Body) -> Result<(Vec<u8>, Vec<OwnedSemaphorePermit>), Box<Status>> {
+    async fn read(&self, mut body: Body) -> Result<(Vec<u8>, Vec<SemaphorePermit<'_>>), Failure> {
         let too_large = || {
             let message = format!("the body has more than {} bytes", self.body);
             failure(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", &message)
         };
-        let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-        if announced > self.body {
+        if !usize::try_from(body.size_hint().lower()).is_ok_and(|announced| announced <= self.body) {
             return Err(too_large());
         }
         let (mut whole, mut held) = (Vec::new(), Vec::new());
@@ -165,11 +154,7 @@ impl<A: Admit> Handler<A> {
             let steps = length.div_ceil(STEP) - whole.len().div_ceil(STEP);
             if let Ok(steps @ 1..) = u32::try_from(steps) {
                 // It fails only if the semaphore is closed, which it never is.
-                held.extend(Arc::clone(&self.room).acquire_many_owned(steps).await);
-            }
-            if whole.is_empty() {
-                // An announcement alone gets no more than a step.
-                whole.reserve_exact(announced.min(STEP).max(data.len()));
+                held.extend(self.room.acquire_many(steps).await);
             }
             whole.extend_from_slice(&data);
         }
@@ -189,7 +174,7 @@ fn budget(uri: &Uri) -> Duration {
 }
 
 /// A configuration that sends something else here would be judged by the wrong rules.
-fn directed_here(hook: Hook, request: &Request) -> Result<(), Box<Status>> {
+fn directed_here(hook: Hook, request: &Request) -> Result<(), Failure> {
     let resource = &request.resource;
     if resource.resource == hook.resource() && resource.group == hook.group() {
         return Ok(());

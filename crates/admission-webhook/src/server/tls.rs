@@ -21,10 +21,8 @@ use crate::args::ClientArgs;
 /// Why connections cannot be encrypted.
 #[derive(Debug, ThisError)]
 pub enum TlsError {
-    #[error("--client-ca {}: {source}", path.display())]
-    Unreadable { path: PathBuf, source: pem::Error },
     #[error("--client-ca {}: {problem}", path.display())]
-    Unusable { path: PathBuf, problem: String },
+    ClientCa { path: PathBuf, problem: String },
     #[error("setting up TLS: {0}")]
     Library(#[from] Error),
 }
@@ -46,8 +44,8 @@ pub fn config(
 }
 
 fn verifier(path: &Path, names: &[String]) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
-    let unreadable = |source| TlsError::Unreadable { path: path.into(), source };
-    let unusable = |problem: String| TlsError::Unusable { path: path.into(), problem };
+    let unusable = |problem: String| TlsError::ClientCa { path: path.into(), problem };
+    let unreadable = |error: pem::Error| unusable(error.to_string());
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_file_iter(path).map_err(unreadable)? {
         roots.add(certificate.map_err(unreadable)?).map_err(|error| unusable(error.to_string()))?;

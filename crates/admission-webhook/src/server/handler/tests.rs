@@ -35,7 +35,7 @@ struct Setup {
 impl Setup {
     fn new(limits: Limits) -> Self {
         let metrics = ServiceMetrics::new("test", "1");
-        let router = Handler::new(Puppet, &limits, Metrics::new(&metrics)).router();
+        let router = super::router(Puppet, &limits, Metrics::new(&metrics));
         Self { router, metrics }
     }
 
