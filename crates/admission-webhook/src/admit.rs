@@ -58,14 +58,14 @@ impl Rules {
             }
             (Hook::ValidateDrainRules, Operation::Create | Operation::Update) => {
                 let new: DrainRule = new(request)?;
-                let rules = self.caches.drain_rules().await;
+                let rules = self.caches.drain_rules.all().await;
                 Ok(drain_rule::judge(&new, rules.iter().map(AsRef::as_ref)))
             }
             (Hook::ValidatePods, Operation::Create) => Ok(pod::judge(None, &new(request)?)),
             (Hook::ValidatePods, Operation::Update) => Ok(pod::judge(Some(&old(request)?), &new(request)?)),
             (Hook::ValidateNodes, Operation::Update) => {
                 let (old, new) = (old(request)?, new(request)?);
-                let maintenances = self.caches.maintenances().await;
+                let maintenances = self.caches.maintenances.all().await;
                 Ok(node::judge(&old, &new, maintenances.iter().map(AsRef::as_ref)))
             }
             _ => Ok(Verdict::default()),
@@ -132,16 +132,14 @@ impl Rules {
         if !evacuation::is_meant(metadata.as_ref(), &old) {
             return Ok(Verdict::default());
         }
-        let node = pod.and_then(|pod| pod.node.clone()).and_then(|name| self.caches.node(&name));
-        let drained_by = match node {
-            Some(node) => {
-                let maintenances = self.caches.maintenances().await;
-                let maintenances = maintenances.iter().map(AsRef::as_ref);
-                let name = node.metadata.name.as_deref().unwrap_or_default();
-                node::drained_by(name, &node.metadata.labels, maintenances)
-            }
-            None => Vec::new(),
-        };
+        let mut drained_by = Vec::new();
+        if let Some(name) = pod.and_then(|pod| pod.node.clone())
+            && let Some(node) = self.caches.nodes.get(&name)
+        {
+            let maintenances = self.caches.maintenances.all().await;
+            let maintenances = maintenances.iter().map(AsRef::as_ref);
+            drained_by = node::drained_by(&name, &node.metadata.labels, maintenances);
+        }
         Ok(evacuation::still_wanted(&old, &drained_by))
     }
 
@@ -169,12 +167,9 @@ impl Rules {
 
     async fn maintenance(&self, request: &Request) -> Result<Verdict, Verdict> {
         let new: NodeMaintenance = new(request)?;
-        let old = match request.operation {
-            Operation::Update => Some(old(request)?),
-            _ => None,
-        };
+        let old = (request.operation == Operation::Update).then(|| old(request)).transpose()?;
         self.authorize_nodes(&request.user, &new.spec.node_selector).await?;
-        let nodes = self.caches.nodes().await;
+        let nodes = self.caches.nodes.all().await;
         let nodes =
             nodes.iter().filter_map(|node| Some((node.metadata.name.as_deref()?, &node.metadata.labels)));
         Ok(node_maintenance::judge(old.as_ref(), &new, nodes))
@@ -260,9 +255,8 @@ fn old<T: DeserializeOwned>(request: &Request) -> Result<T, Verdict> {
 }
 
 fn read<T: DeserializeOwned>(object: Option<&RawValue>) -> Result<T, Verdict> {
-    let Some(object) = object else {
-        return Err(Verdict::refused(Cause::Unreadable, "the request comes without its object"));
-    };
+    let missing = || Verdict::refused(Cause::Unreadable, "the request comes without its object");
+    let object = object.ok_or_else(missing)?;
     serde_json::from_str(object.get()).map_err(|error| {
         let message = format!("the object cannot be read as what it is said to be: {error}");
         Verdict::refused(Cause::Unreadable, message)

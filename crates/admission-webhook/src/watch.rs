@@ -17,9 +17,12 @@ use crate::metrics::Metrics;
 #[derive(Clone)]
 pub struct Caches {
     pods: PodCache,
-    nodes: Arc<Store<PartialObjectMeta<Node>>>,
-    maintenances: Arc<Store<NodeMaintenance>>,
-    drain_rules: Arc<Store<DrainRule>>,
+    /// Nodes: their names and labels.
+    pub nodes: Arc<Store<PartialObjectMeta<Node>>>,
+    /// The maintenances that can be read, without plan and status.
+    pub maintenances: Arc<Store<NodeMaintenance>>,
+    /// The drain rules that can be read.
+    pub drain_rules: Arc<Store<DrainRule>>,
     metrics: Metrics,
 }
 
@@ -48,8 +51,8 @@ impl Caches {
         let caches = Self { pods, nodes, maintenances, drain_rules, metrics };
         let (all, readiness) = (caches.clone(), context.readiness.clone());
         term.spawn(async move {
-            let Self { pods, nodes, maintenances, drain_rules, .. } = all;
-            tokio::join!(pods.ready(), nodes.synced(), maintenances.synced(), drain_rules.synced());
+            all.pods.ready().await;
+            tokio::join!(all.nodes.synced(), all.maintenances.synced(), all.drain_rules.synced());
             readiness.done(CACHES);
         });
         caches
@@ -61,30 +64,4 @@ impl Caches {
         let cached = current.then(|| self.pods.read().find(namespace, &wanted.name).cloned()).flatten();
         cached.filter(|pod| pod.uid.to_string() == wanted.uid).inspect(|_| self.metrics.pod_lookup("cached"))
     }
-
-    /// The node with this name.
-    pub fn node(&self, name: &str) -> Option<Arc<PartialObjectMeta<Node>>> {
-        self.nodes.get(name)
-    }
-
-    /// All nodes: their names and labels.
-    pub async fn nodes(&self) -> Vec<Arc<PartialObjectMeta<Node>>> {
-        listed(&self.nodes).await
-    }
-
-    /// All maintenances that can be read, without plan and status.
-    pub async fn maintenances(&self) -> Vec<Arc<NodeMaintenance>> {
-        listed(&self.maintenances).await
-    }
-
-    /// All drain rules that can be read.
-    pub async fn drain_rules(&self) -> Vec<Arc<DrainRule>> {
-        listed(&self.drain_rules).await
-    }
-}
-
-/// An empty store is no answer before the first list.
-async fn listed<K>(store: &Store<K>) -> Vec<Arc<K>> {
-    store.synced().await;
-    store.all()
 }

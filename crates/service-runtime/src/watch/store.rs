@@ -36,8 +36,9 @@ impl<K> Store<K> {
         self.objects.read().get(name).cloned()
     }
 
-    /// All objects, sorted by name.
-    pub fn all(&self) -> Vec<Arc<K>> {
+    /// All objects, sorted by name. Waits until they have been listed: an empty store is no answer before that.
+    pub async fn all(&self) -> Vec<Arc<K>> {
+        self.synced().await;
         self.objects.read().values().cloned().collect()
     }
 
