@@ -92,9 +92,14 @@ pub struct CertificateArgs {
 }
 
 impl CertificateArgs {
-    /// Whether the `caBundle` of the webhook configurations is ours to write.
-    pub fn manages_trust(&self) -> bool {
-        self.cert_dir.is_none() || self.manage_ca_bundle
+    /// The resources and names of the webhook configurations whose `caBundle` is ours to write: mutating, validating.
+    pub fn managed_configurations(&self) -> [(&'static str, &[String]); 2] {
+        let ours = self.cert_dir.is_none() || self.manage_ca_bundle;
+        [
+            ("mutatingwebhookconfigurations", &self.mutating_configurations),
+            ("validatingwebhookconfigurations", &self.validating_configurations),
+        ]
+        .map(|(resource, names)| (resource, if ours { names.as_slice() } else { &[] }))
     }
 }
 

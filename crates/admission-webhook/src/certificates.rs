@@ -33,11 +33,7 @@ pub fn permissions(args: &CertificateArgs) -> Vec<Permission> {
         needed.push(Permission::own("create", "", "secrets"));
         needed.extend(["list", "watch", "update"].map(on));
     }
-    let configurations = [
-        ("mutatingwebhookconfigurations", &args.mutating_configurations),
-        ("validatingwebhookconfigurations", &args.validating_configurations),
-    ];
-    for (resource, names) in configurations.into_iter().filter(|_| args.manages_trust()) {
+    for (resource, names) in args.managed_configurations() {
         for name in names {
             let on = |verb| Permission::cluster(verb, "admissionregistration.k8s.io", resource).on(name);
             needed.extend(["list", "watch", "patch"].map(on));

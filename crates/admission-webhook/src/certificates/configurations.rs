@@ -100,8 +100,7 @@ struct Watched<K> {
 
 impl<K: Webhooks> Watched<K> {
     fn start(
-        resource: &'static str,
-        names: &[String],
+        (resource, names): (&'static str, &[String]),
         client: &Client,
         term: &mut Term,
         changed: &Arc<Notify>,
@@ -149,14 +148,10 @@ impl Configurations {
         term: &mut Term,
         changed: &Arc<Notify>,
     ) -> Self {
-        let (mutating, validating): (&[_], &[_]) = if args.manages_trust() {
-            (&args.mutating_configurations, &args.validating_configurations)
-        } else {
-            (&[], &[])
-        };
+        let [mutating, validating] = args.managed_configurations();
         Self {
-            mutating: Watched::start("mutatingwebhookconfigurations", mutating, client, term, changed),
-            validating: Watched::start("validatingwebhookconfigurations", validating, client, term, changed),
+            mutating: Watched::start(mutating, client, term, changed),
+            validating: Watched::start(validating, client, term, changed),
         }
     }
 

@@ -89,8 +89,10 @@ pub(super) fn decide<'a>(
     }
     let known = &store.current.pair.names;
     if !policy.names.iter().all(|name| known.contains(name)) {
-        // Together with the old names: while an upgrade is under way, old replicas ask for those.
-        return Decision::Now(Step::Stage(union(&policy.names, &store.current)));
+        // Together with the old names: while an upgrade is under way, old replicas ask for those. The common name is
+        // none of them.
+        let old = known.iter().filter(|name| !policy.names.contains(name) && name.contains(['.', ':']));
+        return Decision::Now(Step::Stage(policy.names.iter().chain(old).cloned().collect()));
     }
     let renewal = renewal(&store.current, policy);
     if now >= renewal { Decision::Now(Step::Stage(policy.names.clone())) } else { Decision::At(renewal) }
@@ -100,11 +102,6 @@ pub(super) fn decide<'a>(
 fn renewal(generation: &Generation, policy: &Policy) -> Timestamp {
     let own = generation.pair.expires.duration_since(generation.pair.begins);
     generation.pair.expires.saturating_sub(own.min(policy.lifetime) / 3).unwrap_or(Timestamp::MIN)
-}
-
-fn union(names: &[String], generation: &Generation) -> Vec<String> {
-    let more = generation.pair.names.iter().filter(|name| !names.contains(name) && name.contains(['.', ':']));
-    names.iter().chain(more).cloned().collect()
 }
 
 fn later(time: Timestamp, by: SignedDuration) -> Timestamp {

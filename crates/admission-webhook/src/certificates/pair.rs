@@ -8,7 +8,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::{self, PemObject as _};
 use thiserror::Error;
-use x509_parser::prelude::{FromDer as _, X509Certificate};
+use x509_parser::prelude::{ASN1Time, FromDer as _, X509Certificate};
 
 use crate::server::tls::names_of;
 
@@ -44,17 +44,13 @@ pub(super) struct Pair {
 impl Pair {
     /// Reads a chain and a key.
     pub(super) fn read(certificate: &[u8], key: &[u8]) -> Result<Self, PairError> {
-        let chain = CertificateDer::pem_slice_iter(certificate)
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|error| PairError::BadCertificate(error.to_string()))?;
+        let bad = |error: &dyn std::fmt::Display| PairError::BadCertificate(error.to_string());
+        let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate).collect();
+        let chain = chain.map_err(|error| bad(&error))?;
         let leaf = chain.first().ok_or(PairError::NoCertificate)?;
-        let (_, parsed) =
-            X509Certificate::from_der(leaf).map_err(|error| PairError::BadCertificate(error.to_string()))?;
-        let time = |seconds: i64| {
-            Timestamp::from_second(seconds).map_err(|error| PairError::BadCertificate(error.to_string()))
-        };
-        let (begins, expires) =
-            (time(parsed.validity().not_before.timestamp())?, time(parsed.validity().not_after.timestamp())?);
+        let (_, parsed) = X509Certificate::from_der(leaf).map_err(|error| bad(&error))?;
+        let time = |time: ASN1Time| Timestamp::from_second(time.timestamp()).map_err(|error| bad(&error));
+        let (begins, expires) = (time(parsed.validity().not_before)?, time(parsed.validity().not_after)?);
         let names = names_of(leaf);
         let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| match error {
             pem::Error::NoItemsFound => PairError::NoKey,

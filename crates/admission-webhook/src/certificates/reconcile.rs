@@ -41,6 +41,11 @@ enum StepError {
 }
 
 impl StepError {
+    /// Says what the API server was asked for.
+    fn doing(what: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
+        |source| Self::Api { doing: what.into(), source: Box::new(source) }
+    }
+
     /// Whether somebody else has changed the object since we saw it.
     fn is_conflict(&self) -> bool {
         // 409 for a Secret; a patch whose test of the resourceVersion fails is a 422.
@@ -128,19 +133,13 @@ impl<'a> Manager<'a> {
             let now = self.context.clock.now();
             if let Some(contents) = &found {
                 self.serve(contents);
-                let trust = self.configurations.trust(&contents.bundle()).await;
-                let wrote = trust.map_err(|source| StepError::Api {
-                    doing: "putting our authority into the webhook configurations".into(),
-                    source: Box::new(source),
-                })?;
-                if wrote {
+                let doing = StepError::doing("putting our authority into the webhook configurations");
+                if self.configurations.trust(&contents.bundle()).await.map_err(doing)? {
                     info!("the webhook configurations trust our authority");
                 }
             }
             let present = self.configurations.present();
-            let decision =
-                decide(found.as_ref(), self.remembered.as_ref(), present.iter(), &self.policy, now);
-            let step = match decision {
+            let step = match decide(found.as_ref(), self.remembered.as_ref(), &present, &self.policy, now) {
                 Decision::Now(step) => step,
                 Decision::At(time) => {
                     // A time that has passed is now.
@@ -174,14 +173,12 @@ impl<'a> Manager<'a> {
         let make = |names: &[String]| -> Result<Generation, StepError> {
             Ok(Generation::new(issue(names, self.policy.lifetime, now)?)?)
         };
-        if let (Step::Restore, Some(contents)) = (step, &self.remembered) {
-            return Ok(contents.clone());
-        }
-        Ok(match (step, found) {
-            (Step::Stage(names), Some(contents)) => contents.staged(make(names)?),
-            (Step::Trusted, Some(contents)) => contents.trusted(now),
-            (Step::Promote, Some(contents)) => contents.promoted(now),
-            (Step::Forget, Some(contents)) => contents.forgotten(),
+        Ok(match (step, found, &self.remembered) {
+            (Step::Restore, _, Some(remembered)) => remembered.clone(),
+            (Step::Stage(names), Some(contents), _) => contents.staged(make(names)?),
+            (Step::Trusted, Some(contents), _) => contents.trusted(now),
+            (Step::Promote, Some(contents), _) => contents.promoted(now),
+            (Step::Forget, Some(contents), _) => contents.forgotten(),
             _ => Contents::begun(make(&self.policy.names)?, now),
         })
     }
@@ -206,11 +203,8 @@ impl<'a> Manager<'a> {
             // It was deleted before we took the answer to our own write: the watch has told of both already.
             self.secret.delete(self.name.as_str().into());
         }
-        let written = written.map_err(|source| StepError::Api {
-            doing: format!("writing Secret {}/{}", self.context.namespace, self.name),
-            source: Box::new(source),
-        })?;
-        self.secret.put(&self.name, written);
+        let doing = StepError::doing(format!("writing Secret {}/{}", self.context.namespace, self.name));
+        self.secret.put(&self.name, written.map_err(doing)?);
         Ok(())
     }
 }

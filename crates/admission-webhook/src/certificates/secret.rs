@@ -15,15 +15,8 @@ const SERVED_SINCE: &str = "nodemaintenance.k8s.io/served-since";
 const NEXT_TRUSTED_SINCE: &str = "nodemaintenance.k8s.io/next-trusted-since";
 const PREVIOUS_AUTHORITY: &str = "previous-ca.crt";
 
-/// The names of the three parts of a generation.
-struct Keys {
-    authority: &'static str,
-    certificate: &'static str,
-    key: &'static str,
-}
-
-const CURRENT: Keys = Keys { authority: "ca.crt", certificate: "tls.crt", key: "tls.key" };
-const NEXT: Keys = Keys { authority: "next-ca.crt", certificate: "next-tls.crt", key: "next-tls.key" };
+/// What the names of the parts of the next generation begin with.
+const NEXT: &str = "next-";
 
 /// A certificate with its authority.
 #[derive(Clone, Debug)]
@@ -63,9 +56,9 @@ pub(super) struct Contents {
 #[derive(Debug, Error)]
 pub(super) enum Unusable {
     #[error("{0} is missing or no text")]
-    Missing(&'static str),
-    #[error("the certificate in {key}: {source}")]
-    Pair { key: &'static str, source: PairError },
+    Missing(String),
+    #[error("the certificate in {0}tls.crt: {1}")]
+    Pair(&'static str, PairError),
     #[error("the annotation {0} is missing or no time")]
     Time(&'static str),
 }
@@ -107,26 +100,26 @@ impl Contents {
 
     /// Reads a Secret.
     pub(super) fn read(secret: &Secret) -> Result<Self, Unusable> {
-        let text = |key: &'static str| {
+        let text = |key: &str| {
             let bytes = secret.data.as_ref()?.get(key)?;
             String::from_utf8(bytes.0.clone()).ok()
         };
-        let needed = |key| text(key).ok_or(Unusable::Missing(key));
-        let generation = |keys: &Keys| {
-            let issued = Issued {
-                authority: needed(keys.authority)?,
-                certificate: needed(keys.certificate)?,
-                key: needed(keys.key)?,
+        let generation = |prefix: &'static str| {
+            let part = |name: &str| {
+                let key = format!("{prefix}{name}");
+                text(&key).ok_or(Unusable::Missing(key))
             };
-            Generation::new(issued).map_err(|source| Unusable::Pair { key: keys.certificate, source })
+            let issued =
+                Issued { authority: part("ca.crt")?, certificate: part("tls.crt")?, key: part("tls.key")? };
+            Generation::new(issued).map_err(|source| Unusable::Pair(prefix, source))
         };
         let annotation = |key: &str| secret.metadata.annotations.as_ref()?.get(key);
-        let time = |key: &'static str| annotation(key).map(|text| text.parse()).transpose();
-        let has_next = secret.data.as_ref().is_some_and(|data| data.contains_key(NEXT.certificate));
+        let time = |key: &str| annotation(key).map(|text| text.parse()).transpose();
+        let has_next = secret.data.as_ref().is_some_and(|data| data.contains_key("next-tls.crt"));
         Ok(Self {
-            current: generation(&CURRENT)?,
+            current: generation("")?,
             served_since: time(SERVED_SINCE).ok().flatten().ok_or(Unusable::Time(SERVED_SINCE))?,
-            next: has_next.then(|| generation(&NEXT)).transpose()?,
+            next: has_next.then(|| generation(NEXT)).transpose()?,
             next_trusted_since: time(NEXT_TRUSTED_SINCE).map_err(|_| Unusable::Time(NEXT_TRUSTED_SINCE))?,
             previous_authority: text(PREVIOUS_AUTHORITY),
         })
@@ -136,12 +129,12 @@ impl Contents {
     pub(super) fn write(&self, secret: &mut Secret) {
         let data = secret.data.get_or_insert_default();
         put(data, PREVIOUS_AUTHORITY, self.previous_authority.as_deref());
-        for (keys, generation) in [(CURRENT, Some(&self.current)), (NEXT, self.next.as_ref())] {
-            let part =
-                |part: fn(&Issued) -> &String| generation.map(|generation| part(&generation.issued).as_str());
-            put(data, keys.authority, part(|issued| &issued.authority));
-            put(data, keys.certificate, part(|issued| &issued.certificate));
-            put(data, keys.key, part(|issued| &issued.key));
+        for (prefix, generation) in [("", Some(&self.current)), (NEXT, self.next.as_ref())] {
+            let issued = generation.map(|generation| &generation.issued);
+            let mut part = |name, text| put(data, &format!("{prefix}{name}"), text);
+            part("ca.crt", issued.map(|issued| issued.authority.as_str()));
+            part("tls.crt", issued.map(|issued| issued.certificate.as_str()));
+            part("tls.key", issued.map(|issued| issued.key.as_str()));
         }
         let annotations = secret.metadata.annotations.get_or_insert_default();
         annotations.insert(SERVED_SINCE.into(), self.served_since.to_string());
