@@ -5,7 +5,6 @@ use haulout_api_types::drain_rule::{DrainBehavior, DrainRule};
 use haulout_api_types::drain_rules::DrainRules;
 use haulout_api_types::node_maintenance::PodType;
 use haulout_api_types::selector::LabelMatcher;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::{Cause, Verdict};
 
@@ -26,7 +25,9 @@ pub fn judge<'a>(new: &'a DrainRule, rules: impl IntoIterator<Item = &'a DrainRu
             .map(|(field, selector)| (format!("spec.pods[{i}].{field}"), selector.as_ref()))
     });
     for (path, selector) in nodes.chain(pods) {
-        check(&mut verdict, &path, selector);
+        if let Err(error) = LabelMatcher::from_optional(selector) {
+            verdict.refuse(Cause::Selector, format!("{path}.{error}"));
+        }
     }
     if spec.drain.behavior == DrainBehavior::WaitCompleted {
         for (i, pods) in spec.pods.iter().enumerate() {
@@ -48,12 +49,6 @@ pub fn judge<'a>(new: &'a DrainRule, rules: impl IntoIterator<Item = &'a DrainRu
         ));
     }
     verdict
-}
-
-fn check(verdict: &mut Verdict, path: &str, selector: Option<&LabelSelector>) {
-    if let Err(error) = LabelMatcher::from_optional(selector) {
-        verdict.refuse(Cause::Selector, format!("{path}.{error}"));
-    }
 }
 
 #[cfg(test)]

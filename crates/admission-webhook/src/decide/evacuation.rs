@@ -104,29 +104,19 @@ pub fn judge_status(old: &Evacuation, new: &Evacuation, by_controller: bool, now
     let (old, new) = (old.status.as_ref().unwrap_or(&nothing), new.status.as_ref().unwrap_or(&nothing));
     let mut verdict = Verdict::default();
     if !by_controller {
-        const OWN_FIELDS: &str = "patch only the fields that are your own";
-        let mut owned = |changed: bool, field: &str, instead: &str| {
+        let own = "patch only the fields that are your own";
+        let done = "an evacuator that is done sets status.activeEvacuatorCompleted";
+        for (changed, field, instead) in [
+            (old.active_evacuator_class != new.active_evacuator_class, "activeEvacuatorClass", done),
+            (old.failed_eviction_counter != new.failed_eviction_counter, "failedEvictionCounter", own),
+            (old.last_failed_eviction_time != new.last_failed_eviction_time, "lastFailedEvictionTime", own),
+        ] {
             if changed {
                 let message =
                     format!("status.{field}: only the evacuation controller may change it; {instead}");
                 verdict.refuse(Cause::Status, message);
             }
-        };
-        owned(
-            old.active_evacuator_class != new.active_evacuator_class,
-            "activeEvacuatorClass",
-            "an evacuator that is done sets status.activeEvacuatorCompleted",
-        );
-        owned(
-            old.failed_eviction_counter != new.failed_eviction_counter,
-            "failedEvictionCounter",
-            OWN_FIELDS,
-        );
-        owned(
-            old.last_failed_eviction_time != new.last_failed_eviction_time,
-            "lastFailedEvictionTime",
-            OWN_FIELDS,
-        );
+        }
     }
     if let Some(progress) = &new.evacuation_progress_timestamp
         && new.evacuation_progress_timestamp != old.evacuation_progress_timestamp

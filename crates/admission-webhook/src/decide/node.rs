@@ -11,26 +11,22 @@ use super::Verdict;
 
 /// What is read of a node.
 #[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
 pub struct Node {
-    #[serde(default)]
     metadata: Metadata,
-    #[serde(default)]
     spec: Spec,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
 struct Metadata {
-    #[serde(default)]
     name: String,
-    #[serde(default)]
     labels: Option<BTreeMap<String, String>>,
-    #[serde(default)]
     annotations: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 struct Spec {
-    #[serde(default)]
     unschedulable: Option<bool>,
 }
 
@@ -62,7 +58,10 @@ pub fn judge<'a>(
     let name = &new.metadata.name;
     let mut holders: Vec<_> = maintenances
         .into_iter()
-        .filter(|maintenance| holds(maintenance, new))
+        .filter(|maintenance| {
+            let cordoned_at = [Stage::Cordon, Stage::Drain];
+            is_at(maintenance, &cordoned_at, name, &new.metadata.labels)
+        })
         .map(|maintenance| {
             let name = maintenance.metadata.name.as_deref().unwrap_or_default();
             format!("{name} (stage {})", maintenance.spec.stage.as_str())
@@ -85,12 +84,6 @@ pub fn judge<'a>(
     };
     verdict.warn(format!("node {name} is under maintenance by {them} {holders}: {outlook}"));
     verdict
-}
-
-/// Whether the maintenance keeps the node cordoned.
-fn holds(maintenance: &NodeMaintenance, node: &Node) -> bool {
-    let stages = [Stage::Cordon, Stage::Drain];
-    is_at(maintenance, &stages, &node.metadata.name, &node.metadata.labels)
 }
 
 /// The names of the maintenances that drain this node, in alphabetical order.

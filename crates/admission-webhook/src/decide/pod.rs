@@ -17,7 +17,6 @@ pub struct Pod {
 
 #[derive(Clone, Debug, Default, Deserialize)]
 struct Metadata {
-    #[serde(default)]
     annotations: Option<BTreeMap<String, String>>,
 }
 
