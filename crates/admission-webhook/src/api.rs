@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use futures::{StreamExt as _, TryStreamExt as _, future, stream};
 use haulout_service_runtime::pods::{self, Pod};
 use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
@@ -32,6 +32,9 @@ pub struct Unanswered {
     what: String,
     source: Box<kube::Error>,
 }
+
+/// An answer about rights; those who ask the same at once share it.
+type Answer<T> = Result<T, Arc<Unanswered>>;
 
 /// Asks the API server.
 #[derive(Clone)]
@@ -62,12 +65,7 @@ impl ApiServer {
     }
 
     /// Whether the user may delete this pod, or evict it.
-    pub async fn may_remove_pod(
-        &self,
-        user: &UserInfo,
-        namespace: &str,
-        name: &str,
-    ) -> Result<bool, Arc<Unanswered>> {
+    pub async fn may_remove_pod(&self, user: &UserInfo, namespace: &str, name: &str) -> Answer<bool> {
         for (namespace, name) in [(None, None), (Some(namespace), None), (Some(namespace), Some(name))] {
             let delete = ResourceAttributes {
                 namespace: namespace.map(Into::into),
@@ -88,16 +86,12 @@ impl ApiServer {
     }
 
     /// Whether the user may delete all nodes.
-    pub async fn may_delete_all_nodes(&self, user: &UserInfo) -> Result<bool, Arc<Unanswered>> {
+    pub async fn may_delete_all_nodes(&self, user: &UserInfo) -> Answer<bool> {
         self.may(user, right("delete", "nodes")).await
     }
 
     /// Those of the nodes that the user may not delete.
-    pub async fn undeletable_nodes(
-        &self,
-        user: &UserInfo,
-        nodes: &BTreeSet<String>,
-    ) -> Result<Vec<String>, Arc<Unanswered>> {
+    pub async fn undeletable_nodes(&self, user: &UserInfo, nodes: &BTreeSet<String>) -> Answer<Vec<String>> {
         if nodes.is_empty() || self.may_delete_all_nodes(user).await? {
             return Ok(Vec::new());
         }
@@ -106,11 +100,10 @@ impl ApiServer {
             self.may(user, right).await.map(|may| (!may).then(|| node.clone()))
         });
         let each: Vec<_> = each.collect();
-        let answers: Vec<_> = stream::iter(each).buffered(AT_ONCE).try_collect().await?;
-        Ok(answers.into_iter().flatten().collect())
+        stream::iter(each).buffered(AT_ONCE).try_filter_map(future::ok).try_collect().await
     }
 
-    async fn may(&self, user: &UserInfo, right: ResourceAttributes) -> Result<bool, Arc<Unanswered>> {
+    async fn may(&self, user: &UserInfo, right: ResourceAttributes) -> Answer<bool> {
         let unanswered = |source| Unanswered {
             user: user.username.clone().unwrap_or_default(),
             what: described(&right),

@@ -8,6 +8,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::authentication::v1::UserInfo;
 use kube::core::Status;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use serde_json::value::RawValue;
 
 use crate::decide::Verdict;
@@ -133,10 +134,9 @@ pub struct Request {
     /// What is written to.
     pub resource: Resource,
     /// Such as `status`.
-    #[serde(default, rename = "subResource")]
+    #[serde(rename = "subResource")]
     pub subresource: Option<String>,
     /// The object's namespace, if it has one.
-    #[serde(default)]
     pub namespace: Option<String>,
     /// What is done.
     pub operation: Operation,
@@ -144,10 +144,8 @@ pub struct Request {
     #[serde(default, rename = "userInfo")]
     pub user: UserInfo,
     /// The object as it would be; not there on DELETE.
-    #[serde(default)]
     pub object: Option<Box<RawValue>>,
     /// The object as it is; not there on CREATE.
-    #[serde(default)]
     pub old_object: Option<Box<RawValue>>,
 }
 
@@ -160,33 +158,27 @@ pub struct NotAReview {
     pub problem: String,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
 struct Envelope<'a> {
-    #[serde(default)]
     api_version: String,
-    #[serde(default)]
     kind: String,
-    #[serde(default, borrow)]
+    #[serde(borrow)]
     request: Option<&'a RawValue>,
 }
 
 /// Reads the request of a review.
 pub fn read(body: &[u8]) -> Result<Request, NotAReview> {
-    let refused = |uid, problem| Err(NotAReview { uid, problem });
+    let refused = |uid, problem| NotAReview { uid, problem };
     // Serde would take a list for a struct whose fields come in their order.
     let is_object = |json: &[u8]| json.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
     if !is_object(body) {
-        return refused(None, format!("the body is no {KIND}: it is no JSON object"));
+        return Err(refused(None, format!("the body is no {KIND}: it is no JSON object")));
     }
-    let envelope: Envelope<'_> = match serde_json::from_slice(body) {
-        Ok(envelope) => envelope,
-        Err(error) => return refused(None, format!("the body is no {KIND}: {error}")),
-    };
+    let envelope: Envelope<'_> = serde_json::from_slice(body)
+        .map_err(|error| refused(None, format!("the body is no {KIND}: {error}")))?;
     let request = envelope.request.map(RawValue::get).filter(|request| is_object(request.as_bytes()));
-    let Some(request) = request else {
-        return refused(None, format!("the body is no {KIND} with a request"));
-    };
+    let request = request.ok_or_else(|| refused(None, format!("the body is no {KIND} with a request")))?;
     let uid = || {
         #[derive(Deserialize)]
         struct Uid {
@@ -198,27 +190,18 @@ pub fn read(body: &[u8]) -> Result<Request, NotAReview> {
         let (version, kind) = (shortened(&envelope.api_version), shortened(&envelope.kind));
         let problem =
             format!("the body is {version:?} {kind:?}; only {API_VERSION:?} {KIND:?} is understood here");
-        return refused(uid(), problem);
+        return Err(refused(uid(), problem));
     }
     match serde_json::from_str::<Request>(request) {
-        Ok(request) if request.uid.is_empty() => refused(None, "request.uid is empty".into()),
+        Ok(request) if request.uid.is_empty() => Err(refused(None, "request.uid is empty".into())),
         Ok(request) => Ok(request),
-        Err(error) => refused(uid(), format!("request: {error}")),
+        Err(error) => Err(refused(uid(), format!("request: {error}"))),
     }
 }
 
 /// Senders of nonsense do not get all of it back.
 fn shortened(text: &str) -> String {
     text.chars().take(80).collect()
-}
-
-/// An answer as it is on the wire.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Reply<'a> {
-    api_version: &'static str,
-    kind: &'static str,
-    response: Response<'a>,
 }
 
 #[derive(Default, Serialize)]
@@ -254,7 +237,7 @@ pub fn failure(uid: &str, status: &Status) -> serde_json::Result<Vec<u8>> {
 }
 
 fn write(response: Response<'_>) -> serde_json::Result<Vec<u8>> {
-    serde_json::to_vec(&Reply { api_version: API_VERSION, kind: KIND, response })
+    serde_json::to_vec(&json!({"apiVersion": API_VERSION, "kind": KIND, "response": response}))
 }
 
 #[cfg(test)]
