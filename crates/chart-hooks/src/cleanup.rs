@@ -8,8 +8,6 @@
 //! Each pass looks at the whole cluster; the last one finds nothing, so that a write that was under way when the
 //! rights were taken is found too. It can be repeated at any time.
 
-use std::fmt;
-
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use haulout_api_types::names::{COMPLETION_FINALIZER, TAINTS_FIRST_SEEN_ANNOTATION, instigator};
 use haulout_api_types::{NodeMaintenance, names};
@@ -71,22 +69,21 @@ pub enum CleanupError {
          cleanup.force=true), which can destroy what is being moved"
     )]
     PastRecall {
-        /// Which, at most so many of them by name.
-        evacuations: Names,
+        /// Their names.
+        evacuations: String,
         /// What has been changed before this was found.
         so_far: &'static str,
     },
 }
 
-/// Names in a sentence: not more than a reader takes in.
-#[derive(Debug)]
-pub struct Names(Vec<String>);
-
-impl fmt::Display for Names {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (named, others) = self.0.split_at_checked(NAMED).unwrap_or((&self.0, &[]));
-        f.write_str(&named.join(", "))?;
-        if others.is_empty() { Ok(()) } else { write!(f, " and {} others", others.len()) }
+impl CleanupError {
+    /// Names not more Evacuations than a reader takes in.
+    pub(crate) fn past_recall(evacuations: &[String], so_far: &'static str) -> Self {
+        let evacuations = match evacuations.split_at_checked(NAMED) {
+            Some((named, others @ [_, ..])) => format!("{} and {} others", named.join(", "), others.len()),
+            _ => evacuations.join(", "),
+        };
+        Self::PastRecall { evacuations, so_far }
     }
 }
 
@@ -111,12 +108,12 @@ impl Args {
         }
         if let Some((release, name)) = self.names() {
             for service in SERVICES {
-                let binding = Permission::cluster("delete", RBAC, "clusterrolebindings");
-                needed.push(binding.on(&format!("{release}-{service}")));
-                let binding = Permission::own("delete", RBAC, "rolebindings");
-                needed.push(binding.on(&format!("{name}-{service}")));
-                let lease = Permission::own("delete", "coordination.k8s.io", "leases");
-                needed.push(lease.on(&lease_name(service)));
+                needed.extend([
+                    Permission::cluster("delete", RBAC, "clusterrolebindings")
+                        .on(&format!("{release}-{service}")),
+                    Permission::own("delete", RBAC, "rolebindings").on(&format!("{name}-{service}")),
+                    Permission::own("delete", "coordination.k8s.io", "leases").on(&lease_name(service)),
+                ]);
             }
             needed.push(Permission::own("delete", "", "secrets").on(&certificate(name)));
         }
@@ -144,7 +141,8 @@ fn certificate(name: &str) -> String {
 pub async fn run(args: Args, context: Context) -> Result<(), CleanupError> {
     let (client, namespace) = (&context.clients.retrying, &context.namespace);
     if args.asks_first() {
-        refuse_past_recall(client, &evacuations::list(client).await?, "nothing has been changed").await?;
+        let all = evacuations::list(client).await?;
+        evacuations::refuse_past_recall(client, &all, "nothing has been changed").await?;
     }
     if let Some((release, name)) = args.names() {
         for service in SERVICES {
@@ -223,20 +221,6 @@ where
     Ok(Some(writer.patch(&Object::of(metadata), json!({"metadata": {"finalizers": kept}})).await?))
 }
 
-/// Stops if one of these Evacuations must not be cancelled.
-async fn refuse_past_recall(
-    client: &Client,
-    all: &[evacuations::Slim],
-    so_far: &'static str,
-) -> Result<(), CleanupError> {
-    let names = evacuations::past_recall(client, all).await?;
-    if names.is_empty() {
-        Ok(())
-    } else {
-        Err(CleanupError::PastRecall { evacuations: Names(names), so_far })
-    }
-}
-
 /// Deletes Evacuations, or withdraws our own where somebody else's evacuation controller goes on.
 async fn end_evacuations(client: &Client, args: &Args) -> Result<usize, CleanupError> {
     let all = evacuations::list(client).await?;
@@ -247,7 +231,7 @@ async fn end_evacuations(client: &Client, args: &Args) -> Result<usize, CleanupE
     if args.asks_first() {
         // An evacuator may have come to this point since: what is deleted is what was seen here.
         let so_far = "the services of the release may not write any more, until it is upgraded";
-        refuse_past_recall(client, &all, so_far).await?;
+        evacuations::refuse_past_recall(client, &all, so_far).await?;
     }
     evacuations::end(client, &all).await
 }
@@ -265,13 +249,12 @@ async fn maintenances(client: &Client) -> Result<usize, CleanupError> {
 }
 
 /// A Node, as far as it is read.
-#[derive(Clone, Debug, Deserialize, Serialize, Resource)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize, Resource)]
 #[resource(inherit = Node)]
+#[serde(default)]
 struct SlimNode {
     metadata: ObjectMeta,
-    #[serde(default)]
     spec: SlimNodeSpec,
-    #[serde(default)]
     status: SlimNodeStatus,
 }
 
@@ -337,9 +320,8 @@ mod tests {
     #[test]
     fn the_error_names_a_few_evacuations_and_the_way_out() {
         let refused = |count: usize| {
-            let names = (1..=count).map(|n| format!("shop/web-{n}")).collect();
-            CleanupError::PastRecall { evacuations: Names(names), so_far: "nothing has been changed" }
-                .to_string()
+            let names: Vec<_> = (1..=count).map(|n| format!("shop/web-{n}")).collect();
+            CleanupError::past_recall(&names, "nothing has been changed").to_string()
         };
         let (one, many) = (refused(1), refused(12));
         assert!(one.contains("still there: shop/web-1; nothing has been changed."), "{one}");

@@ -14,20 +14,18 @@ use serde::Deserialize;
 use crate::cleanup::{AT_ONCE, CleanupError, count, pages, without_finalizers, writer};
 
 /// What is read of an Evacuation; one of a later version can be read too.
-#[derive(Clone, Debug, Deserialize, kube::Resource)]
+#[derive(Clone, Debug, Default, Deserialize, kube::Resource)]
 #[resource(inherit = Evacuation)]
+#[serde(default)]
 pub(crate) struct Slim {
     metadata: ObjectMeta,
-    #[serde(default)]
     spec: Spec,
-    #[serde(default)]
     status: Status,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(default, rename_all = "camelCase")]
 struct Spec {
-    #[serde(default)]
     pod_ref: LocalPodReference,
 }
 
@@ -62,8 +60,12 @@ pub(crate) async fn list(client: &Client) -> Result<Vec<Slim>, CleanupError> {
     pages("evacuations", async |params| api.list(params).await).await
 }
 
-/// The names of those that must not be cancelled, because an evacuator cannot stop and the pod is still there.
-pub(crate) async fn past_recall(client: &Client, all: &[Slim]) -> Result<Vec<String>, CleanupError> {
+/// Stops if one of them must not be cancelled, because an evacuator cannot stop and the pod is still there.
+pub(crate) async fn refuse_past_recall(
+    client: &Client,
+    all: &[Slim],
+    so_far: &'static str,
+) -> Result<(), CleanupError> {
     let forbidding = all.iter().filter(|evacuation| evacuation.forbids_cancellation());
     let look = async |evacuation: &Slim| {
         let there = evacuation.has_its_pod(client).await?;
@@ -72,7 +74,7 @@ pub(crate) async fn past_recall(client: &Client, all: &[Slim]) -> Result<Vec<Str
     let found = stream::iter(forbidding).map(look).buffer_unordered(AT_ONCE);
     let mut names: Vec<_> = found.try_filter_map(async |name| Ok(name)).try_collect().await?;
     names.sort_unstable();
-    Ok(names)
+    if names.is_empty() { Ok(()) } else { Err(CleanupError::past_recall(&names, so_far)) }
 }
 
 /// Withdraws what these instigators asked for, and counts where. An Evacuation that forbids cancellation goes on:
