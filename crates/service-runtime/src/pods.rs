@@ -57,6 +57,7 @@ mod wire;
 
 pub use self::cache::{Continuity, FetchError, PodCache, Subscriber, Subscription, fetch};
 pub use self::index::{Change, PodIndex};
+pub use self::intern::Interner;
 pub use self::pod::{LabelSet, Owner, Phase, Pod};
 pub use self::read::{NotAPod, continue_token, decode_page};
 pub use haulout_api_types::tolerations::Toleration;

@@ -14,7 +14,7 @@ const FEWEST_BETWEEN_SWEEPS: usize = 1024;
 
 /// Everything that pods share, by type.
 #[derive(Debug, Default)]
-pub(super) struct Interner {
+pub struct Interner {
     /// Namespaces, node names, label sets.
     pub(super) texts: Pool<str>,
     pub(super) owners: Pool<Owner>,
@@ -27,8 +27,13 @@ pub(super) struct Interner {
 }
 
 impl Interner {
+    /// The shared copy of this text.
+    pub fn share(&mut self, text: &str) -> Arc<str> {
+        self.texts.share(text)
+    }
+
     /// Tells that a pod has been made or has gone, and sweeps when it is time.
-    pub(super) fn changed(&mut self) {
+    pub fn changed(&mut self) {
         self.changes += 1;
         if self.changes > FEWEST_BETWEEN_SWEEPS.max(self.kept / 2) {
             self.sweep();
