@@ -1,14 +1,13 @@
 //! When to try an eviction again. Computed from what the Evacuation's status holds, so that a restart neither
 //! forgets it nor tries everything at once.
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
 
 use haulout_service_runtime::eviction::{is_failure, is_transient};
 use haulout_service_runtime::pods::Uid;
 use jiff::Timestamp;
 
-use crate::record::Record;
+use crate::record::{Record, fingerprint};
 
 /// After the first refusal, and after many.
 const FIRST: Duration = Duration::from_secs(5);
@@ -23,15 +22,13 @@ const MOST_UNWATCHED: Duration = Duration::from_secs(5 * 60);
 const SPREAD: f64 = 0.25;
 
 /// The delay after this many refusals, which is always the same for the same pod.
-fn delay(failed: i32, uid: Uid) -> Duration {
-    let full = doubled(FIRST, u32::try_from(failed).unwrap_or_default(), MOST);
-    full.mul_f64(1.0 - SPREAD * fraction(uid, failed))
+fn delay(failed: u32, uid: Uid) -> Duration {
+    doubled(FIRST, failed, MOST).mul_f64(1.0 - SPREAD * fraction(uid, failed))
 }
 
 /// The delay after this many failures in a row that pass by themselves.
 pub fn soon(failures: u32, uid: Uid) -> Duration {
-    let salt = i32::try_from(failures).unwrap_or(i32::MAX);
-    doubled(FIRST_SOON, failures, MOST_SOON).mul_f64(1.0 - SPREAD * fraction(uid, salt))
+    doubled(FIRST_SOON, failures, MOST_SOON).mul_f64(1.0 - SPREAD * fraction(uid, failures))
 }
 
 /// How long until a pod is looked up again that the cache does not know, after this many look-ups in a row: its end could
@@ -45,23 +42,21 @@ fn doubled(first: Duration, times: u32, most: Duration) -> Duration {
 }
 
 /// From 0 to 1, evenly spread over pods.
-fn fraction(uid: Uid, salt: i32) -> f64 {
-    let mut hasher = DefaultHasher::new();
-    (uid, salt).hash(&mut hasher);
-    f64::from(u32::try_from(hasher.finish() >> 32).unwrap_or_default()) / f64::from(u32::MAX)
+fn fraction(uid: Uid, salt: u32) -> f64 {
+    f64::from(fingerprint((uid, salt))) / f64::from(u32::MAX)
 }
 
 /// When the next attempt is due; `None` if none has failed since an evacuator was last at work. Attempts that came due
 /// while nobody looked, before `resumed`, are spread over the time of one delay.
 pub fn due(record: &Record, resumed: Timestamp, now: Timestamp) -> Option<Timestamp> {
     let reason = record.blocked_by().filter(|reason| is_failure(reason))?;
-    let delay =
-        if is_transient(reason) { soon(1, record.uid) } else { delay(record.failed.max(1), record.uid) };
+    let failed = u32::try_from(record.failed).unwrap_or_default().max(1);
+    let delay = if is_transient(reason) { soon(1, record.uid) } else { delay(failed, record.uid) };
     // Whoever wrote a time that is still to come had another clock.
     let last = record.last_failed.filter(|last| *last <= now);
     let due = last.map(|last| after(last, delay));
     Some(due.filter(|due| *due > resumed).unwrap_or_else(|| {
-        let spread = delay.mul_f64(fraction(record.uid, -1));
+        let spread = delay.mul_f64(fraction(record.uid, u32::MAX));
         after(resumed, spread)
     }))
 }
