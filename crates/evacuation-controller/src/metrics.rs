@@ -1,7 +1,7 @@
 //! What `/metrics` tells of evacuations. No label holds the name of an object, and each has a bounded number of
 //! values.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
@@ -10,10 +10,10 @@ use haulout_service_runtime::eviction::Answer;
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::{Family, MetricConstructor};
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Unit;
@@ -28,34 +28,16 @@ const OTHERS: &str = "others";
 /// The class while no evacuator is in charge: the pod is being evicted.
 const NO_CLASS: &str = "none";
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabel {
-    result: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct EndLabels {
-    class: String,
-    outcome: &'static str,
-}
-
-/// From a second to nine hours.
-#[derive(Clone, Copy, Debug)]
-struct Durations;
-
-impl MetricConstructor<Histogram> for Durations {
-    fn new_metric(&self) -> Histogram {
-        let buckets = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 28_800];
-        Histogram::new(buckets.map(f64::from))
-    }
-}
+/// In seconds: from one to eight hours.
+const DURATIONS: [u16; 15] = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 28_800];
 
 /// The metrics of this service. Clones are the same.
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    evictions: Family<ResultLabel, Counter>,
-    durations: Family<EndLabels, Histogram, Durations>,
-    classes: Arc<Mutex<Names>>,
+    evictions: Family<[(&'static str, &'static str); 1], Counter>,
+    durations: Family<[(&'static str, String); 2], Histogram>,
+    /// The classes that have a label of their own.
+    classes: Arc<Mutex<BTreeSet<String>>>,
     shown: Shown,
 }
 
@@ -73,17 +55,19 @@ impl Metrics {
             durations: all.add_seconds(
                 "evacuation_controller_evacuation_duration",
                 "From the creation of an Evacuation to its end, by the last evacuator and outcome",
-                Family::new_with_constructor(Durations),
+                Family::new_with_constructor(|| Histogram::new(DURATIONS.map(f64::from))),
             ),
             classes: Arc::default(),
             shown,
         }
     }
 
-    /// Shows what this index holds, until the guard is dropped: an ex-leader has nothing to show.
-    pub fn show(&self, state: &Arc<Mutex<State>>, clock: Clock) -> Showing {
-        *self.shown.0.lock() = Some((Arc::downgrade(state), clock));
-        Showing(self.shown.clone())
+    /// Shows what this state holds, until what is returned is dropped: an ex-leader has nothing to show.
+    #[must_use]
+    pub fn show(&self, state: &Arc<Mutex<State>>, clock: Clock) -> Arc<Source> {
+        let source = Arc::new((Arc::clone(state), clock));
+        *self.shown.0.lock() = Arc::downgrade(&source);
+        source
     }
 
     /// Counts a call of the Eviction API.
@@ -93,19 +77,22 @@ impl Metrics {
             Answer::Gone => "Gone",
             Answer::Failed(failure) => failure.reason,
         };
-        self.evictions.get_or_create(&ResultLabel { result }).inc();
+        self.evictions.get_or_create(&[("result", result)]).inc();
     }
 
     /// Counts an evacuation that ended now.
     pub fn ended(&self, record: &Record, end: End, now: Timestamp) {
-        let class = self.classes.lock().bounded(class_of(record, now));
+        let (class, mut classes) = (class_of(record, now), self.classes.lock());
+        let class = bounded(class, classes.contains(class), classes.len());
+        classes.insert(class.clone());
         let outcome = match end {
             End::Evicted => "evicted",
             End::Evacuated => "evacuated",
             End::Cancelled => "cancelled",
         };
         let took = now.duration_since(record.created).as_secs_f64().max(0.0);
-        self.durations.get_or_create(&EndLabels { class, outcome }).observe(took);
+        let labels = [("class", class), ("outcome", outcome.to_owned())];
+        self.durations.get_or_create(&labels).observe(took);
     }
 }
 
@@ -115,39 +102,18 @@ fn class_of(record: &Record, now: Timestamp) -> &str {
     record.active.as_deref().filter(|_| !is_evicting(record, now)).unwrap_or(NO_CLASS)
 }
 
-/// While it lives, the gauges are shown.
-#[derive(Debug)]
-#[must_use]
-pub struct Showing(Shown);
-
-impl Drop for Showing {
-    fn drop(&mut self) {
-        *self.0.0.lock() = None;
-    }
+/// This name, or that of all others if so many are known already.
+fn bounded(name: &str, is_known: bool, known: usize) -> String {
+    let name = if is_known || known < MOST_NAMES { name } else { OTHERS };
+    name.to_owned()
 }
 
-/// The first names that come get a label of their own.
-#[derive(Debug, Default)]
-struct Names(std::collections::BTreeSet<String>);
-
-impl Names {
-    fn bounded(&mut self, name: &str) -> String {
-        if !self.0.contains(name) {
-            if self.0.len() >= MOST_NAMES {
-                return OTHERS.to_owned();
-            }
-            self.0.insert(name.to_owned());
-        }
-        name.to_owned()
-    }
-}
-
-/// Counts what the index of a leader holds when somebody asks.
+/// Counts what the state of a leader holds when somebody asks.
 #[derive(Clone, Debug, Default)]
-struct Shown(Arc<Mutex<Option<Source>>>);
+struct Shown(Arc<Mutex<Weak<Source>>>);
 
 /// What a leader knows, and its clock.
-type Source = (Weak<Mutex<State>>, Clock);
+pub type Source = (Arc<Mutex<State>>, Clock);
 
 type Numbers = BTreeMap<String, i64>;
 
@@ -166,31 +132,31 @@ impl Counts {
         let mut counts = Self::default();
         for record in state.records() {
             let class = class_of(record, now);
-            *bounded(&mut counts.active, class) += 1;
-            let oldest = bounded(&mut counts.oldest, class);
+            *number(&mut counts.active, class) += 1;
+            let oldest = number(&mut counts.oldest, class);
             *oldest = now.duration_since(record.created).as_secs().max(*oldest);
-            record.instigators().for_each(|name| *bounded(&mut counts.instigators, name) += 1);
+            record.instigators().for_each(|name| *number(&mut counts.instigators, name) += 1);
             if let Some(reason) = record.blocked_by() {
-                *bounded(&mut counts.blocked, reason) += 1;
+                *number(&mut counts.blocked, reason) += 1;
             }
         }
         for (class, pods) in state.pod_classes() {
-            *bounded(&mut counts.evacuators, class) += i64::from(*pods);
+            *number(&mut counts.evacuators, class) += i64::from(*pods);
         }
         counts
     }
 }
 
-/// The number of this name, or of all others if there are very many names.
-fn bounded<'a>(numbers: &'a mut Numbers, name: &str) -> &'a mut i64 {
-    let name = if numbers.len() < MOST_NAMES || numbers.contains_key(name) { name } else { OTHERS };
-    numbers.entry(name.to_owned()).or_default()
+/// The number of this name.
+fn number<'a>(numbers: &'a mut Numbers, name: &str) -> &'a mut i64 {
+    let name = bounded(name, numbers.contains_key(name), numbers.len());
+    numbers.entry(name).or_default()
 }
 
 impl Collector for Shown {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
-        let Some((state, clock)) = self.0.lock().clone() else { return Ok(()) };
-        let Some(state) = state.upgrade() else { return Ok(()) };
+        let Some(source) = self.0.lock().upgrade() else { return Ok(()) };
+        let (state, clock) = &*source;
         let counts = Counts::of(&state.lock(), clock.now());
         let families = [
             ("active_evacuator", "Evacuations by the evacuator in charge", None, "class", counts.active),
@@ -336,9 +302,10 @@ mod tests {
         let counts = Counts::of(&state.lock(), at(0));
         assert_eq!(counts.active.len(), MOST_NAMES + 1);
         assert_eq!(counts.active.values().sum::<i64>(), 1000);
-        let mut names = Names::default();
-        let labels: std::collections::BTreeSet<_> =
-            (0..1000).map(|n| names.bounded(&n.to_string())).collect();
-        assert_eq!(labels.len(), MOST_NAMES + 1);
+        let all = haulout_service_runtime::metrics::Metrics::new("test", "0");
+        let metrics = Metrics::new(&all);
+        state.lock().records().for_each(|record| metrics.ended(record, End::Evacuated, at(0)));
+        let shown = all.encode().unwrap();
+        assert_eq!(shown.matches("evacuation_duration_seconds_count{").count(), MOST_NAMES + 1);
     }
 }
