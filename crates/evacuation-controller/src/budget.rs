@@ -43,16 +43,10 @@ pub struct Budget {
     unhealthy_always: bool,
     /// Names of pods that the API server has let go and the numbers already leave out, and when it did.
     disrupted: BTreeMap<Box<str>, Timestamp>,
-    in_flight: Vec<InFlight>,
+    /// The names of pods whose eviction is on its way, by their Evacuation.
+    in_flight: BTreeMap<Uid, Arc<str>>,
     /// The number of the change that made it so.
     change: u32,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct InFlight {
-    /// The Evacuation.
-    key: Uid,
-    pod: Arc<str>,
 }
 
 /// What is known of the budgets that cover a pod, to see later whether it has changed.
@@ -62,17 +56,6 @@ pub struct Covered {
     pub by: u32,
     /// The number of their last change; 0 without any.
     change: u32,
-}
-
-/// The budgets that cover a pod.
-#[derive(Debug)]
-pub enum Cover<'a> {
-    /// None: nothing limits its eviction.
-    None,
-    /// One.
-    One(&'a Budget),
-    /// Several, with which the Eviction API does not cope.
-    Several(Vec<&'a str>),
 }
 
 impl Budget {
@@ -97,7 +80,7 @@ impl Budget {
                 .flatten()
                 .map(|(name, time)| (name.into(), time.0))
                 .collect(),
-            in_flight: Vec::new(),
+            in_flight: BTreeMap::new(),
             change: 0,
         }
     }
@@ -120,10 +103,6 @@ impl Budget {
             || (!pod.ready && self.current && (self.unhealthy_always || enough))
     }
 
-    fn has_in_flight(&self, key: Uid) -> bool {
-        self.in_flight.iter().any(|flight| flight.key == key)
-    }
-
     /// Its numbers, and who of `unhealthy` makes them so.
     fn describe<'a>(&self, unhealthy: impl IntoIterator<Item = &'a Pod>) -> String {
         let Self { name, allowed, healthy, desired, expected, .. } = self;
@@ -137,50 +116,43 @@ impl Budget {
     /// The first few pods that take its room although they do not leave: they were replaced under the same name, or the
     /// eviction was cut short.
     fn taken(&self) -> String {
-        let mut said = Vec::new();
-        for (pod, since) in self.disrupted.iter().take(NAMED) {
-            said.push(format!("pod {pod} counts as disrupted until {}", after(*since, DISRUPTED_FOR)));
-        }
-        let said = said.join(", ");
-        let more = if self.disrupted.len() > NAMED { ", and so do others" } else { "" };
-        if said.is_empty() { said } else { format!("; {said}{more}") }
+        let until = |since: &Timestamp| after(*since, DISRUPTED_FOR);
+        let said = |(pod, since)| format!("pod {pod} counts as disrupted until {}", until(since));
+        first_few(self.disrupted.iter().map(said), ", and so do others")
     }
 
     /// The first few pods that it counts as missing.
     fn lacking<'a>(&self, unhealthy: impl IntoIterator<Item = &'a Pod>) -> String {
-        let mut covered: Vec<_> =
-            unhealthy.into_iter().filter(|pod| self.covers(pod)).take(NAMED + 1).collect();
-        let more = if covered.len() > NAMED { ", and so are others" } else { "" };
-        covered.truncate(NAMED);
-        covered.sort_unstable_by(|one, other| one.name.cmp(&other.name));
-        let say = |pod: &&Pod| {
-            let state = if pod.terminating { "terminating" } else { "not ready" };
-            format!("pod {} is {state}", pod.name)
-        };
-        let said = covered.iter().map(say).collect::<Vec<_>>().join(", ");
-        if said.is_empty() { said } else { format!("; {said}{more}") }
+        let state = |pod: &Pod| if pod.terminating { "terminating" } else { "not ready" };
+        let covered = unhealthy.into_iter().filter(|pod| self.covers(pod));
+        first_few(covered.map(|pod| format!("pod {} is {}", pod.name, state(pod))), ", and so are others")
     }
 }
 
+/// What a message appends of these: the first few, and that there are others.
+fn first_few(all: impl Iterator<Item = String>, others: &str) -> String {
+    let mut named: Vec<_> = all.take(NAMED + 1).collect();
+    let others = if named.len() > NAMED { others } else { "" };
+    named.truncate(NAMED);
+    named.sort_unstable();
+    if named.is_empty() { String::new() } else { format!("; {}{others}", named.join(", ")) }
+}
+
 impl Budgets {
-    /// A budget is there, in this state. Whether more pods than before may be covered by no budget, or by
-    /// another one.
-    pub fn apply(&mut self, namespace: &Arc<str>, budget: PodDisruptionBudget) -> bool {
+    /// A budget is there, in this state.
+    pub fn apply(&mut self, namespace: &Arc<str>, budget: PodDisruptionBudget) {
         let mut budget = Budget::read(budget);
         self.changes = self.changes.wrapping_add(1);
         budget.change = self.changes;
         let all = self.namespaces.entry(Arc::clone(namespace)).or_default();
         let Some(old) = all.iter_mut().find(|old| old.name == budget.name) else {
             all.push(budget);
-            return true;
+            return;
         };
         budget.in_flight = std::mem::take(&mut old.in_flight);
         // What the numbers show is not on its way any more.
-        let disrupted = &budget.disrupted;
-        budget.in_flight.retain(|flight| !disrupted.contains_key(&*flight.pod));
-        let selects_others = old.selector != budget.selector;
+        budget.in_flight.retain(|_, pod| !budget.disrupted.contains_key(&**pod));
         *old = budget;
-        selects_others
     }
 
     /// The budget with this name is gone.
@@ -193,23 +165,16 @@ impl Budgets {
         }
     }
 
-    /// The budgets that cover this pod.
-    pub fn covering(&self, pod: &Pod) -> Cover<'_> {
-        let all = self.namespaces.get(&pod.namespace).map(Vec::as_slice).unwrap_or_default();
-        let mut covering = all.iter().filter(|budget| budget.covers(pod));
-        match (covering.next(), covering.next()) {
-            (None, _) => Cover::None,
-            (Some(one), None) => Cover::One(one),
-            (Some(one), Some(other)) => Cover::Several(
-                [one, other].into_iter().chain(covering).map(|budget| budget.name.as_ref()).collect(),
-            ),
-        }
+    /// The budgets that cover this pod: without any, nothing limits its eviction, and with several the Eviction API does not
+    /// cope.
+    pub fn covering(&self, pod: &Pod) -> Vec<&Budget> {
+        let all = self.namespaces.get(&pod.namespace).into_iter().flatten();
+        all.filter(|budget| budget.covers(pod)).collect()
     }
 
     /// What is known of the budgets that cover this pod.
     pub fn covered(&self, pod: &Pod) -> Covered {
-        let all = self.namespaces.get(&pod.namespace).into_iter().flatten();
-        let covering: Vec<_> = all.filter(|budget| budget.covers(pod)).collect();
+        let covering = self.covering(pod);
         let mut names: Vec<_> = covering.iter().map(|budget| &budget.name).collect();
         names.sort_unstable();
         let change = covering.iter().map(|budget| budget.change).max().unwrap_or_default();
@@ -218,16 +183,19 @@ impl Budgets {
 
     /// Whether one budget covers this pod, and its numbers say that it has no room.
     pub fn is_exhausted(&self, pod: &Pod) -> bool {
-        matches!(self.covering(pod), Cover::One(budget) if budget.current && budget.allowed <= 0)
+        matches!(*self.covering(pod), [budget] if budget.current && budget.allowed <= 0)
     }
 
     /// What people should know of the budgets of this pod. `unhealthy` are the pods of its namespace that no budget
     /// counts as healthy.
     pub fn describe<'a>(&self, pod: &Pod, unhealthy: impl IntoIterator<Item = &'a Pod>) -> String {
-        match self.covering(pod) {
-            Cover::None => "No PodDisruptionBudget is known to cover the pod any more.".to_owned(),
-            Cover::One(budget) => budget.describe(unhealthy),
-            Cover::Several(names) => format!("The pod is covered by {}.", names.join(", ")),
+        match &*self.covering(pod) {
+            [] => "No PodDisruptionBudget is known to cover the pod any more.".to_owned(),
+            [budget] => budget.describe(unhealthy),
+            several => {
+                let names: Vec<_> = several.iter().map(|budget| &*budget.name).collect();
+                format!("The pod is covered by {}.", names.join(", "))
+            }
         }
     }
 
@@ -237,46 +205,39 @@ impl Budgets {
         namespace: &str,
         waiting: impl IntoIterator<Item = (Uid, &'a Pod)>,
     ) -> Vec<Uid> {
-        let mut admitted = Vec::new();
-        for (key, pod) in waiting {
-            let all = self.namespaces.get_mut(namespace).map(Vec::as_mut_slice).unwrap_or_default();
+        let all = self.in_namespace(namespace);
+        let may_try = |(key, pod): &(Uid, &Pod)| {
             let mut covering = all.iter_mut().filter(|budget| budget.covers(pod));
             match (covering.next(), covering.next()) {
-                (None, _) => admitted.push(key),
+                (None, _) => true,
                 // It takes no room.
-                (Some(budget), None) if budget.exempts(pod) => admitted.push(key),
-                (Some(budget), None) => {
-                    if !budget.has_in_flight(key) && budget.room() > 0 {
-                        budget.in_flight.push(InFlight { key, pod: pod.name.clone() });
-                        admitted.push(key);
-                    }
+                (Some(budget), None) if budget.exempts(pod) => true,
+                (Some(budget), None) if budget.room() > 0 && !budget.in_flight.contains_key(key) => {
+                    budget.in_flight.insert(*key, pod.name.clone());
+                    true
                 }
-                (Some(_), Some(_)) => {}
+                _ => false,
             }
-        }
-        admitted
+        };
+        waiting.into_iter().filter(may_try).map(|(key, _)| key).collect()
     }
 
     /// The eviction of this pod is on its way, admitted or not.
     pub fn begin(&mut self, key: Uid, pod: &Pod) {
-        let all = self.namespaces.get_mut(&pod.namespace).map(Vec::as_mut_slice).unwrap_or_default();
-        if let Some(budget) = all.iter_mut().find(|budget| budget.covers(pod))
-            && !budget.has_in_flight(key)
-            && !budget.exempts(pod)
-        {
-            budget.in_flight.push(InFlight { key, pod: pod.name.clone() });
+        let budget = self.in_namespace(&pod.namespace).iter_mut().find(|budget| budget.covers(pod));
+        if let Some(budget) = budget.filter(|budget| !budget.exempts(pod)) {
+            budget.in_flight.insert(key, pod.name.clone());
         }
     }
 
     /// The eviction did not take place, or its pod is seen to leave. Whether it took room.
     pub fn end(&mut self, namespace: &str, key: Uid) -> bool {
-        let mut took = false;
-        for budget in self.namespaces.get_mut(namespace).map(Vec::as_mut_slice).unwrap_or_default() {
-            let before = budget.in_flight.len();
-            budget.in_flight.retain(|flight| flight.key != key);
-            took |= budget.in_flight.len() < before;
-        }
-        took
+        let removed = self.in_namespace(namespace).iter_mut().map(|budget| budget.in_flight.remove(&key));
+        removed.flatten().count() > 0
+    }
+
+    fn in_namespace(&mut self, namespace: &str) -> &mut [Budget] {
+        self.namespaces.get_mut(namespace).map(Vec::as_mut_slice).unwrap_or_default()
     }
 }
 

@@ -1,5 +1,5 @@
 //! What to do about one Evacuation: a pure function of what is known of it, its pod and the time. The same facts
-//! always give the same plan, whoever asks.
+//! always give the same action, whoever asks.
 
 mod class;
 mod garbage;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use haulout_api_types::conditions;
 use haulout_api_types::names::reason;
 use haulout_api_types::node_maintenance::PodType;
-use haulout_service_runtime::eviction::is_failure;
+use haulout_service_runtime::eviction::{Failure, is_failure};
 use haulout_service_runtime::pods::Pod;
 use jiff::Timestamp;
 
@@ -47,25 +47,20 @@ pub struct Live {
     pub deleted: Option<End>,
     /// Its last attempt failed for a reason that passes by itself.
     pub soon: Option<Box<Soon>>,
+    /// A failure that has not been written yet, because somebody else wrote at the same time.
+    pub unwritten: Option<Box<Failure>>,
     /// How often in a row the API server had its pod, and the cache did not.
     pub unwatched: u32,
 }
 
 /// The next attempt after one that failed for a reason that passes by itself. It does not wait for the backoff of
-/// refusals.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// refusals. By default nothing has failed that would be worth a pause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Soon {
     /// How many attempts in a row failed so.
     pub failures: u32,
     /// When the next one is due.
     pub due: Timestamp,
-}
-
-impl Soon {
-    /// Nothing has failed that would be worth a pause.
-    pub fn now() -> Self {
-        Self { failures: 0, due: Timestamp::MIN }
-    }
 }
 
 /// When it is, and how well we have been able to see.
@@ -79,20 +74,14 @@ pub struct Moment {
     pub gap: bool,
 }
 
-/// What to do now, and when to look again if nothing happens before.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
-    /// What to do.
-    pub action: Action,
-    /// When to look again.
-    pub wake: Option<Timestamp>,
-}
-
-/// One step.
+/// What to do now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Nothing.
-    Wait,
+    Wait {
+        /// When to look again if nothing happens before.
+        until: Option<Timestamp>,
+    },
     /// Asks the API server for the pod.
     LookUp,
     /// Gives the first evacuator control; `stamp` if its time to answer has to begin now.
@@ -153,6 +142,9 @@ pub enum Action {
     },
 }
 
+/// Nothing until an event changes something.
+const WAIT: Action = Action::Wait { until: None };
+
 /// What comes before an eviction. A report that is stored and that our watch has not delivered yet makes the write
 /// fail, and then the eviction is off: until it is sent, a report wins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,28 +168,26 @@ pub enum End {
     Cancelled,
 }
 
-/// Makes the plan for one Evacuation. Whether somebody has deleted it plays no part while an instigator wants it.
-pub fn decide(record: &Record, pod: Known<'_>, live: &Live, moment: Moment) -> Plan {
+/// Decides about one Evacuation. Whether somebody has deleted it plays no part while an instigator wants it.
+pub fn decide(record: &Record, pod: Known<'_>, live: &Live, moment: Moment) -> Action {
     let pod = match pod {
-        Known::Nothing => return now(Action::LookUp),
+        Known::Nothing => return Action::LookUp,
         Known::Gone => return garbage::after_the_pod(record, live, moment),
         Known::Present(pod) => pod,
     };
     if record.is_cancelled() {
-        return garbage::cancelled(record, live, moment);
+        return garbage::delete(record, live, moment, End::Cancelled);
     }
     if pod.terminating {
         return leaving(record, pod, moment);
     }
     match class::stage(record, moment) {
-        Stage::Activate { class, stamp } => now(Action::Activate { class, stamp }),
-        Stage::Clamp => now(Action::Clamp),
-        Stage::Switch { from, to, why } => now(Action::Switch { from, to, why }),
+        Stage::Act(action) => action,
         // What was refused before does not matter as long as an evacuator is at work.
         Stage::Wait { overdue: false, until } => {
             unblock_or_wait(record, reason::NOT_BLOCKED, || status::at_work(record), until)
         }
-        Stage::Wait { until, .. } => wait(until),
+        Stage::Wait { until, .. } => Action::Wait { until },
         Stage::Evict(why) => evict(record, pod, live, moment, why),
     }
 }
@@ -214,22 +204,22 @@ fn unblock_or_wait(
     reason: &'static str,
     message: impl FnOnce() -> String,
     until: Option<Timestamp>,
-) -> Plan {
+) -> Action {
     if record.blocked_by().is_some_and(is_ours) {
-        return now(Action::Unblock { reason, message: message() });
+        return Action::Unblock { reason, message: message() };
     }
-    wait(until)
+    Action::Wait { until }
 }
 
 /// The pod has been asked to end.
-fn leaving(record: &Record, pod: &Pod, moment: Moment) -> Plan {
+fn leaving(record: &Record, pod: &Pod, moment: Moment) -> Action {
     let end = pod.deletion_timestamp();
     let overdue = end.map(conditions::overdue);
     let Some(end) = end.filter(|_| overdue.is_some_and(|overdue| overdue <= moment.now)) else {
         return unblock_or_wait(record, reason::EVACUATING, || status::terminating(pod), overdue);
     };
     if record.blocked_by() == Some(reason::TERMINATING) {
-        return wait(None);
+        return WAIT;
     }
     let held = if pod.has_finalizers {
         "a finalizer holds it"
@@ -237,20 +227,20 @@ fn leaving(record: &Record, pod: &Pod, moment: Moment) -> Plan {
         "its node may be unreachable or its containers may hang"
     };
     let message = format!("Pod {} should have ended by {end} and has not: {held}.", pod.name);
-    now(Action::Block { reason: reason::TERMINATING, message })
+    Action::Block { reason: reason::TERMINATING, message }
 }
 
-fn evict(record: &Record, pod: &Pod, live: &Live, moment: Moment, why: Why) -> Plan {
+fn evict(record: &Record, pod: &Pod, live: &Live, moment: Moment, why: Why) -> Action {
     if pod.pod_type != PodType::Default {
         if record.blocked_by() == Some(reason::UNSUPPORTED) {
-            return wait(None);
+            return WAIT;
         }
         let kind = if pod.pod_type == PodType::DaemonSet { "belongs to a DaemonSet" } else { "is static" };
         let message = format!(
             "Pod {} {kind}, and such pods are never evicted: it takes an evacuator to make it leave.",
             pod.name
         );
-        return now(Action::Block { reason: reason::UNSUPPORTED, message });
+        return Action::Block { reason: reason::UNSUPPORTED, message };
     }
     if let Some(evicted) = live.evicted {
         let unseen = after(evicted, UNSEEN);
@@ -265,22 +255,14 @@ fn evict(record: &Record, pod: &Pod, live: &Live, moment: Moment, why: Why) -> P
         None => backoff::due(record, moment.resumed, moment.now),
     };
     if let Some(due) = due.filter(|due| *due > moment.now) {
-        return wait(Some(due));
+        return Action::Wait { until: Some(due) };
     }
     let before = match why {
         Why::Silent if record.blocked_by().is_some_and(is_failure) => Before::Confirm,
         Why::Silent => Before::Announce,
         Why::None | Why::Completed => Before::Nothing,
     };
-    now(Action::Evict { why, before })
-}
-
-fn now(action: Action) -> Plan {
-    Plan { action, wake: None }
-}
-
-fn wait(until: Option<Timestamp>) -> Plan {
-    Plan { action: Action::Wait, wake: until }
+    Action::Evict { why, before }
 }
 
 #[cfg(test)]

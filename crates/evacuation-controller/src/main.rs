@@ -7,10 +7,9 @@
 //! | what is known of Evacuations, pods and budgets? | `state`, `record`, `budget` |
 //! | what is to be done about an Evacuation, and when? | `decide`, `backoff` |
 //! | what does an answer of the Eviction API mean? | [`haulout_service_runtime::eviction`] |
-//! | how is it done? | `reconcile`, `api` |
+//! | how is it done? | `reconcile` |
 //! | what do people see? | `status`, `events`, `metrics` |
 
-mod api;
 mod args;
 mod backoff;
 mod budget;
@@ -44,7 +43,7 @@ use parking_lot::Mutex;
 
 use crate::args::Args;
 use crate::metrics::Metrics;
-use crate::reconcile::Controller;
+use crate::reconcile::{Controller, MANAGER};
 use crate::state::{Queued, State};
 
 fn permissions() -> Vec<Permission> {
@@ -97,7 +96,7 @@ async fn lead(args: &Args, context: &Context, metrics: Metrics, leading: Leading
     let state: Arc<Mutex<State>> = Arc::default();
     let _shown = metrics.show(&state, context.clock.clone());
     let controller = Arc::new(Controller {
-        writer: Writer::new(leading.clients.direct.clone(), api::MANAGER),
+        writer: Writer::new(leading.clients.direct.clone(), MANAGER),
         clients: leading.clients,
         clock: context.clock.clone(),
         events: context.events.clone(),

@@ -10,7 +10,7 @@ use haulout_service_runtime::clients::Clients;
 use haulout_service_runtime::clock::Clock;
 use haulout_service_runtime::events::{Events, News};
 use haulout_service_runtime::eviction::{self, Answer, Failure};
-use haulout_service_runtime::pods::{self, Phase, Pod, PodCache};
+use haulout_service_runtime::pods::{self, Phase, Pod, PodCache, PodIndex};
 use haulout_service_runtime::queue::Outcome;
 use haulout_service_runtime::workers::{WorkQueue, reconciling};
 use jiff::Timestamp;
@@ -20,15 +20,15 @@ use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 
-use crate::api::{self, Answer as WriteAnswer};
 use crate::backoff::{self, after};
-use crate::budget::Cover;
-use crate::decide::{Action, Before, End, Known, Moment, Plan, Why, after_pod, decide};
+use crate::decide::{Action, Before, End, Known, Live, Moment, Why, after_pod, decide};
 use crate::metrics::Metrics;
 use crate::record::Record;
-use crate::state::{Key, Queued, Removed, State, View};
+use crate::state::{Key, Queued, State, View};
 use crate::{events, status};
 
+/// Who writes, as `kubectl get --show-managed-fields` shows.
+pub const MANAGER: &str = "haulout-evacuation-controller";
 /// More steps than any Evacuation ever needs at one go.
 const MOST_STEPS: usize = 10;
 
@@ -70,6 +70,13 @@ impl Controller {
         self.state.lock()
     }
 
+    /// Changes the state, with the pods at hand, and has those looked at whom this concerns. The two locks are always taken
+    /// in this order.
+    pub(crate) fn update(&self, change: impl FnOnce(&mut State, &PodIndex) -> Vec<Key>) {
+        let keys = change(&mut self.state(), &self.pods.read());
+        self.enqueue(keys);
+    }
+
     /// A watch has synced or works again after a gap: from now on deadlines that passed meanwhile get their grace.
     pub(crate) fn resumed(&self) {
         *self.resumed.lock() = self.clock.now();
@@ -79,82 +86,77 @@ impl Controller {
 
     /// Has these looked at.
     pub(crate) fn enqueue(&self, keys: Vec<Key>) {
-        let queued: Vec<_> = {
-            let state = self.state();
-            keys.into_iter().filter_map(|key| state.queued(key)).collect()
-        };
-        for queued in queued {
-            self.queue.add(queued);
+        for key in keys {
+            let queued = self.state().queued(key);
+            if let Some(queued) = queued {
+                self.queue.add(queued);
+            }
         }
     }
 
     /// Works on one Evacuation until there is nothing more to do for now.
     pub(crate) async fn handle(self: Arc<Self>, Queued { key, .. }: Queued) -> Result<Outcome, StepError> {
-        let (outcome, admitted) = self.work(key).await;
+        let mut admitted = false;
+        let outcome = self.work(key, &mut admitted).await;
         // Whatever kept it from using the room that its budget had for it: others may have it.
         if admitted {
             let failed = !matches!(outcome, Ok(Outcome::Done | Outcome::Until(_)));
-            let others = self.state().give_back(key, failed, &self.pods.read());
-            self.enqueue(others);
+            self.update(|state, pods| state.give_back(key, failed, pods));
         }
         outcome
     }
 
-    /// What came of it, and whether the last decision was made for one that a budget has admitted.
-    async fn work(&self, key: Key) -> (Result<Outcome, StepError>, bool) {
+    /// What came of it. `admitted` is whether the last decision was made for one that a budget has admitted.
+    async fn work(&self, key: Key, admitted: &mut bool) -> Result<Outcome, StepError> {
         // A pod that the cache does not know, from the API server.
         let mut looked_up = None;
-        let mut admitted = false;
         for _ in 0..MOST_STEPS {
             let view = self.state().view(key, &self.pods.read());
-            let Some(view) = view else { return (Ok(Outcome::Done), false) };
-            reconciling(&view.record.namespace, &view.record.name);
-            admitted = view.live.admitted;
-            let pod = view.pod.clone().or_else(|| looked_up.clone());
+            let Some(View { record, pod: cached, pod_gone, live }) = view else { return Ok(Outcome::Done) };
+            reconciling(&record.namespace, &record.name);
+            *admitted = live.admitted;
+            let pod = cached.clone().or_else(|| looked_up.clone());
             let known = match &pod {
-                _ if view.pod_gone => Known::Gone,
+                _ if pod_gone => Known::Gone,
                 Some(pod) => Known::Present(pod),
                 None => Known::Nothing,
             };
-            let is_leaving = view.pod_gone || pod.as_ref().is_some_and(|pod| pod.terminating);
-            let plan = decide(&view.record, known, &view.live, self.moment());
-            debug!(namespace = %view.record.namespace, name = %view.record.name, ?plan, "decided");
-            let done = match (&plan.action, view.unwritten.as_deref()) {
+            let is_leaving = pod_gone || pod.as_ref().is_some_and(|pod| pod.terminating);
+            let action = decide(&record, known, &live, self.moment());
+            debug!(namespace = %record.namespace, name = %record.name, ?action, "decided");
+            let next = match (&action, live.unwritten.as_deref()) {
                 // It left all the same.
                 (_, Some(_)) if is_leaving => {
                     self.state().forget_failure(key);
-                    Ok(Next::Again)
+                    Next::Again
                 }
-                (_, Some(failure)) => self.write_failure(&view.record, failure).await,
-                (Action::Wait, None) => {
-                    let unwatched = view.pod.is_none() && looked_up.is_some();
+                (_, Some(failure)) => self.write_failure(&record, failure).await?,
+                (Action::Wait { until }, None) => {
+                    let unwatched = cached.is_none() && looked_up.is_some();
                     let again =
-                        unwatched.then(|| after(self.clock.now(), backoff::unwatched(view.live.unwatched)));
-                    return (Ok(sleep(&plan, again)), admitted);
+                        unwatched.then(|| after(self.clock.now(), backoff::unwatched(live.unwatched)));
+                    let wake = until.iter().copied().chain(again).min();
+                    return Ok(wake.map_or(Outcome::Done, Outcome::Until));
                 }
-                (Action::LookUp, None) => match self.look_up(&view.record).await {
-                    Ok(found) => {
-                        if found.is_some() {
-                            let look_ups = self.state().pod_is_unwatched(key);
-                            let Record { namespace, pod_name, .. } = &*view.record;
-                            info!(%namespace, pod = %pod_name, look_ups, "pod is not in the cache yet");
-                        }
-                        looked_up = found.map(Arc::new);
-                        Ok(Next::Again)
+                (Action::LookUp, None) => {
+                    looked_up = self.look_up(&record).await?.map(Arc::new);
+                    if looked_up.is_some() {
+                        let look_ups = self.state().pod_is_unwatched(key);
+                        let Record { namespace, pod_name, .. } = &*record;
+                        info!(%namespace, pod = %pod_name, look_ups, "pod is not in the cache yet");
                     }
-                    Err(error) => Err(error.into()),
-                },
-                (action, None) => self.step(&view, pod.as_deref(), action).await,
+                    Next::Again
+                }
+                (action, None) => self.step(&record, &live, pod.as_deref(), action).await?,
             };
-            match done {
-                Ok(Next::Again) => {}
-                Ok(Next::Nothing) => return (Ok(Outcome::Done), admitted),
-                Ok(Next::Retry) => return (Ok(Outcome::Failed), admitted),
-                Err(error) => return (Err(error), admitted),
+            match next {
+                Next::Again => {}
+                Next::Nothing => return Ok(Outcome::Done),
+                Next::Retry => return Ok(Outcome::Failed),
             }
         }
         warn!(%key, "Evacuation is not at rest after {MOST_STEPS} steps, retrying");
-        (Ok(Outcome::Failed), admitted)
+        Ok(Outcome::Failed)
     }
 
     fn moment(&self) -> Moment {
@@ -175,11 +177,16 @@ impl Controller {
         Ok(found)
     }
 
-    async fn step(&self, view: &View, pod: Option<&Pod>, action: &Action) -> Result<Next, StepError> {
-        let record = &*view.record;
+    async fn step(
+        &self,
+        record: &Record,
+        live: &Live,
+        pod: Option<&Pod>,
+        action: &Action,
+    ) -> Result<Next, StepError> {
         let now = self.clock.now();
         match action {
-            Action::Wait | Action::LookUp => Ok(Next::Again),
+            Action::Wait { .. } | Action::LookUp => Ok(Next::Again),
             Action::Activate { class, stamp } => {
                 let message = status::activated(class);
                 let mut status = json!({
@@ -190,9 +197,7 @@ impl Controller {
                 if let (true, Some(status)) = (*stamp, status.as_object_mut()) {
                     status.insert("evacuationProgressTimestamp".into(), json!(Time(now)));
                 }
-                let next = self.write(record, status).await?;
-                self.tell(&next, || events::activated(record, &message));
-                Ok(next)
+                self.write_and_publish(record, status, events::activated(record, &message)).await
             }
             Action::Switch { from, to, why } => {
                 let message = status::switched(from, to, *why, record.progress_deadline);
@@ -206,9 +211,7 @@ impl Controller {
                 if let (Some(_), Some(status)) = (record.blocked_by(), status.as_object_mut()) {
                     status.append(&mut status::unblocked(record, reason::NOT_BLOCKED, &message, now));
                 }
-                let next = self.write(record, status).await?;
-                self.tell(&next, || events::switched(record, *why, &message));
-                Ok(next)
+                self.write_and_publish(record, status, events::switched(record, *why, &message)).await
             }
             Action::Clamp => {
                 let Record { namespace, name, active, progress, .. } = record;
@@ -220,29 +223,28 @@ impl Controller {
                 None => Ok(Next::Retry),
             },
             Action::Block { reason, message } => {
-                let next = self.write(record, status::blocked(record, reason, message, now).into()).await?;
-                self.tell(&next, || events::blocked(record, message));
-                Ok(next)
+                let status = status::blocked(record, reason, message, now);
+                self.write_and_publish(record, status, events::blocked(record, message)).await
             }
             Action::Unblock { reason, message } => {
-                let next = self.write(record, status::unblocked(record, reason, message, now).into()).await?;
-                self.tell(&next, || events::unblocked(record));
-                Ok(next)
+                let status = status::unblocked(record, reason, message, now);
+                self.write_and_publish(record, status, events::unblocked(record)).await
             }
             Action::Hold { end, message } => {
                 let status = status::blocked(record, reason::EVACUATION_HELD, message, now);
-                let next = self.write(record, status.into()).await?;
+                let next = self.write(record, status).await?;
                 let is_first = record.blocked_by() != Some(reason::EVACUATION_HELD);
                 if is_first && matches!(next, Next::Again) {
-                    self.ended(record, view.live.deleted.unwrap_or(*end));
+                    self.ended(record, live.deleted.unwrap_or(*end));
                     self.events.publish(events::held(record, message));
                 }
                 Ok(next)
             }
             Action::Release { keep } => {
-                Ok(self.take(api::write_finalizers(&self.writer, record, keep).await?))
+                let patch = json!({"metadata": {"finalizers": keep}});
+                Ok(self.take(self.writer.patch(&record.object(), patch).await?))
             }
-            Action::Delete { end } => Ok(match api::delete(&self.writer, record).await? {
+            Action::Delete { end } => Ok(match self.writer.delete::<Evacuation>(&record.object()).await? {
                 Written::Done(()) => {
                     self.state().deleted(record.uid, *end);
                     Next::Again
@@ -265,7 +267,7 @@ impl Controller {
                 other => return Ok(other),
             }
         }
-        let covered = !matches!(self.state().budgets().covering(pod), Cover::None);
+        let covered = !self.state().budgets().covering(pod).is_empty();
         if compare_first(pod, covered, self.moment().gap) && self.look_up(record).await?.is_none() {
             info!(namespace = %pod.namespace, pod = %pod.name, "pod is gone, and the cache is behind");
             return Ok(Next::Again);
@@ -286,13 +288,10 @@ impl Controller {
             Answer::Failed(failure) => {
                 let (namespace, pod_name) = (&pod.namespace, &pod.name);
                 info!(%namespace, pod = %pod_name, reason = failure.reason, message = failure.message, "eviction failed");
-                let woken = {
-                    let mut state = self.state();
-                    let pods = self.pods.read();
-                    let failure = state.explain(failure, pod, &pods);
-                    state.eviction_failed(record.uid, failure, now, &pods)
-                };
-                self.enqueue(woken);
+                self.update(|state, pods| {
+                    let failure = state.explain(failure, pod, pods);
+                    state.eviction_failed(record.uid, failure, now, pods)
+                });
             }
         }
         Ok(Next::Again)
@@ -300,25 +299,41 @@ impl Controller {
 
     async fn write_failure(&self, record: &Record, failure: &Failure) -> Result<Next, StepError> {
         let status = status::failed(record, failure, self.clock.now());
-        let next = self.write(record, status.into()).await?;
-        self.tell(&next, || events::blocked(record, &failure.message));
+        let next = self.write_and_publish(record, status, events::blocked(record, &failure.message)).await?;
         if !matches!(next, Next::Retry) {
-            let admitted = self.state().failure_written(record.uid, &self.pods.read());
-            self.enqueue(admitted);
+            self.update(|state, pods| state.failure_written(record.uid, pods));
         }
         Ok(next)
     }
 
-    async fn write(&self, record: &Record, status: Value) -> Result<Next, StepError> {
-        let written = api::write_status(&self.writer, record, status).await?;
-        Ok(self.take(written))
+    /// Writes the status and, if that took effect, publishes an event about it.
+    async fn write_and_publish(
+        &self,
+        record: &Record,
+        status: impl Into<Value>,
+        news: News,
+    ) -> Result<Next, StepError> {
+        let next = self.write(record, status).await?;
+        if matches!(next, Next::Again) {
+            self.events.publish(news);
+        }
+        Ok(next)
+    }
+
+    /// Changes fields of the status. With none, nothing is written, and the answer still tells whether the record is up to
+    /// date.
+    async fn write(&self, record: &Record, status: impl Into<Value>) -> Result<Next, StepError> {
+        Ok(self.take(self.writer.patch_status(&record.object(), status.into()).await?))
     }
 
     /// Takes in what the API server answered to a write.
-    fn take(&self, written: Written<WriteAnswer>) -> Next {
+    fn take(&self, written: Written<DeserializeGuard<Evacuation>>) -> Next {
         match written {
             Written::Done(DeserializeGuard(Ok(evacuation))) => {
-                self.refresh(evacuation);
+                let mut state = self.state();
+                if let Ok(record) = Record::read(evacuation, |text| state.share(text)) {
+                    state.refresh(record);
+                }
                 Next::Again
             }
             // The watch will tell.
@@ -327,27 +342,14 @@ impl Controller {
         }
     }
 
-    fn refresh(&self, evacuation: Evacuation) {
-        let mut state = self.state();
-        if let Ok(record) = Record::read(evacuation, |text| state.share(text)) {
-            state.refresh(record);
-        }
-    }
-
-    fn tell(&self, next: &Next, news: impl FnOnce() -> News) {
-        if matches!(next, Next::Again) {
-            self.events.publish(news());
-        }
-    }
-
     /// An Evacuation is gone.
     pub(crate) fn removed(&self, key: Key) {
-        let Some(Removed { record, live, pod_gone }) = self.forget(key) else { return };
+        let Some(View { record, live, pod, pod_gone }) = self.forget(key) else { return };
         let end = match live.deleted {
             // That it ended was told when it turned out that somebody holds it.
             _ if record.blocked_by() == Some(reason::EVACUATION_HELD) => return,
             Some(end) => end,
-            None if pod_gone => after_pod(&record, &live, self.moment()),
+            None if pod_gone || pod.is_none() => after_pod(&record, &live, self.moment()),
             None if live.evicted.is_some() => End::Evicted,
             None => End::Cancelled,
         };
@@ -355,7 +357,7 @@ impl Controller {
     }
 
     /// Nothing is to be known of an Evacuation any longer. What was known of it.
-    pub(crate) fn forget(&self, key: Key) -> Option<Removed> {
+    pub(crate) fn forget(&self, key: Key) -> Option<View> {
         let (removed, woken) = self.state().remove(key, &self.pods.read());
         self.enqueue(woken);
         removed
@@ -373,13 +375,6 @@ impl Controller {
 /// compared always, and its watch is some milliseconds behind, which is enough for names that are never used again.
 fn compare_first(pod: &Pod, covered: bool, gap: bool) -> bool {
     (covered || pod.phase == Phase::Pending) && (gap || !eviction::has_unique_name(pod))
-}
-
-fn sleep(plan: &Plan, latest: Option<Timestamp>) -> Outcome {
-    match plan.wake.into_iter().chain(latest).min() {
-        Some(wake) => Outcome::Until(wake),
-        None => Outcome::Done,
-    }
 }
 
 #[cfg(test)]

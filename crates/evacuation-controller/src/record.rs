@@ -2,14 +2,13 @@
 //! the API object, so that a new leader knows as much as the old one did.
 
 use std::hash::{DefaultHasher, Hash, Hasher as _};
-use std::num::NonZeroI64;
 use std::sync::Arc;
 use std::time::Duration;
 
 use haulout_api_types::evacuation::{CancellationPolicy, Evacuator};
 use haulout_api_types::names::condition;
 use haulout_api_types::{Evacuation, evacuators, instigators};
-use haulout_service_runtime::api::{Object, is_later};
+use haulout_service_runtime::api::Object;
 use haulout_service_runtime::pods::{NotAUid, Uid};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -28,7 +27,7 @@ pub struct Record {
     /// When it was created.
     pub created: Timestamp,
     /// When somebody deleted it, if so. It goes with its last finalizer.
-    pub deleted: Option<Second>,
+    pub deleted: Option<Timestamp>,
     /// All its finalizers.
     pub finalizers: Box<[Arc<str>]>,
     /// The name of its pod.
@@ -79,22 +78,6 @@ pub fn fingerprint(text: impl Hash) -> u32 {
     u32::try_from(hasher.finish() >> 32).unwrap_or_default()
 }
 
-/// A time as API objects have it, in whole seconds, in half the space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Second(NonZeroI64);
-
-impl Second {
-    /// The second of this time.
-    pub fn of(time: Timestamp) -> Self {
-        Self(NonZeroI64::new(time.as_second()).unwrap_or(NonZeroI64::MIN))
-    }
-
-    /// Its beginning.
-    pub fn time(self) -> Timestamp {
-        Timestamp::from_second(self.0.get()).unwrap_or(Timestamp::UNIX_EPOCH)
-    }
-}
-
 /// An Evacuation that we cannot work on.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum NotARecord {
@@ -125,7 +108,7 @@ impl Record {
             uid: uid.parse().map_err(|error| NotARecord::Uid("metadata.uid", error))?,
             version: metadata.resource_version.ok_or(missing("resourceVersion"))?.into(),
             created: metadata.creation_timestamp.ok_or(missing("creationTimestamp"))?.0,
-            deleted: metadata.deletion_timestamp.map(|time| Second::of(time.0)),
+            deleted: metadata.deletion_timestamp.map(|time| time.0),
             finalizers: metadata.finalizers.iter().flatten().map(|text| share(text)).collect(),
             pod_name: spec.pod_ref.name.into(),
             pod_uid: spec.pod_ref.uid.parse().map_err(|error| NotARecord::Uid("spec.podRef.uid", error))?,
@@ -156,9 +139,9 @@ impl Record {
     }
 
     /// The finalizers that stay when the pod has gone: those of nobody's instigator form.
-    pub fn foreign_finalizers(&self) -> Vec<&str> {
-        let foreign = |f: &&str| instigators::subdomain(f).is_none();
-        self.finalizers.iter().map(AsRef::as_ref).filter(foreign).collect()
+    pub fn foreign_finalizers(&self) -> Vec<String> {
+        let foreign = self.finalizers.iter().filter(|finalizer| instigators::subdomain(finalizer).is_none());
+        foreign.map(ToString::to_string).collect()
     }
 
     /// Whether it is cancelled.
@@ -176,11 +159,6 @@ impl Record {
     pub fn is_blocked_saying(&self, reason: &str, message: &str) -> bool {
         self.blocked_by() == Some(reason)
             && self.blocked.as_ref().is_some_and(|blocked| blocked.message == fingerprint(message))
-    }
-
-    /// Whether this is a later state of the same object.
-    pub fn is_later_than(&self, other: &Self) -> bool {
-        is_later(&self.version, &other.version)
     }
 
     /// The object, in this state.

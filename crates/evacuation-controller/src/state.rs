@@ -1,24 +1,22 @@
 //! Everything that is known of Evacuations and budgets, fed by watch events. Plain synchronous state: it says
 //! which Evacuations have to be looked at, and what is known of one.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use haulout_api_types::evacuators;
 use haulout_api_types::names::reason;
+use haulout_service_runtime::api::is_later;
 use haulout_service_runtime::eviction::{Failure, is_transient, waits_for_budget};
-use haulout_service_runtime::pods::{Change, Pod, PodIndex, Uid};
+use haulout_service_runtime::pods::{Change, Interner, Pod, PodIndex, Uid};
 use haulout_service_runtime::queue::number_of;
 use jiff::Timestamp;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
 use crate::backoff::{self, after};
-use crate::budget::{Budgets, Cover, Covered};
+use crate::budget::{Budgets, Covered};
 use crate::decide::{End, Live, Soon};
 use crate::record::Record;
-
-/// How many Evacuations go before texts are looked through for those that nobody uses.
-const REMOVED_BETWEEN_SWEEPS: usize = 1024;
 
 /// The Evacuation that is meant: its UID.
 pub type Key = Uid;
@@ -38,25 +36,23 @@ pub struct State {
     entries: HashMap<Key, Entry>,
     /// By the UID of the pod. There is more than one only if somebody made up a pod's name.
     by_pod: BTreeSet<(Uid, Key)>,
-    /// Those that wait for a budget, by namespace, oldest first.
-    waiting: HashMap<Arc<str>, BTreeSet<Place>>,
+    /// Those that wait for a budget.
+    waiting: BTreeSet<Place>,
     /// How many Evacuations have been seen.
     seen: u64,
     budgets: Budgets,
     /// Whether all budgets are known: until then a pod may seem to have none.
     budgets_known: bool,
     /// Pods that budgets do not count as healthy, by namespace: not ready, or asked to end.
-    unhealthy: HashMap<Arc<str>, BTreeSet<Uid>>,
+    unhealthy: BTreeSet<(Arc<str>, Uid)>,
     /// How many pods name each evacuator class in their annotations.
     pod_classes: BTreeMap<String, u32>,
     /// What many Evacuations have in common: namespaces, finalizers, classes, reasons.
-    texts: HashSet<Arc<str>>,
-    /// How many have gone since texts that nobody uses were forgotten.
-    removed: usize,
+    texts: Interner,
 }
 
-/// A place in the line: by creation and, because that is told in whole seconds, by when it was first seen.
-type Place = (Timestamp, u64, Key);
+/// A place in the line of a namespace: by creation and, because that is told in whole seconds, by when it was first seen.
+type Place = (Arc<str>, Timestamp, u64, Key);
 
 #[derive(Debug)]
 struct Entry {
@@ -64,42 +60,20 @@ struct Entry {
     live: Live,
     /// The number under which it was first seen.
     seen: u64,
-    pod_gone: PodGone,
+    /// Whether the API server says that its pod is gone. A UID never comes back, whatever a watch that is behind says.
+    pod_gone: bool,
     /// Whether its pod has been in the cache: if it is there no longer, it is gone, whether or not its change has been
     /// applied here.
     cached: bool,
     /// What was known of its budgets when it was last tried.
     tried: Option<Covered>,
-    /// A failure that has not been written yet, because somebody else wrote at the same time.
-    unwritten: Option<Box<Failure>>,
 }
 
 impl Entry {
-    fn new(record: Arc<Record>, seen: u64) -> Self {
-        let (live, pod_gone) = (Live::default(), PodGone::No);
-        Self { record, live, seen, pod_gone, cached: false, tried: None, unwritten: None }
+    fn place(&self) -> Place {
+        let Record { namespace, created, uid, .. } = &*self.record;
+        (Arc::clone(namespace), *created, self.seen, *uid)
     }
-}
-
-/// Whether the pod of an Evacuation is known to be gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PodGone {
-    No,
-    /// The watch of pods says so.
-    Watched,
-    /// The API server says so. A UID never comes back, whatever a watch that is behind says.
-    Confirmed,
-}
-
-/// An Evacuation that is gone, as it was last known.
-#[derive(Clone, Debug)]
-pub struct Removed {
-    /// The Evacuation.
-    pub record: Arc<Record>,
-    /// What only we knew.
-    pub live: Live,
-    /// Whether its pod is gone too.
-    pub pod_gone: bool,
 }
 
 /// What is known of one Evacuation at one moment.
@@ -113,43 +87,39 @@ pub struct View {
     pub pod_gone: bool,
     /// What only we know.
     pub live: Live,
-    /// A failure that has not been written yet.
-    pub unwritten: Option<Box<Failure>>,
 }
 
 impl State {
     /// The shared copy of this text.
     pub fn share(&mut self, text: &str) -> Arc<str> {
-        if let Some(known) = self.texts.get(text) {
-            return Arc::clone(known);
-        }
-        let new: Arc<str> = text.into();
-        self.texts.insert(Arc::clone(&new));
-        new
+        self.texts.share(text)
     }
 
     /// An Evacuation is there, in this state. Whether that is news.
     pub fn apply(&mut self, record: Record) -> bool {
-        let key = record.uid;
-        let known = self.entries.get(&key).map(|entry| (Arc::clone(&entry.record), entry.seen));
-        let seen = if let Some((old, seen)) = known {
-            if !record.is_later_than(&old) {
+        let (key, pod) = (record.uid, record.pod_uid);
+        let waits = record.blocked_by().is_some_and(waits_for_budget) && !record.is_cancelled();
+        let record = Arc::new(record);
+        let place = if let Some(entry) = self.entries.get_mut(&key) {
+            if !is_later(&record.version, &entry.record.version) {
                 return false;
             }
-            self.stop_waiting(&old, seen);
-            seen
+            entry.record = record;
+            entry.place()
         } else {
             self.seen += 1;
-            self.seen
+            let (seen, live) = (self.seen, Live::default());
+            let entry = Entry { record, live, seen, pod_gone: false, cached: false, tried: None };
+            let place = entry.place();
+            self.entries.insert(key, entry);
+            place
         };
-        self.by_pod.insert((record.pod_uid, key));
-        self.start_waiting(&record, seen);
-        let record = Arc::new(record);
-        if let Some(entry) = self.entries.get_mut(&key) {
-            entry.record = record;
+        self.by_pod.insert((pod, key));
+        if waits {
+            self.waiting.insert(place)
         } else {
-            self.entries.insert(key, Entry::new(record, seen));
-        }
+            self.waiting.remove(&place)
+        };
         true
     }
 
@@ -161,26 +131,16 @@ impl State {
     }
 
     /// The Evacuation with this UID is gone: what was known of it, if anything, and who may try in its place.
-    pub fn remove(&mut self, key: Key, pods: &PodIndex) -> (Option<Removed>, Vec<Key>) {
-        let Some(Entry { record, seen, live, pod_gone, .. }) = self.entries.remove(&key) else {
-            return (None, Vec::new());
-        };
-        self.by_pod.remove(&(record.pod_uid, key));
-        self.stop_waiting(&record, seen);
-        let freed = self.budgets.end(&record.namespace, key);
-        let woken = if freed { self.admit(&record.namespace, pods) } else { Vec::new() };
-        let pod_gone = pod_gone != PodGone::No || pods.get(record.pod_uid).is_none();
-        self.forget_texts();
-        (Some(Removed { record, live, pod_gone }), woken)
-    }
-
-    /// Forgets texts that nobody uses, once in a while.
-    fn forget_texts(&mut self) {
-        self.removed += 1;
-        if self.removed > REMOVED_BETWEEN_SWEEPS {
-            self.removed = 0;
-            self.texts.retain(|text| Arc::strong_count(text) > 1);
-        }
+    pub fn remove(&mut self, key: Key, pods: &PodIndex) -> (Option<View>, Vec<Key>) {
+        let view = self.view(key, pods);
+        let Some(entry) = self.entries.remove(&key) else { return (None, Vec::new()) };
+        self.waiting.remove(&entry.place());
+        let Record { namespace, pod_uid, .. } = &*entry.record;
+        self.by_pod.remove(&(*pod_uid, key));
+        let freed = self.budgets.end(namespace, key);
+        let woken = if freed { self.admit(namespace, pods) } else { Vec::new() };
+        self.texts.changed();
+        (view, woken)
     }
 
     /// A pod has changed. Which Evacuations have to be looked at.
@@ -193,9 +153,7 @@ impl State {
         for key in &keys {
             if let Some(entry) = self.entries.get_mut(key) {
                 entry.live.unwatched = 0;
-                if entry.pod_gone != PodGone::Confirmed {
-                    entry.pod_gone = if change.new.is_none() { PodGone::Watched } else { PodGone::No };
-                }
+                entry.cached |= change.new.is_none();
                 // The budget's own numbers tell of it, and wake who may try instead.
                 if change.new.is_none() || pod.terminating {
                     self.budgets.end(&pod.namespace, *key);
@@ -227,28 +185,25 @@ impl State {
     /// All budgets are known. Who may try now.
     pub fn budgets_synced(&mut self, pods: &PodIndex) -> Vec<Key> {
         self.budgets_known = true;
-        self.admit_all(pods)
-    }
-
-    /// Lets those who wait anywhere try, as far as their budgets allow.
-    pub fn admit_all(&mut self, pods: &PodIndex) -> Vec<Key> {
-        let namespaces: Vec<_> = self.waiting.keys().cloned().collect();
+        let namespaces: BTreeSet<_> =
+            self.waiting.iter().map(|(namespace, ..)| Arc::clone(namespace)).collect();
         namespaces.iter().flat_map(|namespace| self.admit(namespace, pods)).collect()
     }
 
     /// Lets those who wait in this namespace try, the oldest first, as far as their budgets allow.
     pub fn admit(&mut self, namespace: &str, pods: &PodIndex) -> Vec<Key> {
-        let Some(waiting) = self.waiting.get(namespace).filter(|_| self.budgets_known) else {
+        if !self.budgets_known {
             return Vec::new();
-        };
+        }
+        let first = (namespace.into(), Timestamp::MIN, 0, Uid::MIN);
+        let waiting = self.waiting.range(first..).take_while(|(of, ..)| **of == *namespace);
         let candidates: Vec<_> = waiting
-            .iter()
-            .filter_map(|(_, _, key)| {
+            .filter_map(|(.., key)| {
                 let entry = self.entries.get(key)?;
                 let pod = pods.get(entry.record.pod_uid)?;
-                let idle = !entry.live.admitted && entry.live.evicted.is_none() && entry.unwritten.is_none();
-                let leaving = pod.terminating || entry.pod_gone == PodGone::Confirmed;
-                (idle && !leaving).then_some((*key, pod.as_ref()))
+                let live = &entry.live;
+                let idle = !live.admitted && live.evicted.is_none() && live.unwritten.is_none();
+                (idle && !pod.terminating && !entry.pod_gone).then_some((*key, pod.as_ref()))
             })
             .collect();
         let mut woken = self.budgets.admit(namespace, candidates.iter().copied());
@@ -265,7 +220,7 @@ impl State {
             let covered = self.budgets.covered(pod);
             if entry.tried.is_some_and(|tried| tried.by != covered.by) {
                 entry.tried = Some(covered);
-                entry.live.soon.get_or_insert_with(|| Box::new(Soon::now()));
+                entry.live.soon.get_or_insert_default();
                 woken.push(key);
             }
         }
@@ -274,23 +229,18 @@ impl State {
 
     /// What is known of an Evacuation; `None` if there is no such.
     pub fn view(&mut self, key: Key, pods: &PodIndex) -> Option<View> {
-        let Entry { record, live, pod_gone, cached, unwritten, .. } = self.entries.get_mut(&key)?;
+        let Entry { record, live, pod_gone, cached, .. } = self.entries.get_mut(&key)?;
         let named = |pod: &&Arc<Pod>| pod.namespace == record.namespace && *pod.name == *record.pod_name;
         let pod = pods.get(record.pod_uid).filter(named).cloned();
-        let pod_gone = match pod_gone {
-            PodGone::Confirmed => true,
-            PodGone::Watched => pod.is_none(),
-            PodGone::No => *cached && pod.is_none(),
-        };
+        let pod_gone = *pod_gone || (*cached && pod.is_none());
         *cached |= pod.is_some();
-        let (record, live, unwritten) = (Arc::clone(record), live.clone(), unwritten.clone());
-        Some(View { record, pod, pod_gone, live, unwritten })
+        Some(View { record: Arc::clone(record), pod, pod_gone, live: live.clone() })
     }
 
     /// The API server has no such pod any more.
     pub fn pod_is_gone(&mut self, key: Key) {
         if let Some(entry) = self.entries.get_mut(&key) {
-            entry.pod_gone = PodGone::Confirmed;
+            entry.pod_gone = true;
         }
     }
 
@@ -335,7 +285,7 @@ impl State {
             Box::new(Soon { failures, due: after(now, backoff::soon(failures, key)) })
         });
         let by_budget = waits_for_budget(failure.reason);
-        entry.unwritten = Some(Box::new(failure));
+        entry.live.unwritten = Some(Box::new(failure));
         let namespace = Arc::clone(&entry.record.namespace);
         self.budgets.end(&namespace, key);
         if by_budget { Vec::new() } else { self.admit(&namespace, pods) }
@@ -344,7 +294,7 @@ impl State {
     /// A failure that has not been written is of no interest any more: the pod is on its way out.
     pub fn forget_failure(&mut self, key: Key) {
         if let Some(entry) = self.entries.get_mut(&key) {
-            entry.unwritten = None;
+            entry.live.unwritten = None;
         }
     }
 
@@ -356,14 +306,14 @@ impl State {
             return Vec::new();
         }
         if failed {
-            entry.live.soon.get_or_insert_with(|| Box::new(Soon::now()));
+            entry.live.soon.get_or_insert_default();
         }
-        let (record, seen) = (Arc::clone(&entry.record), entry.seen);
-        self.budgets.end(&record.namespace, key);
+        let place = entry.place();
+        self.budgets.end(&place.0, key);
         // Not itself again: it would be admitted for ever.
-        self.stop_waiting(&record, seen);
-        let others = self.admit(&record.namespace, pods);
-        self.start_waiting(&record, seen);
+        let waited = self.waiting.remove(&place);
+        let others = self.admit(&place.0, pods);
+        self.waiting.extend(waited.then_some(place));
         others
     }
 
@@ -371,7 +321,7 @@ impl State {
     /// nobody: who may try now.
     pub fn failure_written(&mut self, key: Key, pods: &PodIndex) -> Vec<Key> {
         let Some(entry) = self.entries.get_mut(&key) else { return Vec::new() };
-        entry.unwritten = None;
+        entry.live.unwritten = None;
         let pod = pods.get(entry.record.pod_uid);
         if pod.is_none_or(|pod| Some(self.budgets.covered(pod)) == entry.tried) {
             return Vec::new();
@@ -391,7 +341,7 @@ impl State {
     pub fn explain(&self, failure: Failure, pod: &Pod, pods: &PodIndex) -> Failure {
         let message = match failure.reason {
             reason::BUDGET_EXHAUSTED if self.budgets.is_exhausted(pod) => self.describe_budgets(pod, pods),
-            reason::SEVERAL_BUDGETS if matches!(self.budgets.covering(pod), Cover::Several(_)) => {
+            reason::SEVERAL_BUDGETS if self.budgets.covering(pod).len() > 1 => {
                 format!("{} {}", failure.message, self.describe_budgets(pod, pods))
             }
             _ => failure.message,
@@ -401,11 +351,10 @@ impl State {
 
     /// What people should know of the budgets of this pod.
     pub fn describe_budgets(&self, pod: &Pod, pods: &PodIndex) -> String {
-        let unhealthy = self.unhealthy.get(&pod.namespace);
-        self.budgets.describe(
-            pod,
-            unhealthy.into_iter().flatten().filter_map(|uid| pods.get(*uid).map(AsRef::as_ref)),
-        )
+        let first = (Arc::clone(&pod.namespace), Uid::MIN);
+        let unhealthy =
+            self.unhealthy.range(first..).take_while(|(namespace, _)| *namespace == pod.namespace);
+        self.budgets.describe(pod, unhealthy.filter_map(|(_, uid)| pods.get(*uid).map(AsRef::as_ref)))
     }
 
     /// The budgets.
@@ -436,54 +385,33 @@ impl State {
 
     fn note_health(&mut self, pod: &Pod, exists: bool) {
         let unhealthy = exists && !pod.is_finished() && (!pod.ready || pod.terminating);
+        let pod = (Arc::clone(&pod.namespace), pod.uid);
         if unhealthy {
-            self.unhealthy.entry(Arc::clone(&pod.namespace)).or_default().insert(pod.uid);
-        } else if let Some(all) = self.unhealthy.get_mut(&pod.namespace) {
-            all.remove(&pod.uid);
-            if all.is_empty() {
-                self.unhealthy.remove(&pod.namespace);
-            }
-        }
+            self.unhealthy.insert(pod)
+        } else {
+            self.unhealthy.remove(&pod)
+        };
     }
 
     fn note_classes(&mut self, change: &Change) {
-        let annotations =
-            |pod: &Option<Arc<Pod>>| pod.as_ref().and_then(|pod| pod.evacuator_annotations.clone());
+        let annotations = |pod: &Option<Arc<Pod>>| pod.as_ref()?.evacuator_annotations.clone();
         let (old, new) = (annotations(&change.old), annotations(&change.new));
         if old == new {
             return;
         }
-        let classes = |annotations: &BTreeMap<String, String>| {
-            let (evacuators, _) = evacuators::read(annotations);
-            evacuators.into_iter().map(|evacuator| evacuator.evacuator_class)
+        let classes = |annotations: Option<Arc<BTreeMap<_, _>>>| {
+            let evacuators = annotations.map(|annotations| evacuators::read(&annotations).0);
+            evacuators.into_iter().flatten().map(|evacuator| evacuator.evacuator_class)
         };
-        for class in new.iter().flat_map(|annotations| classes(annotations)) {
+        for class in classes(new) {
             *self.pod_classes.entry(class).or_default() += 1;
         }
-        for class in old.iter().flat_map(|annotations| classes(annotations)) {
-            let count = self.pod_classes.get(&class).map_or(0, |count| count.saturating_sub(1));
-            if count == 0 {
-                self.pod_classes.remove(&class);
-            } else {
-                self.pod_classes.insert(class, count);
+        for class in classes(old) {
+            if let Some(pods) = self.pod_classes.get_mut(&class) {
+                *pods = pods.saturating_sub(1);
             }
         }
-    }
-
-    fn start_waiting(&mut self, record: &Record, seen: u64) {
-        if record.blocked_by().is_some_and(waits_for_budget) && !record.is_cancelled() {
-            let waiting = self.waiting.entry(Arc::clone(&record.namespace)).or_default();
-            waiting.insert((record.created, seen, record.uid));
-        }
-    }
-
-    fn stop_waiting(&mut self, record: &Record, seen: u64) {
-        if let Some(waiting) = self.waiting.get_mut(&record.namespace) {
-            waiting.remove(&(record.created, seen, record.uid));
-            if waiting.is_empty() {
-                self.waiting.remove(&record.namespace);
-            }
-        }
+        self.pod_classes.retain(|_, pods| *pods > 0);
     }
 }
 

@@ -10,13 +10,12 @@ use tracing::warn;
 
 use crate::reconcile::Controller;
 use crate::record::Record;
-use crate::state::Key;
+use crate::state::{Key, State};
 
 impl Subscriber for Controller {
     fn apply(&self, changes: Vec<Change>) {
         for change in changes {
-            let keys = self.state().pod_changed(&change, &self.pods.read());
-            self.enqueue(keys);
+            self.update(|state, pods| state.pod_changed(&change, pods));
         }
     }
 
@@ -63,17 +62,14 @@ impl Handler<PodDisruptionBudget> for Controller {
     type Key = BudgetKey;
 
     fn apply(&self, _: BudgetKey, budget: PodDisruptionBudget) {
-        let woken = self.state().budget_applied(budget, &self.pods.read());
-        self.enqueue(woken);
+        self.update(|state, pods| state.budget_applied(budget, pods));
     }
 
     fn delete(&self, (namespace, name): BudgetKey) {
-        let woken = self.state().budget_deleted(&namespace, &name, &self.pods.read());
-        self.enqueue(woken);
+        self.update(|state, pods| state.budget_deleted(&namespace, &name, pods));
     }
 
     fn resumed(&self) {
-        let woken = self.state().budgets_synced(&self.pods.read());
-        self.enqueue(woken);
+        self.update(State::budgets_synced);
     }
 }

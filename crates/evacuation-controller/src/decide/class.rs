@@ -5,7 +5,7 @@ use haulout_api_types::evacuation::Evacuator;
 use haulout_api_types::reports::MAX_AHEAD;
 use jiff::Timestamp;
 
-use super::{Moment, SETTLE};
+use super::{Action, Moment, SETTLE};
 use crate::backoff::after;
 use crate::record::Record;
 
@@ -23,13 +23,8 @@ pub enum Why {
 /// Where an evacuation stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// The first evacuator is to be given control.
-    Activate { class: String, stamp: bool },
-    /// Control is to be passed on.
-    Switch { from: String, to: String, why: Why },
-    /// The evacuator in charge has reported a time that is still to come. It counts as now: otherwise the deadline would
-    /// never come.
-    Clamp,
+    /// Another evacuator is to be given control, or what the one in charge has reported is to be corrected.
+    Act(Action),
     /// An evacuator is at work; its deadline is then, or not yet known. `overdue` if it has passed, and only the
     /// time after a gap is granted.
     Wait { until: Option<Timestamp>, overdue: bool },
@@ -46,13 +41,14 @@ pub(super) fn stage(record: &Record, moment: Moment) -> Stage {
         // The deadline runs from the creation. One that we have let run for a while is begun anew: the
         // evacuator is not to blame.
         let stamp = moment.now > after(record.created, SETTLE);
-        return Stage::Activate { class: first.evacuator_class.clone(), stamp };
+        return Stage::Act(Action::Activate { class: first.evacuator_class.clone(), stamp });
     };
     let ahead = moment.now.saturating_add(MAX_AHEAD).unwrap_or(Timestamp::MAX);
     let why = if record.completed {
         Why::Completed
     } else if record.progress.is_some_and(|progress| progress > ahead) {
-        return Stage::Clamp;
+        // A time that is still to come counts as now: otherwise the deadline would never come.
+        return Stage::Act(Action::Clamp);
     } else {
         let stored = after(record.progress.unwrap_or(record.created), record.progress_deadline);
         // Nobody can see now, or until a moment ago could not, whether it has reported.
@@ -63,7 +59,8 @@ pub(super) fn stage(record: &Record, moment: Moment) -> Stage {
     };
     match next {
         Some(next) => {
-            Stage::Switch { from: active.evacuator_class.clone(), to: next.evacuator_class.clone(), why }
+            let (from, to) = (active.evacuator_class.clone(), next.evacuator_class.clone());
+            Stage::Act(Action::Switch { from, to, why })
         }
         None => Stage::Evict(why),
     }

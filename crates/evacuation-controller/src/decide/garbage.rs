@@ -5,7 +5,7 @@ use std::time::Duration;
 use haulout_api_types::names::reason;
 
 use super::class::{self, Stage};
-use super::{Action, End, Live, Moment, Plan, now, wait};
+use super::{Action, End, Live, Moment, WAIT};
 use crate::backoff::after;
 use crate::record::Record;
 use crate::status;
@@ -14,32 +14,27 @@ use crate::status;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The pod has gone: instigators are released, everybody else's finalizers stay, and the Evacuation goes.
-pub(super) fn after_the_pod(record: &Record, live: &Live, moment: Moment) -> Plan {
+pub(super) fn after_the_pod(record: &Record, live: &Live, moment: Moment) -> Action {
     let keep = record.foreign_finalizers();
     if keep.len() < record.finalizers.len() {
-        return now(Action::Release { keep: keep.into_iter().map(Into::into).collect() });
+        return Action::Release { keep };
     }
-    let end = after_pod(record, live, moment);
-    if is_deleted(record, live) { held(record, moment, end) } else { now(Action::Delete { end }) }
+    delete(record, live, moment, after_pod(record, live, moment))
 }
 
-/// Nobody wants it: the Evacuation is deleted. Evacuators that want to clean up hold it with their finalizers.
-pub(super) fn cancelled(record: &Record, live: &Live, moment: Moment) -> Plan {
-    let end = End::Cancelled;
-    if is_deleted(record, live) { held(record, moment, end) } else { now(Action::Delete { end }) }
-}
-
-fn is_deleted(record: &Record, live: &Live) -> bool {
-    record.deleted.is_some() || live.deleted.is_some()
+/// The evacuation has ended: the Evacuation is deleted. Evacuators that want to clean up hold it with their finalizers.
+pub(super) fn delete(record: &Record, live: &Live, moment: Moment, end: End) -> Action {
+    let is_deleted = record.deleted.is_some() || live.deleted.is_some();
+    if is_deleted { held(record, moment, end) } else { Action::Delete { end } }
 }
 
 /// It has been deleted, and finalizers of others keep it.
-fn held(record: &Record, moment: Moment, end: End) -> Plan {
+fn held(record: &Record, moment: Moment, end: End) -> Action {
     // We have just deleted it, or it is gone and the watch event has yet to come.
-    let Some(deleted) = record.deleted.filter(|_| !record.finalizers.is_empty()) else { return wait(None) };
-    let due = after(deleted.time(), PATIENCE);
+    let Some(deleted) = record.deleted.filter(|_| !record.finalizers.is_empty()) else { return WAIT };
+    let due = after(deleted, PATIENCE);
     if moment.now < due {
-        return wait(Some(due));
+        return Action::Wait { until: Some(due) };
     }
     let ended = match end {
         End::Cancelled => "The evacuation is cancelled",
@@ -47,9 +42,9 @@ fn held(record: &Record, moment: Moment, end: End) -> Plan {
     };
     let message = status::held(record, ended);
     if record.is_blocked_saying(reason::EVACUATION_HELD, &message) {
-        return wait(None);
+        return WAIT;
     }
-    now(Action::Hold { end, message })
+    Action::Hold { end, message }
 }
 
 /// How the evacuation ended of a pod that is gone.

@@ -66,7 +66,7 @@ impl Scene {
         };
         let (context, writes) = recorded(answer);
         let controller = Arc::new(Controller {
-            writer: Writer::new(context.clients.direct.clone(), api::MANAGER),
+            writer: Writer::new(context.clients.direct.clone(), MANAGER),
             clients: context.clients.clone(),
             clock: context.clock.clone(),
             events: context.events.clone(),
