@@ -8,7 +8,7 @@ use std::time::Duration;
 use haulout_service_runtime::metrics::Metrics as Runtime;
 use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -21,9 +21,11 @@ use crate::state::State;
 /// Upstream's buckets, in seconds: from 5 ms to 4 min.
 const BUCKETS: [f64; 12] = [0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0, 120.0, 180.0, 240.0];
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct HowLabel {
-    how: &'static str,
+/// How a pod was made to leave.
+type HowLabel = [(&'static str, &'static str); 1];
+
+fn label(how: How) -> HowLabel {
+    [("how", how.as_str())]
 }
 
 /// The metrics of this service. Clones are the same.
@@ -92,7 +94,7 @@ impl Metrics {
 
     /// Counts a pod that was made to leave so long after it had to.
     pub fn left(&self, how: How, late: Duration) {
-        let label = HowLabel { how: how.as_str() };
+        let label = label(how);
         self.departures.get_or_create(&label).inc();
         self.departure_latency.get_or_create(&label).observe(late.as_secs_f64());
         if matches!(how, How::Delete | How::ForceDelete) {
@@ -103,7 +105,7 @@ impl Metrics {
 
     /// Counts a failure.
     pub fn failed(&self, how: How) {
-        self.failures.get_or_create(&HowLabel { how: how.as_str() }).inc();
+        self.failures.get_or_create(&label(how)).inc();
     }
 
     /// Counts an eviction by another controller.
