@@ -85,22 +85,14 @@ impl Policy {
 
 impl Rule {
     fn read(written: Spanned<WrittenRule>) -> Result<Self, PolicyError> {
-        let (rule, at) = (written.value, written.referenced);
+        let Spanned { value: rule, referenced: at, .. } = written;
         let key =
             Glob::new(rule.key.value).map_err(|problem| PolicyError::new(rule.key.referenced, problem))?;
-        let force_delete_after = match rule.force_delete_after {
-            None => None,
-            Some(after) if !key.can_force() => {
-                let problem = format!(
-                    "forceDeleteAfter is for {OUT_OF_SERVICE} and {UNREACHABLE}, and the key {:?} matches neither: leave it out",
-                    key.0
-                );
-                return Err(PolicyError::new(after.referenced, problem));
-            }
-            Some(after) => {
-                Some(duration(&after.value).map_err(|problem| PolicyError::new(after.referenced, problem))?)
-            }
+        let force = |after: Spanned<String>| {
+            force_delete_after(&key, &after.value)
+                .map_err(|problem| PolicyError::new(after.referenced, problem))
         };
+        let force_delete_after = rule.force_delete_after.map(force).transpose()?;
         let missing = || PolicyError::new(at, "action is missing: say Delete, Evict, Evacuate or Ignore");
         Ok(Self {
             key,
@@ -112,7 +104,13 @@ impl Rule {
     }
 }
 
-fn duration(text: &str) -> Result<SignedDuration, String> {
+fn force_delete_after(key: &Glob, text: &str) -> Result<SignedDuration, String> {
+    if !key.can_force() {
+        return Err(format!(
+            "forceDeleteAfter is for {OUT_OF_SERVICE} and {UNREACHABLE}, and the key {:?} matches neither: leave it out",
+            key.0
+        ));
+    }
     let duration = text.parse::<SignedDuration>().ok().filter(|duration| !duration.is_negative());
     duration.ok_or_else(|| format!("{text:?} is no duration: write one such as 0s, 90s, 10m or 1h30m"))
 }
