@@ -30,16 +30,11 @@ const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), most: Dura
 
 /// Why a reconcile failed.
 #[derive(Debug, Error)]
-pub(crate) enum ReconcileError {
-    /// The pod could not be made to leave.
-    #[error("failed to make pod {pod} leave by {how}: {source}")]
-    Leave { pod: String, how: &'static str, source: ActError },
-    /// Its evacuation could not be cancelled.
-    #[error("failed to cancel the evacuation of pod {pod}: {source}")]
-    Release { pod: String, source: ActError },
-    /// The times of taints could not be written.
-    #[error("failed to record taint times on node {node}: {source}")]
-    Annotate { node: Arc<str>, source: ActError },
+#[error("failed to {doing}: {source}")]
+pub(crate) struct ReconcileError {
+    /// What was being done, to which object.
+    doing: String,
+    source: ActError,
 }
 
 /// What a leader works with.
@@ -176,7 +171,8 @@ impl Controller {
                 self.state().set_uncancellable(*uid);
             }
             Err(source) => {
-                return Err(ReconcileError::Release { pod: format!("{namespace}/{name}"), source });
+                let doing = format!("cancel the evacuation of pod {namespace}/{name}");
+                return Err(ReconcileError { doing, source });
             }
         }
         Ok(())
@@ -206,8 +202,8 @@ impl Controller {
             Err(source) => {
                 self.metrics.failed(how);
                 self.events.publish(events::failed(pod, how, &source.to_string()));
-                let pod = format!("{namespace}/{name}");
-                return Err(ReconcileError::Leave { pod, how: how.as_str(), source });
+                let doing = format!("make pod {namespace}/{name} leave by {}", how.as_str());
+                return Err(ReconcileError { doing, source });
             }
         }
         Ok(())
@@ -218,7 +214,8 @@ impl Controller {
         let annotation = self.state().unwritten_annotation(&node).cloned();
         if let Some(Annotation { uid, value }) = annotation.filter(|_| !self.dry_run) {
             let written = api::annotate(&self.clients.direct, &node, &uid, value.as_deref()).await;
-            written.map_err(|source| ReconcileError::Annotate { node, source })?;
+            let doing = || format!("record taint times on node {node}");
+            written.map_err(|source| ReconcileError { doing: doing(), source })?;
         }
         Ok(Outcome::Done)
     }
