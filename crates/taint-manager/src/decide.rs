@@ -134,7 +134,7 @@ pub fn decide(view: &View<'_>, now: Timestamp) -> Decision {
     let may_stay = match verdict {
         Verdict::Keep => true,
         // Until nodes have reported, an evacuation that has begun goes on.
-        Verdict::Wait { .. } => !matches!(reason, Reason::Settling { .. }),
+        Verdict::Wait { .. } => !matches!(reason, Reason::Settling(_)),
         Verdict::Hold | Verdict::Act { .. } | Verdict::Leaving { .. } => false,
     };
     // In a gap nobody knows whether the pod may stay, and a pod that terminates takes its Evacuation with it.
@@ -201,13 +201,15 @@ fn demand<'a>(view: &View<'_>, taint: &'a Taint) -> Result<Demand<'a>, Reason> {
     let pod = view.pod;
     let Some(tolerated) = tolerance(&pod.tolerations, taint) else { return Err(Reason::Tolerated) };
     let how = match view.policy.removal(taint, &pod.labels, &view.namespace).action {
-        Action::Ignore => return Err(Reason::Ignored { taint: taint.clone() }),
+        Action::Ignore => return Err(Reason::Ignored(taint.clone())),
         Action::Evict => How::Evict,
         // Nobody evacuates the others: their controllers put them back at once.
         Action::Evacuate if pod.pod_type == PodType::Default => How::Evacuate,
         Action::Delete | Action::Evacuate => How::Delete,
     };
-    let start = arrival(pod).map_or(taint.since, |arrival| arrival.max(taint.since));
+    // One that was bound without the scheduler may have been on its node since it was created.
+    let arrival = pod.scheduled_at().or(pod.created_at());
+    let start = arrival.map_or(taint.since, |arrival| arrival.max(taint.since));
     let due = after(start, tolerated);
     Ok(Demand { taint, how, tolerated: !tolerated.is_zero(), due, settled: view.settle(taint, due) })
 }
@@ -215,11 +217,11 @@ fn demand<'a>(view: &View<'_>, taint: &'a Taint) -> Result<Demand<'a>, Reason> {
 impl Demand<'_> {
     fn reason(&self) -> Reason {
         let (taint, due) = (self.taint.clone(), self.due);
-        if self.tolerated { Reason::ToleratedUntil { taint, due } } else { Reason::NotTolerated { taint } }
+        if self.tolerated { Reason::ToleratedUntil { taint, due } } else { Reason::NotTolerated(taint) }
     }
 
     fn waiting(&self, now: Timestamp) -> Reason {
-        if self.due <= now { Reason::Settling { taint: self.taint.clone() } } else { self.reason() }
+        if self.due <= now { Reason::Settling(self.taint.clone()) } else { self.reason() }
     }
 }
 
@@ -229,12 +231,6 @@ fn tolerance(tolerations: &[Toleration], taint: &Taint) -> Option<SignedDuration
     let matches = |toleration: &&Toleration| toleration.matches(&taint.key, &taint.value, NO_EXECUTE);
     let seconds = tolerations.iter().find(matches).map_or(Some(0), |used| used.seconds);
     seconds.map(|seconds| SignedDuration::from_secs(seconds.max(0)))
-}
-
-/// Since when the pod is on its node. One that was bound without the scheduler may have been since it was
-/// created.
-fn arrival(pod: &Pod) -> Option<Timestamp> {
-    pod.scheduled_at().or(pod.created_at())
 }
 
 fn after(start: Timestamp, time: SignedDuration) -> Timestamp {

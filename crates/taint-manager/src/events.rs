@@ -43,7 +43,7 @@ impl Announced {
             }
             // Nothing was taken back: the same step comes again when nodes have reported.
             Verdict::Wait { .. }
-                if matches!(reason, Reason::Settling { .. }) && self.0.contains_key(&pod.uid) =>
+                if matches!(reason, Reason::Settling(_)) && self.0.contains_key(&pod.uid) =>
             {
                 return None;
             }
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn waiting_for_nodes_to_report_cancels_nothing() {
         let (mut announced, pod, on_node) = (Announced::default(), pod(1).read(), taint("k", 0));
-        let settling = Reason::Settling { taint: on_node };
+        let settling = Reason::Settling(on_node);
         assert_eq!(announced.record(&pod, wait(), &settling), None);
         assert_eq!(announced.len(), 1, "it waits");
         assert!(record(&mut announced, &pod, act(How::Delete)).is_some());

@@ -150,7 +150,7 @@ pub(crate) mod world {
             };
             let decision = decide(&view, at(now));
             let reason = format!("{:?}", decision.reason);
-            let name = reason.split(' ').next().unwrap_or_default();
+            let name = reason.split([' ', '(']).next().unwrap_or_default();
             (decision.verdict, name.to_owned(), decision.release)
         }
 

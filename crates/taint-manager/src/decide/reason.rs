@@ -14,19 +14,13 @@ pub enum Reason {
     /// It tolerates all of its node's taints for ever.
     Tolerated,
     /// The policy says to ignore the taint.
-    Ignored {
-        /// The taint.
-        taint: Taint,
-    },
+    Ignored(Taint),
     /// It has finished.
     Finished,
     /// It is on its way out already.
     Terminating,
     /// It does not tolerate the taint.
-    NotTolerated {
-        /// The taint.
-        taint: Taint,
-    },
+    NotTolerated(Taint),
     /// It tolerates the taint until a certain time.
     ToleratedUntil {
         /// The taint.
@@ -35,10 +29,7 @@ pub enum Reason {
         due: Timestamp,
     },
     /// It would have to leave, but we or the API server were away until a moment ago.
-    Settling {
-        /// The taint.
-        taint: Taint,
-    },
+    Settling(Taint),
     /// A watch is interrupted, so that nobody knows whether the taint is still there.
     WatchGap,
     /// The policy asks for labels of the pod's namespace, and those are not known yet.
@@ -60,15 +51,15 @@ impl fmt::Display for Reason {
         match self {
             Self::NotTainted => f.write_str("its node has no NoExecute taint"),
             Self::Tolerated => f.write_str("it tolerates all NoExecute taints of its node"),
-            Self::Ignored { taint } => write!(f, "the policy ignores the taint {taint}"),
+            Self::Ignored(taint) => write!(f, "the policy ignores the taint {taint}"),
             Self::Finished => f.write_str("it has finished"),
             Self::Terminating => f.write_str("it is terminating"),
-            Self::NotTolerated { taint } => write!(f, "it does not tolerate the taint {taint}"),
+            Self::NotTolerated(taint) => write!(f, "it does not tolerate the taint {taint}"),
             Self::ToleratedUntil { taint, due } => {
                 let due = due.round(Unit::Second).unwrap_or(*due);
                 write!(f, "it tolerates the taint {taint} until {due}")
             }
-            Self::Settling { taint } => write!(
+            Self::Settling(taint) => write!(
                 f,
                 "it has to leave because of the taint {taint}, unless its node reports shortly now that all watches work again"
             ),

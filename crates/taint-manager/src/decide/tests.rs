@@ -281,15 +281,12 @@ fn what_is_not_known_is_waited_for() {
 fn reasons_are_sentences_that_name_the_taint() {
     let on_node = taint("example.com/repair=disk", 0);
     let cases = [
-        (
-            Reason::NotTolerated { taint: on_node.clone() },
-            "it does not tolerate the taint example.com/repair=disk",
-        ),
+        (Reason::NotTolerated(on_node.clone()), "it does not tolerate the taint example.com/repair=disk"),
         (
             Reason::ToleratedUntil { taint: on_node.clone(), due: at(90) },
             "it tolerates the taint example.com/repair=disk until 1970-01-01T00:01:30Z",
         ),
-        (Reason::Ignored { taint: on_node.clone() }, "the policy ignores the taint example.com/repair=disk"),
+        (Reason::Ignored(on_node.clone()), "the policy ignores the taint example.com/repair=disk"),
     ];
     for (reason, expected) in cases {
         assert_eq!(reason.to_string(), expected);
