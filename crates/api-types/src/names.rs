@@ -82,131 +82,99 @@ pub mod condition {
 
 /// Reasons of conditions and blockers: why a pod has not left yet.
 pub mod reason {
-    /// The pod's PodDisruptionBudget allows no further disruption now.
-    pub const BUDGET_EXHAUSTED: &str = "DisruptionBudgetExhausted";
-    /// The PodDisruptionBudget has changed and its status has not caught up.
-    pub const BUDGET_STALE: &str = "DisruptionBudgetStale";
-    /// More than one PodDisruptionBudget selects the pod, which the Eviction API refuses to judge.
-    pub const SEVERAL_BUDGETS: &str = "SeveralDisruptionBudgets";
-    /// The pod's namespace is being deleted, and evictions in it are forbidden.
-    pub const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
-    /// Another admission webhook or policy refused the eviction.
-    pub const EVICTION_FORBIDDEN: &str = "EvictionForbidden";
-    /// Somebody else moves the pod and refuses evictions meanwhile, as KubeVirt does during a live migration.
-    pub const HANDLED_ELSEWHERE: &str = "HandledElsewhere";
-    /// The API server asked us to slow down, failed, or did not answer.
-    pub const SERVER_BUSY: &str = "ServerBusy";
-    /// The evacuation has ended, and finalizers keep its Evacuation from being removed.
-    pub const EVACUATION_HELD: &str = "EvacuationHeld";
-    /// The pod tolerates the cordon and comes back to the node each time it leaves.
-    pub const RETURNS_TO_NODE: &str = "ReturnsToNode";
-    /// The pod is terminating and does not finish.
-    pub const TERMINATING: &str = "Terminating";
-    /// The pod's type has no evacuator in this installation, so it is left alone.
-    pub const UNSUPPORTED: &str = "Unsupported";
-    /// A volume of a pod that has left is still attached to the node.
-    pub const VOLUMES_ATTACHED: &str = "VolumesAttached";
-    /// A drain rule says to wait until the pod has finished by itself.
-    pub const WAITING_FOR_COMPLETION: &str = "WaitingForCompletion";
-    /// A drain rule that cannot be read may say that the pod stays.
-    pub const DRAIN_RULE_UNREADABLE: &str = "DrainRuleUnreadable";
-    /// Drain rules ask for the labels of the pod's namespace, which are not known yet.
-    pub const NAMESPACE_UNKNOWN: &str = "NamespaceUnknown";
-    /// An older maintenance on the same nodes has to get further first.
-    pub const WAITING_FOR_MAINTENANCE: &str = "WaitingForMaintenance";
-    /// Pods are on their way out and nothing holds them up.
-    pub const EVACUATING: &str = "Evacuating";
-    /// The drain targets of the node do not fit into its annotation, and pods that are not announced stay.
-    pub const DRAIN_TARGETS_TOO_LARGE: &str = "DrainTargetsTooLarge";
-    /// A pod of Haulout itself stays, because no other node would take it.
-    pub const NO_NODE_FOR_CONTROLLER: &str = "NoNodeForController";
-    /// Nothing keeps pods from leaving.
-    pub const NOT_BLOCKED: &str = "NotBlocked";
-    /// Nothing is left to evacuate.
-    pub const COMPLETE: &str = "Complete";
-    /// The nodes are made unschedulable, not all of them are yet.
-    pub const CORDONING: &str = "Cordoning";
-    /// Somebody makes a node schedulable again and again, and its cordon is put back after a growing pause.
-    pub const CORDON_RACE: &str = "CordonRace";
-    /// The nodes are unschedulable.
-    pub const CORDONED: &str = "Cordoned";
-    /// The maintenance is over, and the nodes are schedulable unless somebody else holds them.
-    pub const RELEASED: &str = "Released";
-    /// The controller cannot read what is asked for, and leaves everything as it is.
-    pub const NOT_FOLLOWED: &str = "NotFollowed";
-    /// The selector has never matched a node.
-    pub const NO_NODES: &str = "NoNodes";
-    /// Every node that was selected was deleted or relabelled before it was drained.
-    pub const NO_NODES_LEFT: &str = "NoNodesLeft";
-    /// The selector names a node that does not exist.
-    pub const NODE_MISSING: &str = "NodeMissing";
-    /// An evacuator is in charge of the pod and at work.
-    pub const EVACUATOR_ACTIVE: &str = "EvacuatorActive";
-    /// The pod is terminating, and its grace period is not over.
-    pub const TERMINATION_GRACE_PERIOD: &str = "TerminationGracePeriod";
-    /// The pod is to get an Evacuation once its node is cordoned and announces that.
-    pub const WAITING_FOR_NODE: &str = "WaitingForNode";
-    /// The pod is about to get an Evacuation of the maintenance controller.
-    pub const EVACUATION_PENDING: &str = "EvacuationPending";
-    /// The pod has an Evacuation, and the evacuation controller has not acted on it yet.
-    pub const EVACUATION_REQUESTED: &str = "EvacuationRequested";
-    /// A drain rule has other pods leave the node before this one.
-    pub const WAITING_FOR_ORDER: &str = "WaitingForOrder";
-    /// No evacuation controller leads, so no Evacuation makes progress.
-    pub const EVACUATION_CONTROLLER_UNAVAILABLE: &str = "EvacuationControllerUnavailable";
-    /// The API server refuses the pod's Evacuation, or a change of it.
-    pub const EVACUATION_REFUSED: &str = "EvacuationRefused";
-    /// The API server refuses a change of the node.
-    pub const NODE_UPDATE_REFUSED: &str = "NodeUpdateRefused";
-    /// The API server refuses a change of the NodeMaintenance.
-    pub const MAINTENANCE_UPDATE_REFUSED: &str = "MaintenanceUpdateRefused";
-    /// A reason that somebody else has written and that is none of these.
-    pub const OTHER: &str = "Other";
+    /// Defines reasons, and the list of them all.
+    macro_rules! reasons {
+        ($($(#[$doc:meta])* pub const $name:ident: &str = $text:literal;)+) => {
+            $($(#[$doc])* pub const $name: &str = $text;)+
 
-    /// All of them: what is read of others' objects is one of these or [`OTHER`], so that neither a status nor a metric
-    /// can be flooded.
-    pub const ALL: &[&str] = &[
-        BUDGET_EXHAUSTED,
-        BUDGET_STALE,
-        SEVERAL_BUDGETS,
-        NAMESPACE_TERMINATING,
-        EVICTION_FORBIDDEN,
-        HANDLED_ELSEWHERE,
-        SERVER_BUSY,
-        EVACUATION_HELD,
-        RETURNS_TO_NODE,
-        TERMINATING,
-        UNSUPPORTED,
-        VOLUMES_ATTACHED,
-        WAITING_FOR_COMPLETION,
-        DRAIN_RULE_UNREADABLE,
-        NAMESPACE_UNKNOWN,
-        WAITING_FOR_MAINTENANCE,
-        EVACUATING,
-        DRAIN_TARGETS_TOO_LARGE,
-        NO_NODE_FOR_CONTROLLER,
-        NOT_BLOCKED,
-        COMPLETE,
-        CORDONING,
-        CORDON_RACE,
-        CORDONED,
-        RELEASED,
-        NOT_FOLLOWED,
-        NO_NODES,
-        NO_NODES_LEFT,
-        NODE_MISSING,
-        EVACUATOR_ACTIVE,
-        TERMINATION_GRACE_PERIOD,
-        WAITING_FOR_NODE,
-        EVACUATION_PENDING,
-        EVACUATION_REQUESTED,
-        WAITING_FOR_ORDER,
-        EVACUATION_CONTROLLER_UNAVAILABLE,
-        EVACUATION_REFUSED,
-        NODE_UPDATE_REFUSED,
-        MAINTENANCE_UPDATE_REFUSED,
-        OTHER,
-    ];
+            /// All of them: what is read of others' objects is one of these or [`OTHER`], so that neither a status nor
+            /// a metric can be flooded.
+            pub const ALL: &[&str] = &[$($name),+];
+        };
+    }
+
+    reasons! {
+        /// The pod's PodDisruptionBudget allows no further disruption now.
+        pub const BUDGET_EXHAUSTED: &str = "DisruptionBudgetExhausted";
+        /// The PodDisruptionBudget has changed and its status has not caught up.
+        pub const BUDGET_STALE: &str = "DisruptionBudgetStale";
+        /// More than one PodDisruptionBudget selects the pod, which the Eviction API refuses to judge.
+        pub const SEVERAL_BUDGETS: &str = "SeveralDisruptionBudgets";
+        /// The pod's namespace is being deleted, and evictions in it are forbidden.
+        pub const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
+        /// Another admission webhook or policy refused the eviction.
+        pub const EVICTION_FORBIDDEN: &str = "EvictionForbidden";
+        /// Somebody else moves the pod and refuses evictions meanwhile, as KubeVirt does during a live migration.
+        pub const HANDLED_ELSEWHERE: &str = "HandledElsewhere";
+        /// The API server asked us to slow down, failed, or did not answer.
+        pub const SERVER_BUSY: &str = "ServerBusy";
+        /// The evacuation has ended, and finalizers keep its Evacuation from being removed.
+        pub const EVACUATION_HELD: &str = "EvacuationHeld";
+        /// The pod tolerates the cordon and comes back to the node each time it leaves.
+        pub const RETURNS_TO_NODE: &str = "ReturnsToNode";
+        /// The pod is terminating and does not finish.
+        pub const TERMINATING: &str = "Terminating";
+        /// The pod's type has no evacuator in this installation, so it is left alone.
+        pub const UNSUPPORTED: &str = "Unsupported";
+        /// A volume of a pod that has left is still attached to the node.
+        pub const VOLUMES_ATTACHED: &str = "VolumesAttached";
+        /// A drain rule says to wait until the pod has finished by itself.
+        pub const WAITING_FOR_COMPLETION: &str = "WaitingForCompletion";
+        /// A drain rule that cannot be read may say that the pod stays.
+        pub const DRAIN_RULE_UNREADABLE: &str = "DrainRuleUnreadable";
+        /// Drain rules ask for the labels of the pod's namespace, which are not known yet.
+        pub const NAMESPACE_UNKNOWN: &str = "NamespaceUnknown";
+        /// An older maintenance on the same nodes has to get further first.
+        pub const WAITING_FOR_MAINTENANCE: &str = "WaitingForMaintenance";
+        /// Pods are on their way out and nothing holds them up.
+        pub const EVACUATING: &str = "Evacuating";
+        /// The drain targets of the node do not fit into its annotation, and pods that are not announced stay.
+        pub const DRAIN_TARGETS_TOO_LARGE: &str = "DrainTargetsTooLarge";
+        /// A pod of Haulout itself stays, because no other node would take it.
+        pub const NO_NODE_FOR_CONTROLLER: &str = "NoNodeForController";
+        /// Nothing keeps pods from leaving.
+        pub const NOT_BLOCKED: &str = "NotBlocked";
+        /// Nothing is left to evacuate.
+        pub const COMPLETE: &str = "Complete";
+        /// The nodes are made unschedulable, not all of them are yet.
+        pub const CORDONING: &str = "Cordoning";
+        /// Somebody makes a node schedulable again and again, and its cordon is put back after a growing pause.
+        pub const CORDON_RACE: &str = "CordonRace";
+        /// The nodes are unschedulable.
+        pub const CORDONED: &str = "Cordoned";
+        /// The maintenance is over, and the nodes are schedulable unless somebody else holds them.
+        pub const RELEASED: &str = "Released";
+        /// The controller cannot read what is asked for, and leaves everything as it is.
+        pub const NOT_FOLLOWED: &str = "NotFollowed";
+        /// The selector has never matched a node.
+        pub const NO_NODES: &str = "NoNodes";
+        /// Every node that was selected was deleted or relabelled before it was drained.
+        pub const NO_NODES_LEFT: &str = "NoNodesLeft";
+        /// The selector names a node that does not exist.
+        pub const NODE_MISSING: &str = "NodeMissing";
+        /// An evacuator is in charge of the pod and at work.
+        pub const EVACUATOR_ACTIVE: &str = "EvacuatorActive";
+        /// The pod is terminating, and its grace period is not over.
+        pub const TERMINATION_GRACE_PERIOD: &str = "TerminationGracePeriod";
+        /// The pod is to get an Evacuation once its node is cordoned and announces that.
+        pub const WAITING_FOR_NODE: &str = "WaitingForNode";
+        /// The pod is about to get an Evacuation of the maintenance controller.
+        pub const EVACUATION_PENDING: &str = "EvacuationPending";
+        /// The pod has an Evacuation, and the evacuation controller has not acted on it yet.
+        pub const EVACUATION_REQUESTED: &str = "EvacuationRequested";
+        /// A drain rule has other pods leave the node before this one.
+        pub const WAITING_FOR_ORDER: &str = "WaitingForOrder";
+        /// No evacuation controller leads, so no Evacuation makes progress.
+        pub const EVACUATION_CONTROLLER_UNAVAILABLE: &str = "EvacuationControllerUnavailable";
+        /// The API server refuses the pod's Evacuation, or a change of it.
+        pub const EVACUATION_REFUSED: &str = "EvacuationRefused";
+        /// The API server refuses a change of the node.
+        pub const NODE_UPDATE_REFUSED: &str = "NodeUpdateRefused";
+        /// The API server refuses a change of the NodeMaintenance.
+        pub const MAINTENANCE_UPDATE_REFUSED: &str = "MaintenanceUpdateRefused";
+        /// A reason that somebody else has written and that is none of these.
+        pub const OTHER: &str = "Other";
+    }
 
     /// The reason itself if it is one of ours, and [`OTHER`] if it is not.
     pub fn known(reason: &str) -> &'static str {
