@@ -38,12 +38,10 @@ pub fn normalise(plan: &[DrainPlanEntry]) -> Vec<DrainPlanEntry> {
 /// The order of entries: by pod type, then priority, and with a selector before without. Entries that
 /// differ in their selectors alone are equal to it.
 pub fn compare(a: &DrainPlanEntry, b: &DrainPlanEntry) -> Ordering {
-    let key = |entry: &DrainPlanEntry| (entry.pod_type, entry.pod_priority, !has_selector(entry));
+    let key = |entry: &DrainPlanEntry| {
+        (entry.pod_type, entry.pod_priority, entry.pod_selector.as_ref().is_none_or(is_empty))
+    };
     key(a).cmp(&key(b))
-}
-
-fn has_selector(entry: &DrainPlanEntry) -> bool {
-    entry.pod_selector.as_ref().is_some_and(|selector| !is_empty(selector))
 }
 
 fn is_empty(selector: &LabelSelector) -> bool {

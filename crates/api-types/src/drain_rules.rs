@@ -127,12 +127,10 @@ impl DrainRules {
 }
 
 fn behavior_of_label(value: &str) -> Option<DrainBehavior> {
-    if value.eq_ignore_ascii_case("skip") {
-        Some(DrainBehavior::Skip)
-    } else if value.eq_ignore_ascii_case("wait-completed") {
-        Some(DrainBehavior::WaitCompleted)
-    } else {
-        None
+    match value.to_ascii_lowercase().as_str() {
+        "skip" => Some(DrainBehavior::Skip),
+        "wait-completed" => Some(DrainBehavior::WaitCompleted),
+        _ => None,
     }
 }
 

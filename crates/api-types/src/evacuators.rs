@@ -89,10 +89,8 @@ impl Evacuator {
         if is_reserved(class) {
             return Err(Problem::ReservedClass);
         }
-        let (priority, role) = match value.split_once('/') {
-            Some((priority, role)) => (priority, Some(role)),
-            None => (value, None),
-        };
+        let (priority, role) =
+            value.split_once('/').map_or((value, None), |(priority, role)| (priority, Some(role)));
         let priority = parse_priority(priority).ok_or_else(|| Problem::Priority(priority.into()))?;
         if role.is_some_and(|role| role.is_empty() || role.chars().count() > MAX_ROLE) {
             return Err(Problem::Role);
