@@ -161,16 +161,6 @@ struct State {
     feeds: Vec<Weak<Feed>>,
 }
 
-impl State {
-    fn tell(&self, changes: impl IntoIterator<Item = Change>) {
-        for change in changes {
-            for feed in self.feeds.iter().filter_map(Weak::upgrade) {
-                feed.push(change.clone());
-            }
-        }
-    }
-}
-
 /// Applies what the API server tells to the cache.
 struct PodSink {
     shared: Arc<Shared>,
@@ -226,8 +216,11 @@ impl Sink for PodSink {
 impl Shared {
     fn change<C: IntoIterator<Item = Change>>(&self, change: impl FnOnce(&mut PodIndex) -> C) {
         let mut state = self.state.write();
-        let changes = change(&mut state.index);
-        state.tell(changes);
+        for change in change(&mut state.index) {
+            for feed in state.feeds.iter().filter_map(Weak::upgrade) {
+                feed.push(change.clone());
+            }
+        }
     }
 
     fn subscribe(&self) -> Arc<Feed> {

@@ -29,7 +29,7 @@ impl Change {
 #[derive(Debug, Default)]
 pub struct PodIndex {
     by_uid: HashSet<ByUid>,
-    by_name: HashSet<ByName>,
+    by_namespace: HashMap<Arc<str>, HashSet<ByName>>,
     /// Sorted by UID. A node has hundreds of pods, so that a shift costs less than a tree's bookkeeping.
     by_node: HashMap<Arc<str>, Vec<Arc<Pod>>>,
 }
@@ -42,17 +42,12 @@ impl PodIndex {
 
     /// The pod that has this name now.
     pub fn find(&self, namespace: &str, name: &str) -> Option<&Arc<Pod>> {
-        self.by_name.get(&(namespace, name) as &dyn Named).map(|ByName(pod)| pod)
+        self.by_namespace.get(namespace)?.get(name).map(|ByName(pod)| pod)
     }
 
     /// The pods on this node, sorted by UID.
     pub fn on_node(&self, node: &str) -> &[Arc<Pod>] {
         self.by_node.get(node).map(Vec::as_slice).unwrap_or_default()
-    }
-
-    /// The nodes that have pods, whether or not they exist, in no particular order.
-    pub fn nodes(&self) -> impl Iterator<Item = &str> {
-        self.by_node.keys().map(AsRef::as_ref)
     }
 
     /// All pods, in no particular order.
@@ -105,7 +100,8 @@ impl PodIndex {
 
     fn insert(&mut self, pod: &Arc<Pod>) {
         self.by_uid.insert(ByUid(Arc::clone(pod)));
-        self.by_name.insert(ByName(Arc::clone(pod)));
+        let namespace = self.by_namespace.entry(Arc::clone(&pod.namespace)).or_default();
+        namespace.insert(ByName(Arc::clone(pod)));
         if let Some(node) = &pod.node {
             let pods = self.by_node.entry(Arc::clone(node)).or_default();
             let place = pods.partition_point(|other| other.uid < pod.uid);
@@ -115,7 +111,12 @@ impl PodIndex {
 
     fn remove(&mut self, uid: Uid) -> Option<Arc<Pod>> {
         let ByUid(pod) = self.by_uid.take(&uid)?;
-        self.by_name.remove(&(pod.namespace.as_ref(), pod.name.as_ref()) as &dyn Named);
+        if let Some(pods) = self.by_namespace.get_mut(&pod.namespace) {
+            pods.remove(pod.name.as_ref());
+            if pods.is_empty() {
+                self.by_namespace.remove(&pod.namespace);
+            }
+        }
         if let Some(node) = &pod.node
             && let Some(pods) = self.by_node.get_mut(node)
         {
@@ -154,44 +155,13 @@ impl Borrow<Uid> for ByUid {
     }
 }
 
-/// A pod as its namespace and name.
+/// A pod as its name.
 #[derive(Debug)]
 struct ByName(Arc<Pod>);
 
-/// What has a namespace and a name: a pod in the set, or what it is looked up by.
-trait Named {
-    fn names(&self) -> (&str, &str);
-}
-
-impl Named for ByName {
-    fn names(&self) -> (&str, &str) {
-        (&self.0.namespace, &self.0.name)
-    }
-}
-
-impl Named for (&str, &str) {
-    fn names(&self) -> (&str, &str) {
-        *self
-    }
-}
-
-impl PartialEq for dyn Named + '_ {
-    fn eq(&self, other: &Self) -> bool {
-        self.names() == other.names()
-    }
-}
-
-impl Eq for dyn Named + '_ {}
-
-impl Hash for dyn Named + '_ {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.names().hash(state);
-    }
-}
-
 impl PartialEq for ByName {
     fn eq(&self, other: &Self) -> bool {
-        self.names() == other.names()
+        self.0.name == other.0.name
     }
 }
 
@@ -199,13 +169,13 @@ impl Eq for ByName {}
 
 impl Hash for ByName {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.names().hash(state);
+        self.0.name.hash(state);
     }
 }
 
-impl<'a> Borrow<dyn Named + 'a> for ByName {
-    fn borrow(&self) -> &(dyn Named + 'a) {
-        self
+impl Borrow<str> for ByName {
+    fn borrow(&self) -> &str {
+        &self.0.name
     }
 }
 

@@ -125,11 +125,6 @@ impl LabelSet {
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.lines().filter_map(|line| line.split_once('='))
     }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
 }
 
 /// For labels of other objects than pods, such as nodes.

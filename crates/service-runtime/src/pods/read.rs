@@ -11,8 +11,8 @@ use thiserror::Error;
 use super::intern::Interner;
 use super::pod::{LabelSet, Owner, Phase, Pod};
 use super::wire;
-use super::{NotAUid, Toleration, Uid};
-use crate::lenient_json::{Number, Text};
+use super::{NotAUid, Toleration};
+use crate::lenient_json::Text;
 use crate::watch::Page;
 
 /// An object that cannot be told from others, and so cannot be a pod of any API server.
@@ -47,7 +47,11 @@ impl Pod {
         let (metadata, spec, status) = (&object.metadata, &object.spec, &object.status);
         let namespace = metadata.namespace.get().ok_or(NotAPod::Nameless("a namespace"))?;
         let name = metadata.name.get().ok_or(NotAPod::Nameless("a name"))?;
-        let uid = read_uid(metadata, namespace, name)?;
+        let uid = metadata.uid.get().unwrap_or_default().parse().map_err(|problem| NotAPod::Uid {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            problem,
+        })?;
         shared.changed();
         let controller = metadata.owners.0.iter().find(|owner| owner.controller.0).map(|owner| Owner {
             api_version: text(&owner.api_version),
@@ -74,7 +78,7 @@ impl Pod {
             deletion: seconds(&metadata.deleted).into(),
             deletion_grace: metadata.deletion_grace.0.into(),
             node: spec.node.get().map(|node| shared.texts.share(node)),
-            priority: priority(spec.priority),
+            priority: spec.priority.0.and_then(|priority| priority.try_into().ok()).unwrap_or_default(),
             grace: spec.grace.0.into(),
             tolerations: shared
                 .tolerations
@@ -108,14 +112,6 @@ fn text(text: &Text<'_>) -> Box<str> {
     text.get().unwrap_or_default().into()
 }
 
-fn read_uid(metadata: &wire::Metadata<'_>, namespace: &str, name: &str) -> Result<Uid, NotAPod> {
-    let problem = match metadata.uid.get().unwrap_or_default().parse() {
-        Ok(uid) => return Ok(uid),
-        Err(problem) => problem,
-    };
-    Err(NotAPod::Uid { namespace: namespace.to_owned(), name: name.to_owned(), problem })
-}
-
 /// A version that comes out again as it went in.
 fn read_version(text: &str) -> Option<u64> {
     text.parse().ok().filter(|number: &u64| !text.starts_with(['0', '+']) && *number != 0)
@@ -124,10 +120,6 @@ fn read_version(text: &str) -> Option<u64> {
 /// Times have whole seconds in the API.
 fn seconds(time: &Text<'_>) -> Option<i64> {
     time.get()?.parse::<Timestamp>().ok().map(Timestamp::as_second)
-}
-
-fn priority(priority: Number) -> i32 {
-    priority.0.and_then(|priority| priority.try_into().ok()).unwrap_or_default()
 }
 
 fn read_labels(labels: &wire::Labels<'_>, shared: &mut Interner) -> LabelSet {

@@ -131,7 +131,7 @@ fn a_bare_pod_has_nothing() {
         ),
         (None, None, None, None)
     );
-    assert!(pod.labels.is_empty() && pod.tolerations.is_empty() && pod.claims.is_empty());
+    assert!(pod.labels.0.is_empty() && pod.tolerations.is_empty() && pod.claims.is_empty());
     assert_eq!((pod.phase, pod.ready, pod.terminating, pod.priority), (Phase::Unknown, false, false, 0));
     assert_eq!((pod.created_at(), pod.scheduled_at(), pod.deletion_timestamp()), (None, None, None));
     assert_eq!((pod.termination_grace_period_seconds(), pod.deletion_grace_period_seconds()), (None, None));
