@@ -154,10 +154,7 @@ async fn denied(
     own_namespace: &str,
     permission: &Permission,
 ) -> Result<Option<String>, AccessError> {
-    let (resource, subresource) = match permission.resource.split_once('/') {
-        Some((resource, subresource)) => (resource, Some(subresource.to_owned())),
-        None => (permission.resource, None),
-    };
+    let (resource, subresource) = permission.resource.split_once('/').unzip();
     let namespace = (permission.scope == Scope::OwnNamespace).then(|| own_namespace.to_owned());
     let review = SelfSubjectAccessReview {
         spec: SelfSubjectAccessReviewSpec {
@@ -165,8 +162,8 @@ async fn denied(
                 group: Some(permission.group.into()),
                 name: permission.name.clone(),
                 namespace,
-                resource: Some(resource.into()),
-                subresource,
+                resource: Some(resource.unwrap_or(permission.resource).into()),
+                subresource: subresource.map(Into::into),
                 verb: Some(permission.verb.into()),
                 ..ResourceAttributes::default()
             }),

@@ -84,46 +84,37 @@ impl Writer {
     }
 
     /// Changes fields of the status.
-    pub async fn patch_status<K>(
+    pub async fn patch_status<K: Resource<DynamicType = ()> + DeserializeOwned>(
         &self,
         object: &Object<'_>,
         status: Value,
-    ) -> Result<Written<K>, RequestError>
-    where
-        K: Resource<DynamicType = ()> + DeserializeOwned,
-    {
+    ) -> Result<Written<K>, RequestError> {
         self.write_status(object, Patch::Merge(naming(object, json!({"status": status})))).await
     }
 
     /// The same with a strategic merge patch, which merges lists by their keys; only built-in kinds take it.
-    pub async fn patch_status_strategic<K>(
+    pub async fn patch_status_strategic<K: Resource<DynamicType = ()> + DeserializeOwned>(
         &self,
         object: &Object<'_>,
         status: Value,
-    ) -> Result<Written<K>, RequestError>
-    where
-        K: Resource<DynamicType = ()> + DeserializeOwned,
-    {
+    ) -> Result<Written<K>, RequestError> {
         self.write_status(object, Patch::Strategic(naming(object, json!({"status": status})))).await
     }
 
-    async fn write_status<K>(
+    async fn write_status<K: Resource<DynamicType = ()> + DeserializeOwned>(
         &self,
         object: &Object<'_>,
         patch: Patch<Value>,
-    ) -> Result<Written<K>, RequestError>
-    where
-        K: Resource<DynamicType = ()> + DeserializeOwned,
-    {
+    ) -> Result<Written<K>, RequestError> {
         let request = requests::<K>(object).patch_subresource("status", object.name, &self.params(), &patch);
         self.send::<K, K>("patch the status of", object, request).await
     }
 
     /// Deletes the object if it is still in this state.
-    pub async fn delete<K>(&self, object: &Object<'_>) -> Result<Written<()>, RequestError>
-    where
-        K: Resource<DynamicType = ()>,
-    {
+    pub async fn delete<K: Resource<DynamicType = ()>>(
+        &self,
+        object: &Object<'_>,
+    ) -> Result<Written<()>, RequestError> {
         let preconditions =
             Preconditions { uid: Some(object.uid.clone()), resource_version: object.version.map(Into::into) };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };

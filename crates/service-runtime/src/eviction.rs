@@ -170,12 +170,25 @@ impl Meaning {
         if is_denied_by_webhook(&status) {
             return Self::denied(&status);
         }
+        let said = said(&status);
         match status.code {
-            404 => Self::not_found(pod, &status),
+            404 if about(&status, "pods")
+                && status.details.as_ref().is_some_and(|details| details.name == pod) =>
+            {
+                Self::Gone
+            }
+            404 if about(&status, "poddisruptionbudgets") => Self::failed(
+                reason::BUDGET_STALE,
+                format!("The PodDisruptionBudget was deleted during the eviction: {said}"),
+            ),
+            404 => Self::LookUp(Failure {
+                reason: reason::SERVER_BUSY,
+                message: format!("The API server did not find what the eviction needs: {said}"),
+            }),
             409 if is_uid_conflict(&status) => Self::Gone,
             409 => Self::LookUp(Failure {
                 reason: reason::SERVER_BUSY,
-                message: format!("The pod changed while it was being evicted: {}", said(&status)),
+                message: format!("The pod changed while it was being evicted: {said}"),
             }),
             403 | 429 if has_cause(&status, DISRUPTION_BUDGET) || about(&status, "poddisruptionbudget") => {
                 Self::by_budget(&status)
@@ -184,27 +197,22 @@ impl Meaning {
                 reason::NAMESPACE_TERMINATING,
                 "The namespace is being deleted, which forbids evictions: its pods go with it.".to_owned(),
             ),
-            429 => Self::failed(
-                reason::SERVER_BUSY,
-                format!("The API server asks us to slow down: {}", said(&status)),
-            ),
+            429 => Self::failed(reason::SERVER_BUSY, format!("The API server asks us to slow down: {said}")),
             // The answer has neither a reason nor details.
             500 if status.message.contains("more than one PodDisruptionBudget") => Self::failed(
                 reason::SEVERAL_BUDGETS,
                 "The Eviction API refuses pods with several PodDisruptionBudgets: leave only one.".to_owned(),
             ),
-            500.. => Self::failed(
-                reason::SERVER_BUSY,
-                format!("The API server failed to evict the pod: {}", said(&status)),
-            ),
+            500.. => {
+                Self::failed(reason::SERVER_BUSY, format!("The API server failed to evict the pod: {said}"))
+            }
             _ if status.message.contains("denied request: ") => Self::denied(&status),
-            401 | 403 => Self::failed(
-                reason::EVICTION_FORBIDDEN,
-                format!("The eviction is forbidden: {}", said(&status)),
-            ),
+            401 | 403 => {
+                Self::failed(reason::EVICTION_FORBIDDEN, format!("The eviction is forbidden: {said}"))
+            }
             code => Self::failed(
                 reason::EVICTION_FORBIDDEN,
-                format!("The eviction was refused with {code}: {}", said(&status)),
+                format!("The eviction was refused with {code}: {said}"),
             ),
         }
     }
@@ -220,20 +228,6 @@ impl Meaning {
         }
         let message = format!("The eviction was refused by an admission webhook or policy: {}", said(status));
         Self::failed(reason::EVICTION_FORBIDDEN, message)
-    }
-
-    fn not_found(pod: &str, status: &Status) -> Self {
-        let about_pod = status.details.as_ref().is_some_and(|details| details.name == pod);
-        if about(status, "pods") && about_pod {
-            return Self::Gone;
-        }
-        if about(status, "poddisruptionbudgets") {
-            let message =
-                format!("The PodDisruptionBudget was deleted during the eviction: {}", said(status));
-            return Self::failed(reason::BUDGET_STALE, message);
-        }
-        let message = format!("The API server did not find what the eviction needs: {}", said(status));
-        Self::LookUp(Failure { reason: reason::SERVER_BUSY, message })
     }
 
     /// `retryAfterSeconds` is there while the status of the budget lags behind its spec. A budget whose status cannot be
