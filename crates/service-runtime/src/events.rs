@@ -25,7 +25,6 @@
 
 mod aggregate;
 
-use std::fmt;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -33,6 +32,8 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::{Event, EventSeries};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
+/// Whether an event is good or bad news: all is as it should be, or somebody may have to do something.
+pub use kube::runtime::events::EventType as Severity;
 use kube::{Client, Resource};
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -52,24 +53,6 @@ const MAX_NOTE: usize = 1024;
 const MAX_INSTANCE: usize = 128;
 /// How long one event may hold up the others.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
-
-/// Whether an event is good or bad news.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Severity {
-    /// As it should be.
-    Normal,
-    /// Somebody may have to do something.
-    Warning,
-}
-
-impl fmt::Display for Severity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Normal => "Normal",
-            Self::Warning => "Warning",
-        })
-    }
-}
 
 /// Something that people should see on an object.
 #[derive(Clone, Debug, PartialEq)]
@@ -210,6 +193,10 @@ impl Writer {
     }
 
     fn event(&self, name: &str, namespace: &str, news: &News, first: Timestamp) -> Event {
+        let type_ = match news.severity {
+            Severity::Normal => "Normal",
+            Severity::Warning => "Warning",
+        };
         Event {
             metadata: ObjectMeta {
                 name: Some(name.to_owned()),
@@ -223,7 +210,7 @@ impl Writer {
             regarding: Some(news.regarding.clone()),
             reporting_controller: Some(self.controller.clone()),
             reporting_instance: Some(self.instance.clone()),
-            type_: Some(news.severity.to_string()),
+            type_: Some(type_.into()),
             ..Event::default()
         }
     }

@@ -35,40 +35,28 @@ struct RequestLabels {
     code: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct VerbLabel {
-    verb: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct NameLabel {
-    name: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResourceLabel {
-    resource: &'static str,
-}
+/// A label with its value.
+type Label = [(&'static str, &'static str); 1];
 
 /// All metrics of a service. Clones are the same metrics.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     registry: Arc<Mutex<Registry>>,
     requests: Family<RequestLabels, Counter>,
-    durations: Family<VerbLabel, Histogram, Seconds>,
-    watch_restarts: Family<ResourceLabel, Counter>,
-    leading: Family<NameLabel, Gauge>,
+    durations: Family<Label, Histogram, Seconds>,
+    watch_restarts: Family<Label, Counter>,
+    leading: Family<Label, Gauge>,
     events_dropped: Counter,
     queues: Queues,
 }
 
 #[derive(Clone, Debug)]
 struct Queues {
-    depth: Family<NameLabel, Gauge>,
-    adds: Family<NameLabel, Counter>,
-    retries: Family<NameLabel, Counter>,
-    waited: Family<NameLabel, Histogram, Seconds>,
-    worked: Family<NameLabel, Histogram, Seconds>,
+    depth: Family<Label, Gauge>,
+    adds: Family<Label, Counter>,
+    retries: Family<Label, Counter>,
+    waited: Family<Label, Histogram, Seconds>,
+    worked: Family<Label, Histogram, Seconds>,
     unfinished: Unfinished,
 }
 
@@ -126,7 +114,7 @@ impl Metrics {
 
     /// The metrics of the work queue of this name. The same name is the same metrics.
     pub fn queue(&self, name: &'static str) -> QueueMetrics {
-        let label = NameLabel { name };
+        let label = [("name", name)];
         let running = Arc::clone(self.queues.unfinished.0.lock().entry(name).or_default());
         QueueMetrics {
             name,
@@ -143,22 +131,22 @@ impl Metrics {
     pub(crate) fn request(&self, verb: &'static str, code: Option<u16>, took: Duration) {
         let code = code.map_or_else(|| "<error>".to_owned(), |code| code.to_string());
         self.requests.get_or_create(&RequestLabels { verb, code }).inc();
-        self.durations.get_or_create(&VerbLabel { verb }).observe(took.as_secs_f64());
+        self.durations.get_or_create(&[("verb", verb)]).observe(took.as_secs_f64());
     }
 
     /// Counts a watch of this resource that broke and began anew.
     pub fn watch_restarted(&self, resource: &'static str) {
-        self.watch_restarts.get_or_create(&ResourceLabel { resource }).inc();
+        self.watch_restarts.get_or_create(&[("resource", resource)]).inc();
     }
 
     /// How many watches of this resource have ended, for whatever reason.
     pub fn watch_restarts(&self, resource: &'static str) -> u64 {
-        self.watch_restarts.get_or_create(&ResourceLabel { resource }).get()
+        self.watch_restarts.get_or_create(&[("resource", resource)]).get()
     }
 
     /// Says whether this replica leads in the election of this name.
     pub fn leading(&self, name: &'static str, leads: bool) {
-        self.leading.get_or_create(&NameLabel { name }).set(i64::from(leads));
+        self.leading.get_or_create(&[("name", name)]).set(i64::from(leads));
     }
 
     /// Counts an event that was not written.
@@ -232,7 +220,7 @@ impl Collector for Unfinished {
             for (name, running) in queues.iter() {
                 let times =
                     running.lock().values().map(|begun| begun.elapsed().as_secs_f64()).fold(0.0, combine);
-                ConstGauge::new(times).encode(metric.encode_family(&NameLabel { name })?)?;
+                ConstGauge::new(times).encode(metric.encode_family(&[("name", *name)])?)?;
             }
         }
         Ok(())

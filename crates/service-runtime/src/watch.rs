@@ -131,10 +131,8 @@ pub trait Handler<K>: Send + Sync + 'static {
 pub struct Source<K> {
     path: String,
     resource: &'static str,
-    labels: Option<String>,
-    fields: Option<String>,
+    params: ListParams,
     metadata_only: bool,
-    page_size: u32,
     kind: PhantomData<fn() -> K>,
 }
 
@@ -150,33 +148,26 @@ impl<K: Resource<DynamicType = ()>> Source<K> {
     }
 
     fn at(resource: &'static str, path: String) -> Self {
-        Self {
-            path,
-            resource,
-            labels: None,
-            fields: None,
-            metadata_only: false,
-            page_size: PAGE_SIZE,
-            kind: PhantomData,
-        }
+        let params = ListParams::default().limit(PAGE_SIZE);
+        Self { path, resource, params, metadata_only: false, kind: PhantomData }
     }
 
     /// Only those that this label selector selects.
     #[must_use]
     pub fn labels(self, labels: &str) -> Self {
-        Self { labels: Some(labels.into()), ..self }
+        Self { params: self.params.labels(labels), ..self }
     }
 
     /// Only those that this field selector selects.
     #[must_use]
     pub fn fields(self, fields: &str) -> Self {
-        Self { fields: Some(fields.into()), ..self }
+        Self { params: self.params.fields(fields), ..self }
     }
 
     /// This many in each page of a list.
     #[must_use]
     pub fn page_size(self, page_size: u32) -> Self {
-        Self { page_size, ..self }
+        Self { params: self.params.limit(page_size), ..self }
     }
 
     /// Only their metadata, for kinds that are a `PartialObjectMeta`.
@@ -188,21 +179,15 @@ impl<K: Resource<DynamicType = ()>> Source<K> {
 
 impl<K> Source<K> {
     fn list(&self, more: Option<String>) -> request::Request {
-        let params = ListParams {
-            label_selector: self.labels.clone(),
-            field_selector: self.fields.clone(),
-            limit: Some(self.page_size),
-            continue_token: more,
-            ..ListParams::default()
-        };
+        let params = ListParams { continue_token: more, ..self.params.clone() };
         let request = Request::new(&self.path);
         if self.metadata_only { request.list_metadata(&params) } else { request.list(&params) }
     }
 
     fn watch(&self, seconds: u32, version: &str) -> request::Request {
         let params = WatchParams {
-            label_selector: self.labels.clone(),
-            field_selector: self.fields.clone(),
+            label_selector: self.params.label_selector.clone(),
+            field_selector: self.params.field_selector.clone(),
             timeout: Some(seconds),
             bookmarks: true,
             ..WatchParams::default()

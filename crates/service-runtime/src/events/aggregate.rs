@@ -29,7 +29,7 @@ pub(super) enum Write {
 }
 
 /// News on the same object that say the same.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     kind: String,
     namespace: String,

@@ -26,6 +26,8 @@ pub struct Timing {
 #[error("leader election cannot work with this timing: {0}")]
 pub struct InvalidTiming(&'static str);
 
+/// What a service has unless it is told otherwise.
+#[cfg(test)]
 impl Default for Timing {
     fn default() -> Self {
         Self::for_lease(Duration::from_secs(15))
