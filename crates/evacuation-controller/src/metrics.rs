@@ -28,7 +28,7 @@ const OTHERS: &str = "others";
 /// The class while no evacuator is in charge: the pod is being evicted.
 const NO_CLASS: &str = "none";
 
-/// In seconds: from one to eight hours.
+/// From a second to eight hours.
 const DURATIONS: [u16; 15] = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 28_800];
 
 /// The metrics of this service. Clones are the same.
@@ -140,7 +140,7 @@ impl Counts {
                 *number(&mut counts.blocked, reason) += 1;
             }
         }
-        for (class, pods) in state.pod_classes() {
+        for (class, pods) in &state.pod_classes {
             *number(&mut counts.evacuators, class) += i64::from(*pods);
         }
         counts

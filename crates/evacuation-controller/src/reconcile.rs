@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 
 use crate::backoff::{self, after};
-use crate::decide::{Action, Before, End, Known, Live, Moment, Why, after_pod, decide};
+use crate::decide::{Action, Before, End, Known, Moment, Why, after_pod, decide};
 use crate::metrics::Metrics;
 use crate::record::Record;
 use crate::state::{Key, Queued, State, View};
@@ -46,15 +46,8 @@ pub struct Controller {
     pub(crate) resumed: Mutex<Timestamp>,
 }
 
-/// What comes after a step.
-enum Next {
-    /// Another one.
-    Again,
-    /// Nothing, because there is no such Evacuation any more.
-    Nothing,
-    /// The same once more, a little later: what we know is old, or nobody answered.
-    Retry,
-}
+/// What came of what a step wrote. One that writes nothing is done.
+type Stepped = Result<Written<()>, StepError>;
 
 /// Why a step failed.
 #[derive(Debug, thiserror::Error)]
@@ -124,11 +117,11 @@ impl Controller {
             let is_leaving = pod_gone || pod.as_ref().is_some_and(|pod| pod.terminating);
             let action = decide(&record, known, &live, self.moment());
             debug!(namespace = %record.namespace, name = %record.name, ?action, "decided");
-            let next = match (&action, live.unwritten.as_deref()) {
+            let written = match (&action, live.unwritten.as_deref()) {
                 // It left all the same.
                 (_, Some(_)) if is_leaving => {
                     self.state().forget_failure(key);
-                    Next::Again
+                    continue;
                 }
                 (_, Some(failure)) => self.write_failure(&record, failure).await?,
                 (Action::Wait { until }, None) => {
@@ -145,14 +138,14 @@ impl Controller {
                         let Record { namespace, pod_name, .. } = &*record;
                         info!(%namespace, pod = %pod_name, look_ups, "pod is not in the cache yet");
                     }
-                    Next::Again
+                    continue;
                 }
-                (action, None) => self.step(&record, &live, pod.as_deref(), action).await?,
+                (action, None) => self.step(&record, pod.as_deref(), action).await?,
             };
-            match next {
-                Next::Again => {}
-                Next::Nothing => return Ok(Outcome::Done),
-                Next::Retry => return Ok(Outcome::Failed),
+            match written {
+                Written::Done(()) => {}
+                Written::Gone => return Ok(Outcome::Done),
+                Written::Outdated => return Ok(Outcome::Failed),
             }
         }
         warn!(%key, "Evacuation is not at rest after {MOST_STEPS} steps, retrying");
@@ -177,16 +170,10 @@ impl Controller {
         Ok(found)
     }
 
-    async fn step(
-        &self,
-        record: &Record,
-        live: &Live,
-        pod: Option<&Pod>,
-        action: &Action,
-    ) -> Result<Next, StepError> {
+    async fn step(&self, record: &Record, pod: Option<&Pod>, action: &Action) -> Stepped {
         let now = self.clock.now();
         match action {
-            Action::Wait { .. } | Action::LookUp => Ok(Next::Again),
+            Action::Wait { .. } | Action::LookUp => Ok(Written::Done(())),
             Action::Activate { class, stamp } => {
                 let message = status::activated(class);
                 let mut status = json!({
@@ -220,7 +207,7 @@ impl Controller {
             }
             Action::Evict { why, before } => match pod {
                 Some(pod) => self.evict(record, pod, *why, *before).await,
-                None => Ok(Next::Retry),
+                None => Ok(Written::Outdated),
             },
             Action::Block { reason, message } => {
                 let status = status::blocked(record, reason, message, now);
@@ -232,30 +219,29 @@ impl Controller {
             }
             Action::Hold { end, message } => {
                 let status = status::blocked(record, reason::EVACUATION_HELD, message, now);
-                let next = self.write(record, status).await?;
+                let written = self.write(record, status).await?;
                 let is_first = record.blocked_by() != Some(reason::EVACUATION_HELD);
-                if is_first && matches!(next, Next::Again) {
-                    self.ended(record, live.deleted.unwrap_or(*end));
+                if is_first && written == Written::Done(()) {
+                    self.ended(record, *end);
                     self.events.publish(events::held(record, message));
                 }
-                Ok(next)
+                Ok(written)
             }
             Action::Release { keep } => {
                 let patch = json!({"metadata": {"finalizers": keep}});
                 Ok(self.take(self.writer.patch(&record.object(), patch).await?))
             }
-            Action::Delete { end } => Ok(match self.writer.delete::<Evacuation>(&record.object()).await? {
-                Written::Done(()) => {
+            Action::Delete { end } => {
+                let written = self.writer.delete::<Evacuation>(&record.object()).await?;
+                if written == Written::Done(()) {
                     self.state().deleted(record.uid, *end);
-                    Next::Again
                 }
-                Written::Outdated => Next::Retry,
-                Written::Gone => Next::Nothing,
-            }),
+                Ok(written)
+            }
         }
     }
 
-    async fn evict(&self, record: &Record, pod: &Pod, why: Why, before: Before) -> Result<Next, StepError> {
+    async fn evict(&self, record: &Record, pod: &Pod, why: Why, before: Before) -> Stepped {
         let status = match before {
             Before::Nothing => None,
             Before::Announce => Some(json!({"message": status::evicting(record, why)})),
@@ -263,14 +249,14 @@ impl Controller {
         };
         if let Some(status) = status {
             match self.write(record, status).await? {
-                Next::Again => {}
+                Written::Done(()) => {}
                 other => return Ok(other),
             }
         }
-        let covered = !self.state().budgets().covering(pod).is_empty();
+        let covered = !self.state().budgets.covering(pod).is_empty();
         if compare_first(pod, covered, self.moment().gap) && self.look_up(record).await?.is_none() {
             info!(namespace = %pod.namespace, pod = %pod.name, "pod is gone, and the cache is behind");
-            return Ok(Next::Again);
+            return Ok(Written::Done(()));
         }
         self.state().eviction_begins(record.uid, pod);
         let answer = eviction::evict(&self.clients.direct, pod).await;
@@ -294,51 +280,47 @@ impl Controller {
                 });
             }
         }
-        Ok(Next::Again)
+        Ok(Written::Done(()))
     }
 
-    async fn write_failure(&self, record: &Record, failure: &Failure) -> Result<Next, StepError> {
+    async fn write_failure(&self, record: &Record, failure: &Failure) -> Stepped {
         let status = status::failed(record, failure, self.clock.now());
-        let next = self.write_and_publish(record, status, events::blocked(record, &failure.message)).await?;
-        if !matches!(next, Next::Retry) {
+        let news = events::blocked(record, &failure.message);
+        let written = self.write_and_publish(record, status, news).await?;
+        if written != Written::Outdated {
             self.update(|state, pods| state.failure_written(record.uid, pods));
         }
-        Ok(next)
+        Ok(written)
     }
 
     /// Writes the status and, if that took effect, publishes an event about it.
-    async fn write_and_publish(
-        &self,
-        record: &Record,
-        status: impl Into<Value>,
-        news: News,
-    ) -> Result<Next, StepError> {
-        let next = self.write(record, status).await?;
-        if matches!(next, Next::Again) {
+    async fn write_and_publish(&self, record: &Record, status: impl Into<Value>, news: News) -> Stepped {
+        let written = self.write(record, status).await?;
+        if written == Written::Done(()) {
             self.events.publish(news);
         }
-        Ok(next)
+        Ok(written)
     }
 
     /// Changes fields of the status. With none, nothing is written, and the answer still tells whether the record is up to
     /// date.
-    async fn write(&self, record: &Record, status: impl Into<Value>) -> Result<Next, StepError> {
+    async fn write(&self, record: &Record, status: impl Into<Value>) -> Stepped {
         Ok(self.take(self.writer.patch_status(&record.object(), status.into()).await?))
     }
 
     /// Takes in what the API server answered to a write.
-    fn take(&self, written: Written<DeserializeGuard<Evacuation>>) -> Next {
+    fn take(&self, written: Written<DeserializeGuard<Evacuation>>) -> Written<()> {
         match written {
             Written::Done(DeserializeGuard(Ok(evacuation))) => {
                 let mut state = self.state();
                 if let Ok(record) = Record::read(evacuation, |text| state.share(text)) {
                     state.refresh(record);
                 }
-                Next::Again
+                Written::Done(())
             }
             // The watch will tell.
-            Written::Done(_) | Written::Outdated => Next::Retry,
-            Written::Gone => Next::Nothing,
+            Written::Done(_) | Written::Outdated => Written::Outdated,
+            Written::Gone => Written::Gone,
         }
     }
 

@@ -40,13 +40,14 @@ pub struct State {
     waiting: BTreeSet<Place>,
     /// How many Evacuations have been seen.
     seen: u64,
-    budgets: Budgets,
+    /// All budgets.
+    pub budgets: Budgets,
     /// Whether all budgets are known: until then a pod may seem to have none.
     budgets_known: bool,
     /// Pods that budgets do not count as healthy, by namespace: not ready, or asked to end.
     unhealthy: BTreeSet<(Arc<str>, Uid)>,
-    /// How many pods name each evacuator class in their annotations.
-    pod_classes: BTreeMap<String, u32>,
+    /// How many pods name each evacuator class in their annotations, whether or not they have an Evacuation.
+    pub pod_classes: BTreeMap<String, u32>,
     /// What many Evacuations have in common: namespaces, finalizers, classes, reasons.
     texts: Interner,
 }
@@ -355,16 +356,6 @@ impl State {
         let unhealthy =
             self.unhealthy.range(first..).take_while(|(namespace, _)| *namespace == pod.namespace);
         self.budgets.describe(pod, unhealthy.filter_map(|(_, uid)| pods.get(*uid).map(AsRef::as_ref)))
-    }
-
-    /// The budgets.
-    pub fn budgets(&self) -> &Budgets {
-        &self.budgets
-    }
-
-    /// How many pods name each evacuator class in their annotations, whether or not they have an Evacuation.
-    pub fn pod_classes(&self) -> &BTreeMap<String, u32> {
-        &self.pod_classes
     }
 
     /// All Evacuations, in no particular order.

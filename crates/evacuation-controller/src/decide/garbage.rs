@@ -25,11 +25,11 @@ pub(super) fn after_the_pod(record: &Record, live: &Live, moment: Moment) -> Act
 /// The evacuation has ended: the Evacuation is deleted. Evacuators that want to clean up hold it with their finalizers.
 pub(super) fn delete(record: &Record, live: &Live, moment: Moment, end: End) -> Action {
     let is_deleted = record.deleted.is_some() || live.deleted.is_some();
-    if is_deleted { held(record, moment, end) } else { Action::Delete { end } }
+    if is_deleted { held(record, live, moment, end) } else { Action::Delete { end } }
 }
 
 /// It has been deleted, and finalizers of others keep it.
-fn held(record: &Record, moment: Moment, end: End) -> Action {
+fn held(record: &Record, live: &Live, moment: Moment, end: End) -> Action {
     // We have just deleted it, or it is gone and the watch event has yet to come.
     let Some(deleted) = record.deleted.filter(|_| !record.finalizers.is_empty()) else { return WAIT };
     let due = after(deleted, PATIENCE);
@@ -44,7 +44,7 @@ fn held(record: &Record, moment: Moment, end: End) -> Action {
     if record.is_blocked_saying(reason::EVACUATION_HELD, &message) {
         return WAIT;
     }
-    Action::Hold { end, message }
+    Action::Hold { end: live.deleted.unwrap_or(end), message }
 }
 
 /// How the evacuation ended of a pod that is gone.
