@@ -54,14 +54,9 @@ fn difference(old: &Value, new: &Value) -> Value {
     let (Some(old), Some(new)) = (old.as_object(), new.as_object()) else { return new.clone() };
     let mut patch = Map::new();
     for (key, value) in new {
-        match old.get(key) {
-            Some(known) if known == value => {}
-            Some(known) => {
-                patch.insert(key.clone(), difference(known, value));
-            }
-            None => {
-                patch.insert(key.clone(), value.clone());
-            }
+        let known = old.get(key).unwrap_or(&Value::Null);
+        if known != value {
+            patch.insert(key.clone(), difference(known, value));
         }
     }
     for key in old.keys().filter(|key| !new.contains_key(*key)) {

@@ -11,14 +11,14 @@ use haulout_api_types::node_maintenance::{
 };
 use haulout_drain_planner::cordon::CordonNotice;
 use haulout_drain_planner::facts::Turn;
+use haulout_drain_planner::report::DRAINED;
 use haulout_drain_planner::{Awaited, MaintenancePlan, Waiting, list};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::bounded;
 
-/// What a drain says of itself when it is over, and what is said of one that was completed before.
-const DRAINED: &str = "Drained";
+/// What is said of a drain that was completed before it was over.
 const NOT_DRAINED: &str = "Completed before everything had left";
 
 /// What has to be known besides what the planner says.
@@ -128,12 +128,8 @@ pub fn not_followed(
 ) -> NodeMaintenanceStatus {
     let mut next = old.clone();
     let message = format!("It cannot be followed: {why}");
-    set(
-        &mut next.conditions,
-        &wanted(condition::BLOCKED, true, reason::NOT_FOLLOWED, message),
-        generation,
-        now,
-    );
+    let blocked = wanted(condition::BLOCKED, true, reason::NOT_FOLLOWED, message);
+    set(&mut next.conditions, &blocked, generation, now);
     next
 }
 
@@ -342,22 +338,19 @@ fn drained(plan: &MaintenancePlan, had_nodes: bool) -> Wanted {
     if let Some((reason, message)) = without_nodes(plan, had_nodes) {
         return wanted(condition::DRAINED, false, reason, message);
     }
+    let said = || plan.message.trim_end_matches('.').to_owned();
     let (status, reason, message) = match () {
         () if plan.drained => {
             (true, reason::COMPLETE, format!("Every pod that has to leave has left{}", deleted(plan)))
         }
         () if counts.left == 0 && plan.nodes_cordoned < plan.nodes_selected => {
-            (false, reason::CORDONING, plan.message.trim_end_matches('.').into())
+            (false, reason::CORDONING, said())
         }
         () if counts.left == 0 => (false, reason::NODE_MISSING, missing(plan)),
-        () if plan.waiting => {
-            (false, reason::WAITING_FOR_MAINTENANCE, plan.message.trim_end_matches('.').into())
-        }
-        () if counts.targeted == 0 && counts.volumes > 0 => {
-            (false, reason::VOLUMES_ATTACHED, plan.message.trim_end_matches('.').into())
-        }
+        () if plan.waiting => (false, reason::WAITING_FOR_MAINTENANCE, said()),
+        () if counts.targeted == 0 && counts.volumes > 0 => (false, reason::VOLUMES_ATTACHED, said()),
         () if counts.targeted == 0 && counts.completing > 0 => {
-            (false, reason::WAITING_FOR_COMPLETION, plan.message.trim_end_matches('.').into())
+            (false, reason::WAITING_FOR_COMPLETION, said())
         }
         () => {
             let left = counts.pending.saturating_add(counts.evacuating);
@@ -452,8 +445,7 @@ pub fn notices(old: &NodeMaintenanceStatus, new: &NodeMaintenanceStatus) -> Vec<
     }
     let is = |status: &NodeMaintenanceStatus, type_: &str| conditions::is_true(&status.conditions, type_);
     let message = |type_: &str| {
-        let found = new.conditions.iter().find(|known| known.type_ == type_);
-        found.map(|known| known.message.clone()).unwrap_or_default()
+        conditions::find(&new.conditions, type_).map(|known| known.message.clone()).unwrap_or_default()
     };
     if is(new, condition::DRAINED) && !is(old, condition::DRAINED) {
         tell(event::DRAINED, false, message(condition::DRAINED));
@@ -468,13 +460,8 @@ pub fn notices(old: &NodeMaintenanceStatus, new: &NodeMaintenanceStatus) -> Vec<
 
 /// What is to be told when others are ahead of a maintenance. `known` are those that it has been told of before.
 pub fn fast_forwarded(plan: &MaintenancePlan, known: &mut BTreeSet<Arc<str>>) -> Option<Notice> {
-    let new: Vec<&str> = plan
-        .forwarded_by
-        .iter()
-        .filter(|name| !known.contains(*name))
-        .take(MAX_BLOCKERS)
-        .map(AsRef::as_ref)
-        .collect();
+    let new = plan.forwarded_by.iter().filter(|name| !known.contains(*name));
+    let new: Vec<&str> = new.take(MAX_BLOCKERS).map(AsRef::as_ref).collect();
     if new.is_empty() {
         return None;
     }

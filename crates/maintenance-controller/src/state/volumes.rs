@@ -5,9 +5,11 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use haulout_service_runtime::pods::Pod;
-use jiff::{SignedDuration, Timestamp};
+use haulout_service_runtime::queue::Backoff;
+use jiff::Timestamp;
 
 use super::Claim;
 use crate::seen::AttachmentSeen;
@@ -43,9 +45,8 @@ impl Bound {
     }
 }
 
-/// How long to wait before a claim without a volume is asked for again: doubling from the first to the last.
-const ASK_FIRST: SignedDuration = SignedDuration::from_secs(1);
-const ASK_LAST: SignedDuration = SignedDuration::from_mins(5);
+/// How long to wait before a claim without a volume is asked for again.
+const ASK_AGAIN: Backoff = Backoff { first: Duration::from_secs(1), most: Duration::from_secs(300) };
 
 impl Volumes {
     /// What is attached to a node, which reports these itself.
@@ -141,8 +142,7 @@ impl Volumes {
                 Some(Bound::Not { times, .. }) => times.saturating_add(1),
                 _ => 1,
             };
-            let doubled = ASK_FIRST.checked_mul(2_i32.saturating_pow(times - 1));
-            let pause = doubled.unwrap_or(ASK_LAST).min(ASK_LAST);
+            let pause = ASK_AGAIN.delay(times, 1.0);
             Bound::Not { times, again: now.saturating_add(pause).unwrap_or(Timestamp::MAX) }
         };
         self.claims.insert(claim, bound);
