@@ -4,8 +4,6 @@ use haulout_api_types::NodeMaintenance;
 use haulout_api_types::names::event;
 use haulout_service_runtime::events::{News, Severity, reference};
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::Resource;
-use kube::api::ObjectMeta;
 
 use crate::status::Notice;
 
@@ -13,18 +11,6 @@ use crate::status::Notice;
 pub fn not_followed(regarding: ObjectReference, why: &str) -> News {
     let message = format!("It cannot be followed: {why}");
     news(regarding, Notice { reason: event::NOT_FOLLOWED, warning: true, message })
-}
-
-/// An object of which only the metadata can be read.
-pub fn unreadable<K: Resource<DynamicType = ()>>(metadata: &ObjectMeta) -> ObjectReference {
-    ObjectReference {
-        api_version: Some(K::api_version(&()).into()),
-        kind: Some(K::kind(&()).into()),
-        name: metadata.name.clone(),
-        namespace: metadata.namespace.clone(),
-        uid: metadata.uid.clone(),
-        ..ObjectReference::default()
-    }
 }
 
 /// Something to be told of a maintenance.

@@ -6,10 +6,9 @@
 //! |---|---|
 //! | which pods leave now, who waits for whom, how far is it? | the crate `drain-planner` |
 //! | what is changed on a node, and put back afterwards? | the same, `cordon` |
-//! | how long to wait before something is written again that is undone each time? | `rewrites` |
 //! | when does a stage begin, and when is a maintenance done? | `stage` |
-//! | what does the status say, and when is it written? | `status`, `throttle`, `bounded` |
-//! | what cannot be written, and when is that tried again? | `refusals` |
+//! | what does the status say? | `status`, `bounded` |
+//! | when may an object be written again that was refused, undone or written just before? | `writes` |
 //! | does an evacuation controller lead? | `leader` |
 //!
 //! Around them is what watches and writes:
@@ -28,16 +27,14 @@ mod events;
 mod leader;
 mod metrics;
 mod reconcile;
-mod refusals;
-mod rewrites;
 mod seen;
 mod stage;
 mod state;
 mod status;
 #[cfg(test)]
 mod testing;
-mod throttle;
 mod watch;
+mod writes;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -55,6 +52,7 @@ use haulout_service_runtime::term::Term;
 use haulout_service_runtime::watch::{self as watches, Source};
 use haulout_service_runtime::workers::WorkQueue;
 use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::storage::v1::VolumeAttachment;
 use kube::core::PartialObjectMeta;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -62,7 +60,7 @@ use tokio::sync::Notify;
 use crate::args::Args;
 use crate::metrics::Metrics;
 use crate::reconcile::Controller;
-use crate::seen::{SlimAttachment, SlimEvacuation, SlimNode};
+use crate::seen::{SlimEvacuation, SlimNode};
 use crate::state::{State, Work};
 use crate::watch::EvacuationController;
 
@@ -140,7 +138,7 @@ async fn lead(args: &Args, context: &Context, metrics: Metrics, leading: Leading
     term.watch(Source::<NodeMaintenance>::all("nodemaintenances"), &controller);
     term.watch(Source::<DrainRule>::all("drainrules"), &controller);
     term.watch(Source::<SlimEvacuation>::all("evacuations"), &controller);
-    term.watch(Source::<SlimAttachment>::all("volumeattachments"), &controller);
+    term.watch(Source::<VolumeAttachment>::all("volumeattachments"), &controller);
     term.watch(Source::<PartialObjectMeta<Namespace>>::all("namespaces").metadata_only(), &controller);
     term.watch(watch::own_pods(&context.namespace), &controller);
     if args.follow_evacuation_controller {

@@ -78,12 +78,12 @@ impl Collector for Shown {
             let known = known.lock();
             let mut stages: BTreeMap<String, u32> =
                 Stage::ALL.iter().map(|stage| (stage.as_str().to_owned(), 0)).collect();
-            for maintenance in known.maintenances() {
+            for maintenance in known.maintenances.values() {
                 let life = maintenance.life(0);
                 let stage = stage::effective(life.stage, life.deleting);
                 *stages.entry(stage.as_str().to_owned()).or_default() += 1;
             }
-            (stages, known.unfollowed_count(), known.summary())
+            (stages, known.unfollowed.len(), known.summary())
         };
         let pods = [("pending", summary.pending), ("evacuating", summary.evacuating)];
         let families = [

@@ -23,16 +23,13 @@ use tracing::{debug, warn};
 use crate::api;
 use crate::events;
 use crate::metrics::Metrics;
-use crate::refusals::Failure;
 use crate::seen::{NodeSeen, SlimNode};
-use crate::state::{State, Unsettled, Work};
-use crate::status;
+use crate::state::{MayWrite, State, Unsettled, Work};
+use crate::status::{self, Notice};
+use crate::writes::Failure;
 
 /// What is said of a node that does not have what was written to it.
 const LOST: &str = "it takes the change, and the node does not have it afterwards: a mutating webhook or policy takes it off";
-
-/// What is said of a node on which somebody undoes what is written to it.
-const UNDONE: &str = "it takes the change, and somebody undoes it each time: find out who removes or changes annotations and conditions of the node";
 /// More steps than anything ever needs at one go.
 const MOST_STEPS: usize = 10;
 
@@ -58,6 +55,16 @@ enum Next {
     Again,
     /// This.
     Rest(Outcome),
+}
+
+/// What came of marking a node.
+enum Marked {
+    /// It has the marks.
+    Done,
+    /// The API server took the marks, and the node does not have them.
+    Lost,
+    /// It was changed or deleted meanwhile.
+    Not(Outcome),
 }
 
 impl Controller {
@@ -138,19 +145,11 @@ impl Controller {
         if changes.is_empty() {
             self.tell(|state| state.node_succeeded(name));
         } else {
-            let paused = self.state().refused_nodes.pause(name, now);
-            if let Some(retry) = paused {
-                return self.leave_node(name, &seen, &plan, retry).await;
-            }
-            let undone = self.state().rewrites.pause(name, changes.fingerprint(), now);
-            if let Some(retry) = undone.filter(|_| changes.urgent) {
-                self.tell(|state| state.node_undone(name, Failure::impossible(&UNDONE), now, retry));
-                return self.leave_node(name, &seen, &plan, retry).await;
-            }
-            let allowed = self.state().throttle.ask(&Work::Node(name.clone()), now);
-            match allowed.err().filter(|_| !changes.urgent).max(undone) {
-                Some(when) => again = again.into_iter().chain([when]).min(),
-                None => return self.try_mark(name, &seen, &plan, &changes).await,
+            let may_write = self.tell(|state| state.may_write_node(name, &changes, now));
+            match may_write {
+                MayWrite::Now => return self.mark(name, &seen, &plan, &changes).await,
+                MayWrite::Later(when) => again = again.into_iter().chain([when]).min(),
+                MayWrite::Blocked(retry) => return self.leave_node(name, &seen, &plan, retry).await,
             }
         }
         let ask = self.work_on_pods(name, &seen, &plan).await?;
@@ -158,23 +157,31 @@ impl Controller {
         Ok(Next::Rest(again.map_or(Outcome::Done, Outcome::Until)))
     }
 
-    /// Marks a node, or takes note that this is refused.
-    async fn try_mark(
+    /// Marks a node, or takes note that this is refused or does not last.
+    async fn mark(
         &self,
         name: &Arc<str>,
         seen: &NodeSeen,
         plan: &NodePlan,
         changes: &NodeChanges,
     ) -> Result<Next, RequestError> {
-        match self.mark(name, seen, plan, changes).await {
-            Ok(next) => Ok(next),
+        let failure = match self.write_marks(name, seen, plan, changes).await {
+            Ok(Marked::Done) => {
+                let now = self.clock.now();
+                self.tell(|state| state.node_written(name, changes, now));
+                self.tell_of_cordon(name, plan, changes.notice);
+                return Ok(Next::Again);
+            }
+            Ok(Marked::Not(outcome)) => return Ok(Next::Rest(outcome)),
+            Ok(Marked::Lost) => Failure::impossible(&LOST),
             Err(error) => {
                 warn!(%name, %error, "failed to write a node");
-                let (now, failure) = (self.clock.now(), Failure::from(&error));
-                let retry = self.tell(|state| state.node_failed(name, failure, now, fastrand::f64()));
-                self.leave_node(name, seen, plan, retry).await
+                Failure::from(&error)
             }
-        }
+        };
+        let now = self.clock.now();
+        let retry = self.tell(|state| state.node_failed(name, failure, now, fastrand::f64()));
+        self.leave_node(name, seen, plan, retry).await
     }
 
     /// What is done while a node cannot be written: no pod is asked to leave it before its targets are there for others
@@ -192,13 +199,13 @@ impl Controller {
         Ok(Next::Rest(Outcome::Until(plan.wake.map_or(retry, |wake| wake.min(retry)))))
     }
 
-    async fn mark(
+    async fn write_marks(
         &self,
         name: &Arc<str>,
         seen: &NodeSeen,
         plan: &NodePlan,
         changes: &NodeChanges,
-    ) -> Result<Next, RequestError> {
+    ) -> Result<Marked, RequestError> {
         debug!(%name, ?changes, "marking a node");
         let node = seen.version.object("", name);
         let mut answers = Vec::new();
@@ -211,7 +218,7 @@ impl Controller {
             let node = Object { version: None, ..node };
             answers.push(self.writer.patch_status_strategic(&node, status).await?);
         }
-        let (mut next, mut lost) = (Next::Again, false);
+        let mut lost = false;
         for answer in answers {
             match answer {
                 Written::Done(node) => {
@@ -219,25 +226,11 @@ impl Controller {
                     lost = cordon::decide(&seen.marks, plan, self.protect, self.clock.now()).urgent;
                     self.tell(|state| state.refresh_node(name, seen));
                 }
-                Written::Outdated => next = Next::Rest(Outcome::Failed),
-                Written::Gone => next = Next::Rest(Outcome::Done),
+                Written::Outdated => return Ok(Marked::Not(Outcome::Failed)),
+                Written::Gone => return Ok(Marked::Not(Outcome::Done)),
             }
         }
-        if lost && matches!(next, Next::Again) {
-            let failure = Failure::impossible(&LOST);
-            let now = self.clock.now();
-            let retry = self.tell(|state| state.node_failed(name, failure, now, fastrand::f64()));
-            return self.leave_node(name, seen, plan, retry).await;
-        }
-        if matches!(next, Next::Again) {
-            let now = self.clock.now();
-            self.tell(|state| {
-                state.rewrites.written(name.clone(), changes.fingerprint(), now);
-                state.node_succeeded(name);
-            });
-            self.tell_of_cordon(name, plan, changes.notice);
-        }
-        Ok(next)
+        Ok(if lost { Marked::Lost } else { Marked::Done })
     }
 
     /// Tells once that volumes of a node are not waited for.
@@ -258,37 +251,30 @@ impl Controller {
             return;
         }
         let by_annotation = seen.marks.ignores_volumes();
-        let told = status::volumes_ignored(name, plan.counts.volumes_ignored, by_annotation);
+        let notice = status::volumes_ignored(name, plan.counts.volumes_ignored, by_annotation);
+        self.publish(&plan.holders, &notice);
+    }
+
+    /// Publishes a notice as an event of these maintenances; whether there is any of them.
+    fn publish(&self, maintenances: &[Arc<str>], notice: &Notice) -> bool {
         let state = self.state();
-        let seen = plan.holders.iter().filter_map(|name| state.maintenance_seen(name));
-        let maintenances: Vec<_> = seen.map(|seen| seen.object.clone()).collect();
-        drop(state);
-        for maintenance in &maintenances {
-            self.events.publish(events::of(maintenance, told.clone()));
+        let known: Vec<_> = maintenances.iter().filter_map(|name| state.maintenances.get(name)).collect();
+        for maintenance in &known {
+            self.events.publish(events::of(&maintenance.object, notice.clone()));
         }
+        !known.is_empty()
     }
 
     fn tell_of_cordon(&self, name: &Arc<str>, plan: &NodePlan, notice: Option<CordonNotice>) {
-        let mut state = self.state();
         let holders = if plan.holders.is_empty() {
-            state.holders.remove(name).unwrap_or_default()
+            self.state().holders.remove(name).unwrap_or_default()
         } else {
-            state.holders.insert(name.clone(), plan.holders.clone());
+            self.state().holders.insert(name.clone(), plan.holders.clone());
             plan.holders.clone()
         };
-        let Some(notice) = notice else { return };
-        let told = status::cordon_notice(name, notice);
-        let maintenances: Vec<_> = holders
-            .iter()
-            .filter_map(|name| state.maintenance_seen(name))
-            .map(|m| m.object.clone())
-            .collect();
-        drop(state);
-        for maintenance in &maintenances {
-            self.events.publish(events::of(maintenance, told.clone()));
-        }
-        if maintenances.is_empty() {
-            self.events.publish(events::of_node(name, told));
+        let Some(notice) = notice.map(|notice| status::cordon_notice(name, notice)) else { return };
+        if !self.publish(&holders, &notice) {
+            self.events.publish(events::of_node(name, notice));
         }
     }
 

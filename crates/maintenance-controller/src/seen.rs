@@ -1,12 +1,11 @@
 //! What is read of the objects that are watched, and what is kept of them: only what decides, and what a write
 //! needs to say which state it means.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use haulout_api_types::evacuation::DEFAULT_PROGRESS_DEADLINE_SECONDS;
 use haulout_api_types::names::{self, condition, reason};
-use haulout_api_types::node_maintenance::StageStatus;
+use haulout_api_types::node_maintenance::{DrainStatus, Stage, StageStatus};
 use haulout_api_types::selector::{NodeMatcher, SelectorError};
 use haulout_api_types::{Evacuation, NodeMaintenance, instigators};
 use haulout_drain_planner::cordon::NodeMarks;
@@ -15,7 +14,7 @@ use haulout_drain_planner::placement::{NodeChoice, Taint};
 use haulout_drain_planner::plan::{Plan, Served};
 use haulout_service_runtime::api::{Object, is_later};
 use haulout_service_runtime::pods::{LabelSet, Toleration, Uid};
-use jiff::{SignedDuration, Timestamp};
+use jiff::{RoundMode, SignedDuration, Timestamp, TimestampRound, Unit};
 use k8s_openapi::api::core::v1::{self as core, Node, NodeCondition};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
@@ -38,19 +37,16 @@ pub struct SlimNode {
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
 struct SlimNodeSpec {
-    #[serde(default)]
     unschedulable: bool,
-    #[serde(default)]
     taints: Vec<core::Taint>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(default, rename_all = "camelCase")]
 struct SlimNodeStatus {
-    #[serde(default)]
     conditions: Vec<NodeCondition>,
-    #[serde(default)]
     volumes_attached: Vec<SlimVolume>,
 }
 
@@ -72,66 +68,22 @@ pub struct SlimEvacuation {
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(default, rename_all = "camelCase")]
 struct SlimEvacuationSpec {
-    #[serde(default)]
     progress_deadline_seconds: Option<i32>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(default, rename_all = "camelCase")]
 struct SlimEvacuationStatus {
-    #[serde(default)]
     active_evacuator_class: Option<String>,
-    #[serde(default)]
     active_evacuator_completed: bool,
-    #[serde(default)]
     evacuation_progress_timestamp: Option<Time>,
-    #[serde(default)]
     expected_evacuation_finish_time: Option<Time>,
-    #[serde(default)]
     message: String,
-    #[serde(default)]
     conditions: Vec<Condition>,
     // A text, so that a policy of a later version does not hide the Evacuation.
-    #[serde(default)]
     evacuation_cancellation_policy: Option<String>,
-}
-
-/// A VolumeAttachment, as far as it is read.
-#[derive(Resource, Clone, Debug, Deserialize, Serialize)]
-#[resource(inherit = VolumeAttachment)]
-pub struct SlimAttachment {
-    /// Its metadata.
-    pub metadata: ObjectMeta,
-    spec: SlimAttachmentSpec,
-    #[serde(default)]
-    status: SlimAttachmentStatus,
-}
-
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct SlimAttachmentStatus {
-    #[serde(default)]
-    attached: bool,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    attach_error: Option<serde_json::Value>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    detach_error: Option<serde_json::Value>,
-}
-
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct SlimAttachmentSpec {
-    node_name: String,
-    source: SlimAttachmentSource,
-}
-
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct SlimAttachmentSource {
-    #[serde(default)]
-    persistent_volume_name: Option<String>,
 }
 
 /// Which state of which object something is about.
@@ -207,39 +159,18 @@ fn keeps_away(taint: core::Taint) -> Option<Taint> {
     keeps.then(|| Taint { key: taint.key.into(), value: value.into(), effect: taint.effect.into() })
 }
 
-/// A pod of Haulout itself, as far as it is read beyond what is known of every pod.
-#[derive(Resource, Clone, Debug, Deserialize, Serialize)]
-#[resource(inherit = core::Pod)]
-pub struct SlimOwnPod {
-    /// Its metadata.
-    pub metadata: ObjectMeta,
-    #[serde(default)]
-    spec: SlimOwnPodSpec,
-}
-
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct SlimOwnPodSpec {
-    #[serde(default)]
-    restart_policy: String,
-    #[serde(default)]
-    node_selector: BTreeMap<String, String>,
-    #[serde(default)]
-    affinity: Option<core::Affinity>,
-}
-
-impl SlimOwnPod {
-    /// Its UID, and the nodes that it may run on; `None` of one that ends by itself, such as that of a Job.
-    pub fn keep(self) -> Option<(Uid, NodeChoice)> {
-        let SlimOwnPodSpec { restart_policy, node_selector, affinity } = self.spec;
-        let required = affinity
-            .and_then(|affinity| affinity.node_affinity)
-            .and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution);
-        // The API server takes no selector that cannot be read; one of a later version is left to the scheduler.
-        let required = required.and_then(|required| NodeMatcher::new(&required).ok());
-        let uid = self.metadata.uid?.parse().ok()?;
-        (restart_policy == "Always").then_some((uid, NodeChoice { labels: node_selector, required }))
-    }
+/// The UID of a pod of Haulout itself, and the nodes that it may run on; `None` of one that ends by itself, such as that
+/// of a Job.
+pub fn own_pod(pod: core::Pod) -> Option<(Uid, NodeChoice)> {
+    let spec = pod.spec.filter(|spec| spec.restart_policy.as_deref() == Some("Always"))?;
+    let required = spec
+        .affinity
+        .and_then(|affinity| affinity.node_affinity)
+        .and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution);
+    // The API server takes no selector that cannot be read; one of a later version is left to the scheduler.
+    let required = required.and_then(|required| NodeMatcher::new(&required).ok());
+    let labels = spec.node_selector.unwrap_or_default();
+    Some((pod.metadata.uid?.parse().ok()?, NodeChoice { labels, required }))
 }
 
 /// An Evacuation, as it was last seen.
@@ -354,9 +285,7 @@ fn turn(metadata: &ObjectMeta, spec: &SlimEvacuationSpec, status: &SlimEvacuatio
 }
 
 fn up_to_the_minute(time: Timestamp) -> Timestamp {
-    let seconds = time.as_second() + i64::from(time.subsec_nanosecond() > 0);
-    let minutes = seconds.div_euclid(60) + i64::from(seconds.rem_euclid(60) > 0);
-    Timestamp::from_second(minutes.saturating_mul(60)).unwrap_or(time)
+    time.round(TimestampRound::new().smallest(Unit::Minute).mode(RoundMode::Ceil)).unwrap_or(time)
 }
 
 fn our_finalizer() -> String {
@@ -378,9 +307,10 @@ impl AttachmentSeen {
     /// The attacher sets `status.attached` when the volume is attached, and takes it back together with its finalizer when
     /// it is detached: before that, the kubelet has not used the volume. After an attempt that failed nobody knows.
     /// <https://github.com/kubernetes-csi/external-attacher/blob/v4.10.0/pkg/controller/csi_handler.go>
-    pub fn new(attachment: SlimAttachment) -> Option<Self> {
-        let SlimAttachment { metadata, spec, status } = attachment;
+    pub fn new(attachment: VolumeAttachment) -> Option<Self> {
+        let VolumeAttachment { metadata, spec, status } = attachment;
         let volume = spec.source.persistent_volume_name.or(metadata.name).unwrap_or_default();
+        let status = status.unwrap_or_default();
         let attached = status.attached || status.attach_error.is_some() || status.detach_error.is_some();
         attached.then(|| Self { node: spec.node_name.into(), volume: volume.into() })
     }
@@ -432,8 +362,12 @@ impl MaintenanceSeen {
 
     /// What the planner has to know.
     pub fn facts(&self, name: &Arc<str>) -> MaintenanceFacts {
-        use haulout_api_types::node_maintenance::Stage;
-        let drain = self.object.status.as_ref().and_then(|status| status.drain_status.as_ref());
+        let spec = &self.object.spec;
+        let none = DrainStatus::default();
+        let status = self.object.status.as_ref();
+        let drain = status.and_then(|status| status.drain_status.as_ref()).unwrap_or(&none);
+        let number = |pods: i32| pods.try_into().unwrap_or_default();
+        let began = self.begun().iter().find(|begun| begun.name == Stage::Drain);
         let life = self.life(0);
         MaintenanceFacts {
             name: name.clone(),
@@ -441,36 +375,17 @@ impl MaintenanceSeen {
             created: self.object.metadata.creation_timestamp.as_ref().map_or(Timestamp::MIN, |time| time.0),
             stage: stage::planned(life),
             uncordons: stage::uncordons(life),
-            reason: bounded::line(&self.object.spec.reason, MAX_REASON).into(),
-            holds_autoscalers: self.object.spec.hold_autoscalers.unwrap_or(true),
+            reason: bounded::line(&spec.reason, MAX_REASON).into(),
+            holds_autoscalers: spec.hold_autoscalers.unwrap_or(true),
             nodes: self.nodes.clone(),
-            volume_timeout: self
-                .object
-                .spec
-                .volume_detach_timeout_seconds
-                .map(|seconds| SignedDuration::from_secs(seconds.into())),
+            volume_timeout: spec.volume_detach_timeout_seconds.map(|s| SignedDuration::from_secs(s.into())),
             plan: self.plan.clone(),
-            evacuated: drain.map_or(0, |drain| drain.pods_evacuated.try_into().unwrap_or_default()),
-            left_before: drain
-                .map_or(0, |drain| drain.pods_pending_evacuation.saturating_add(drain.pods_evacuating))
-                .try_into()
-                .unwrap_or_default(),
-            stayed_before: drain
-                .map_or(0, |drain| drain.pods_unsupported.saturating_add(drain.pods_skipped))
-                .try_into()
-                .unwrap_or_default(),
-            drained_nodes: drain
-                .into_iter()
-                .flat_map(|drain| &drain.drained_nodes)
-                .map(|name| name.as_str().into())
-                .collect(),
-            drained_and_deleted: drain
-                .map_or(0, |drain| drain.nodes_drained_and_deleted.try_into().unwrap_or_default()),
-            drain_began: self
-                .begun()
-                .iter()
-                .find(|begun| begun.name == Stage::Drain)
-                .map(|b| b.start_timestamp.0),
+            evacuated: number(drain.pods_evacuated),
+            left_before: number(drain.pods_pending_evacuation.saturating_add(drain.pods_evacuating)),
+            stayed_before: number(drain.pods_unsupported.saturating_add(drain.pods_skipped)),
+            drained_nodes: drain.drained_nodes.iter().map(|name| name.as_str().into()).collect(),
+            drained_and_deleted: number(drain.nodes_drained_and_deleted),
+            drain_began: began.map(|began| began.start_timestamp.0),
         }
     }
 }

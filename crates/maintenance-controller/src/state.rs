@@ -12,10 +12,11 @@ use haulout_api_types::drain_rules::DrainRules;
 use haulout_api_types::names::reason;
 use haulout_api_types::selector::SelectorError;
 use haulout_api_types::{DrainRule, NodeMaintenance};
+use haulout_drain_planner::cordon::{self, NodeChanges};
 use haulout_drain_planner::facts::{Blocked, NodeFacts, PodFacts};
 use haulout_drain_planner::placement::NodeChoice;
 use haulout_drain_planner::plan::Served;
-use haulout_drain_planner::{Desired, MaintenancePlan, NodePlan, Planner, Summary, Which, cordon};
+use haulout_drain_planner::{Desired, MaintenancePlan, NodePlan, Planner, Summary, Which};
 use haulout_service_runtime::access::lease_name;
 use haulout_service_runtime::pods::{Change, LabelSet, Pod, PodIndex, Uid};
 use haulout_service_runtime::queue::number_of;
@@ -23,17 +24,15 @@ use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
 
 use self::pods::Pods;
-use crate::refusals::{Failure, Refusals};
-use crate::rewrites::Rewrites;
 use crate::seen::{AttachmentSeen, EvacuationSeen, MaintenanceSeen, NodeSeen};
-use crate::throttle::Throttle;
+use crate::writes::{Failure, WriteLog};
 
 /// How many steps of the planner may be made at once by somebody who waits for its answer.
 const STEPS: usize = 64;
-/// How far writes of progress to one object are apart.
-const APART: SignedDuration = SignedDuration::from_secs(1);
 /// How long an Evacuation that was created may be missing from the watch before it is created again.
 const CREATE_TIMEOUT: SignedDuration = SignedDuration::from_secs(10);
+/// What is said of a node on which somebody undoes what is written to it.
+const UNDONE: &str = "it takes the change, and somebody undoes it each time: find out who removes or changes annotations and conditions of the node";
 
 /// What is to be worked on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -104,19 +103,17 @@ pub struct State {
     served: Served,
     planner: Planner<LabelSet>,
     nodes: HashMap<Arc<str>, NodeSeen>,
-    maintenances: BTreeMap<Arc<str>, MaintenanceSeen>,
-    /// The nodes whose annotation names one of them are not released.
-    unfollowed: BTreeMap<Arc<str>, Unfollowed>,
+    pub(crate) maintenances: BTreeMap<Arc<str>, MaintenanceSeen>,
+    /// Those that cannot be followed. The nodes whose annotation names one of them are not released.
+    pub(crate) unfollowed: BTreeMap<Arc<str>, Unfollowed>,
     /// What decides about pods besides the pods themselves.
     pods: Pods,
     /// Evacuations that were created and that the watch has not delivered yet, and until when that is waited for.
     pending_creates: HashMap<Uid, Timestamp>,
     /// `None` for one that cannot be read, as may be after a downgrade.
     rules: BTreeMap<String, Option<DrainRule>>,
-    /// Nodes that cannot be written.
-    pub(crate) refused_nodes: Refusals<Arc<str>>,
-    /// Maintenances that cannot be written.
-    pub(crate) refused_maintenances: Refusals<Arc<str>>,
+    node_writes: WriteLog<Arc<str>>,
+    pub(crate) maintenance_writes: WriteLog<Arc<str>>,
     /// Since when no evacuation controller has led, if none does.
     leaderless: Option<Timestamp>,
     /// Who asked while the planner was behind.
@@ -125,11 +122,19 @@ pub struct State {
     pub(crate) forwarded: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
     /// Who last held a node, for what is told when it is released.
     pub(crate) holders: HashMap<Arc<str>, Vec<Arc<str>>>,
-    /// What was last written to nodes.
-    pub(crate) rewrites: Rewrites<Arc<str>>,
     /// Nodes whose volumes are known not to be waited for.
     pub(crate) volumes_ignored: BTreeSet<Arc<str>>,
-    pub(crate) throttle: Throttle<Work>,
+}
+
+/// When changes of a node may be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MayWrite {
+    /// Now.
+    Now,
+    /// At this time. Nothing else waits for them.
+    Later(Timestamp),
+    /// Not before this time, and no pod is asked to leave before.
+    Blocked(Timestamp),
 }
 
 impl State {
@@ -144,15 +149,13 @@ impl State {
             pods: Pods::new(now),
             pending_creates: HashMap::new(),
             rules: BTreeMap::new(),
-            refused_nodes: Refusals::new(reason::NODE_UPDATE_REFUSED, "the node"),
-            refused_maintenances: Refusals::new(reason::MAINTENANCE_UPDATE_REFUSED, "the NodeMaintenance"),
+            node_writes: WriteLog::new(reason::NODE_UPDATE_REFUSED, "the node"),
+            maintenance_writes: WriteLog::new(reason::MAINTENANCE_UPDATE_REFUSED, "the NodeMaintenance"),
             leaderless: None,
             waiting: BTreeSet::new(),
             forwarded: HashMap::new(),
             holders: HashMap::new(),
-            rewrites: Rewrites::default(),
             volumes_ignored: BTreeSet::new(),
-            throttle: Throttle::new(APART),
         }
     }
 
@@ -210,7 +213,7 @@ impl State {
             if let Some(since) = self.leaderless.filter(|_| plan.counts.to_evacuate > 0) {
                 plan.block(&without_evacuation_controller(since));
             }
-            if let Some(refused) = self.refused_maintenances.blocked(name) {
+            if let Some(refused) = self.maintenance_writes.blocked(name) {
                 plan.block(&refused);
             }
             (seen.clone(), plan)
@@ -232,7 +235,7 @@ impl State {
     /// The pods of a node whose Evacuations have to be written now.
     pub fn pods_to_reconcile(&self, node: &str, pods: &PodIndex, now: Timestamp) -> Vec<PodRef> {
         let created = |uid: &Uid| self.pending_creates.get(uid).is_some_and(|until| now < *until);
-        let pauses = |uid: &Uid| self.pods.refused.pause(uid, now).is_some();
+        let pauses = |uid: &Uid| self.pods.writes.pause(uid, now).is_some();
         let due = self.planner.to_reconcile(node).filter(|uid| !created(uid) && !pauses(uid));
         due.filter_map(|uid| pods.get(uid)).map(|pod| PodRef::of(pod)).collect()
     }
@@ -248,7 +251,7 @@ impl State {
 
     /// When to try again to write the Evacuation of a pod, if it is too early.
     pub fn pod_pause(&self, pod: Uid, now: Timestamp) -> Option<Timestamp> {
-        self.pods.refused.pause(&pod, now)
+        self.pods.writes.pause(&pod, now)
     }
 
     /// The claims of these pods that have to be asked for: their volumes are not known, or they had none when they were
@@ -269,26 +272,6 @@ impl State {
         if reported { self.pods.volumes.unknown_handles(node, pods) } else { BTreeSet::new() }
     }
 
-    /// A maintenance as it was last seen.
-    pub fn maintenance_seen(&self, name: &str) -> Option<&MaintenanceSeen> {
-        self.maintenances.get(name)
-    }
-
-    /// All maintenances.
-    pub fn maintenances(&self) -> impl Iterator<Item = &MaintenanceSeen> {
-        self.maintenances.values()
-    }
-
-    /// A maintenance that cannot be followed.
-    pub fn unfollowed(&self, name: &str) -> Option<&Unfollowed> {
-        self.unfollowed.get(name)
-    }
-
-    /// How many maintenances cannot be followed.
-    pub fn unfollowed_count(&self) -> usize {
-        self.unfollowed.len()
-    }
-
     /// The numbers over all nodes.
     pub fn summary(&self) -> Summary {
         let mut summary = self.planner.summary();
@@ -305,9 +288,10 @@ impl State {
         let (before, after) = (node_of(old), node_of(new));
         match (old, new) {
             (_, Some(pod)) => {
-                if let Some(node) = self.nodes.get(after.as_deref().unwrap_or_default()) {
-                    let began = self.planner.drain_began(after.as_deref().unwrap_or_default());
-                    self.pods.observe(pod, before != after, began, node, now);
+                let node = after.as_deref().unwrap_or_default();
+                if let Some((seen, began)) = self.nodes.get(node).zip(self.planner.drain_began(node)) {
+                    let uncordoned = seen.marks.was_uncordoned();
+                    self.pods.returns.observe(pod, before != after, began, uncordoned, now);
                 }
             }
             (Some(pod), None) => {
@@ -332,14 +316,14 @@ impl State {
     /// The Evacuation of a pod could not be written; when to try again.
     pub fn pod_failed(&mut self, pod: &Pod, failure: Failure, now: Timestamp, chance: f64) -> Timestamp {
         self.pending_creates.remove(&pod.uid);
-        let retry = self.pods.refused.failed(pod.uid, failure, now, chance);
+        let retry = self.pods.writes.failed(pod.uid, failure, now, chance);
         self.look_at(Some(pod));
         retry
     }
 
     /// The Evacuation of a pod was written, or does not have to be.
     pub fn pod_succeeded(&mut self, pod: &Pod) {
-        if self.pods.refused.forget(&pod.uid) {
+        if self.pods.writes.succeeded(&pod.uid) {
             self.look_at(Some(pod));
         }
     }
@@ -439,7 +423,7 @@ impl State {
             marked: seen.marks.is_marked(),
             taints: seen.taints.clone(),
             volumes: Arc::new(self.pods.volumes.attached_to(name, &seen.volumes)),
-            refused: self.refused_nodes.blocked(name),
+            refused: self.node_writes.blocked(name),
             ignores_volumes: seen.marks.ignores_volumes(),
             reached: cordon::reached(&status),
             volume_wait: status.volume_wait,
@@ -452,12 +436,10 @@ impl State {
         let Self { planner, nodes, pods: known, .. } = self;
         planner.remove_node(name, now, &mut reader(known, nodes, pods, now));
         self.nodes.remove(name);
-        self.refused_nodes.forget(name);
+        self.node_writes.forget(name);
         self.holders.remove(name);
         self.pods.returns.forget(name);
-        self.rewrites.forget(name);
         self.volumes_ignored.remove(name);
-        self.throttle.forget(&Work::Node(name.clone()));
     }
 
     /// A node could not be written; when to try again.
@@ -468,20 +450,35 @@ impl State {
         now: Timestamp,
         chance: f64,
     ) -> Timestamp {
-        let retry = self.refused_nodes.failed(name.clone(), failure, now, chance);
+        let retry = self.node_writes.failed(name.clone(), failure, now, chance);
         self.plan_node(name);
         retry
     }
 
-    /// What is to be written to a node was undone each time so far, and waits.
-    pub fn node_undone(&mut self, name: &Arc<str>, failure: Failure, now: Timestamp, until: Timestamp) {
-        self.refused_nodes.wait(name.clone(), failure, now, until);
-        self.plan_node(name);
+    /// When these changes of a node may be written. Now is then taken as done.
+    pub fn may_write_node(&mut self, name: &Arc<str>, changes: &NodeChanges, now: Timestamp) -> MayWrite {
+        if let Some(retry) = self.node_writes.pause(name, now) {
+            return MayWrite::Blocked(retry);
+        }
+        let undone = self.node_writes.undone(name, changes.fingerprint(), now);
+        if let Some(retry) = undone.filter(|_| changes.urgent) {
+            self.node_writes.wait(name.clone(), Failure::impossible(&UNDONE), now, retry);
+            self.plan_node(name);
+            return MayWrite::Blocked(retry);
+        }
+        let allowed = self.node_writes.ask(name.clone(), 1, now);
+        allowed.err().filter(|_| !changes.urgent).max(undone).map_or(MayWrite::Now, MayWrite::Later)
+    }
+
+    /// These changes of a node were written.
+    pub fn node_written(&mut self, name: &Arc<str>, changes: &NodeChanges, now: Timestamp) {
+        self.node_writes.written(name.clone(), changes.fingerprint(), now);
+        self.node_succeeded(name);
     }
 
     /// A node was written, or does not have to be.
     pub fn node_succeeded(&mut self, name: &Arc<str>) {
-        if self.refused_nodes.forget(name) {
+        if self.node_writes.succeeded(name) {
             self.plan_node(name);
         }
     }
@@ -546,9 +543,8 @@ impl State {
     /// A maintenance is gone.
     pub fn delete_maintenance(&mut self, name: &Arc<str>) {
         self.maintenances.remove(name);
-        self.refused_maintenances.forget(name);
+        self.maintenance_writes.forget(name);
         self.forwarded.remove(name);
-        self.throttle.forget(&Work::Maintenance(name.clone()));
         self.planner.remove_maintenance(name);
         self.follow(name);
     }

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use haulout_api_types::{DrainRule, NodeMaintenance};
 use haulout_service_runtime::access::lease_name;
 use haulout_service_runtime::events::reference;
-use haulout_service_runtime::pods::{Change, LabelSet, Subscriber};
+use haulout_service_runtime::pods::{Change, Subscriber};
 use haulout_service_runtime::watch::{EvacuatedPod, Handler, Source, Unreadable};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Namespace, ObjectReference};
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::storage::v1::VolumeAttachment;
 use kube::api::ListParams;
-use kube::core::PartialObjectMeta;
+use kube::core::{PartialObjectMeta, PartialObjectMetaExt as _};
 use kube::{Api, ResourceExt as _};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tracing::warn;
 
@@ -21,15 +22,13 @@ use crate::BACKOFF;
 use crate::events;
 use crate::leader::Leader;
 use crate::reconcile::Controller;
-use crate::seen::{
-    AttachmentSeen, EvacuationSeen, NodeSeen, SlimAttachment, SlimEvacuation, SlimNode, SlimOwnPod,
-};
+use crate::seen::{self, AttachmentSeen, EvacuationSeen, NodeSeen, SlimEvacuation, SlimNode};
 
 /// The labels that the chart gives to the pods of all services.
 const OWN_PODS: &str = "app.kubernetes.io/name=haulout,app.kubernetes.io/component";
 
 /// The pods of Haulout itself, to know where else they can run.
-pub(crate) fn own_pods(namespace: &str) -> Source<SlimOwnPod> {
+pub(crate) fn own_pods(namespace: &str) -> Source<Pod> {
     Source::in_namespace("pods", namespace).labels(OWN_PODS)
 }
 
@@ -62,14 +61,15 @@ impl Handler<NodeMaintenance> for Controller {
         let regarding = reference(&maintenance);
         if let Err(error) = self.tell(|state| state.apply_maintenance(maintenance)) {
             warn!(%name, %error, "a NodeMaintenance cannot be followed; until it can, its nodes are not released");
-            self.not_followed(regarding, &error.to_string());
+            self.events.publish(events::not_followed(regarding, &error.to_string()));
         }
     }
 
     fn unreadable(&self, name: Arc<str>, Unreadable { metadata, error }: Unreadable) {
         let uid = metadata.uid.as_deref().unwrap_or_default();
         self.tell(|state| state.do_not_follow(name, uid, None, error.clone()));
-        self.not_followed(events::unreadable::<NodeMaintenance>(&metadata), &error);
+        let object: PartialObjectMeta<NodeMaintenance> = metadata.into_request_partial();
+        self.events.publish(events::not_followed(reference(&object), &error));
     }
 
     fn delete(&self, name: Arc<str>) {
@@ -84,14 +84,15 @@ impl Handler<DrainRule> for Controller {
         let regarding = reference(&rule);
         if let Err(error) = self.tell(|state| state.apply_rule(name.to_string(), Some(rule))) {
             warn!(%name, %error, "a DrainRule cannot be followed; until it can, pods that it may mean stay");
-            self.not_followed(regarding, &error.to_string());
+            self.events.publish(events::not_followed(regarding, &error.to_string()));
         }
     }
 
     fn unreadable(&self, name: Arc<str>, Unreadable { metadata, error }: Unreadable) {
         // That it cannot be read is all that is wrong with it.
         let _ = self.tell(|state| state.apply_rule(name.to_string(), None));
-        self.not_followed(events::unreadable::<DrainRule>(&metadata), &error);
+        let object: PartialObjectMeta<DrainRule> = metadata.into_request_partial();
+        self.events.publish(events::not_followed(reference(&object), &error));
     }
 
     fn delete(&self, name: Arc<str>) {
@@ -111,10 +112,10 @@ impl Handler<SlimEvacuation> for Controller {
     }
 }
 
-impl Handler<SlimAttachment> for Controller {
+impl Handler<VolumeAttachment> for Controller {
     type Key = Arc<str>;
 
-    fn apply(&self, name: Arc<str>, attachment: SlimAttachment) {
+    fn apply(&self, name: Arc<str>, attachment: VolumeAttachment) {
         self.tell(|state| state.apply_attachment(name, AttachmentSeen::new(attachment)));
     }
 
@@ -127,8 +128,7 @@ impl Handler<PartialObjectMeta<Namespace>> for Controller {
     type Key = Arc<str>;
 
     fn apply(&self, name: Arc<str>, namespace: PartialObjectMeta<Namespace>) {
-        let labels = namespace.labels().iter().map(|(key, value)| (key.as_str(), value.as_str()));
-        let labels: LabelSet = labels.collect();
+        let labels = namespace.labels().iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         self.tell(|state| state.apply_namespace(name, Some(labels)));
     }
 
@@ -137,21 +137,15 @@ impl Handler<PartialObjectMeta<Namespace>> for Controller {
     }
 }
 
-impl Handler<SlimOwnPod> for Controller {
+impl Handler<Pod> for Controller {
     type Key = Arc<str>;
 
-    fn apply(&self, name: Arc<str>, pod: SlimOwnPod) {
-        self.update(|state, pods| state.apply_own_pod(name, pod.keep(), pods));
+    fn apply(&self, name: Arc<str>, pod: Pod) {
+        self.update(|state, pods| state.apply_own_pod(name, seen::own_pod(pod), pods));
     }
 
     fn delete(&self, name: Arc<str>) {
         self.update(|state, pods| state.apply_own_pod(name, None, pods));
-    }
-}
-
-impl Controller {
-    fn not_followed(&self, regarding: ObjectReference, why: &str) {
-        self.events.publish(events::not_followed(regarding, why));
     }
 }
 
@@ -179,13 +173,9 @@ impl EvacuationController {
         Source::in_namespace("leases", namespace).fields(&self.fields)
     }
 
-    fn leader(&self) -> MutexGuard<'_, Leader> {
-        self.leader.lock()
-    }
-
     fn observe(&self, lease: Option<&Lease>) {
         let lease = lease.and_then(|lease| lease.spec.as_ref());
-        self.leader().observe(lease, self.controller.clock.now());
+        self.leader.lock().observe(lease, self.controller.clock.now());
         self.changed.notify_one();
     }
 
@@ -197,7 +187,7 @@ impl EvacuationController {
         loop {
             let now = clock.now();
             let (absent, due) = {
-                let leader = self.leader();
+                let leader = self.leader.lock();
                 (leader.absent_since(now), leader.due())
             };
             let ask_at = match absent {

@@ -14,10 +14,10 @@ use tracing::{debug, warn};
 
 use super::{Controller, Next};
 use crate::api;
-use crate::refusals::Failure;
 use crate::seen::MaintenanceSeen;
 use crate::stage::{self, Step};
-use crate::state::{Unfollowed, Unsettled, Work};
+use crate::state::{Unfollowed, Unsettled};
+use crate::writes::Failure;
 use crate::{events, status};
 
 /// An evacuator may say something new every second. So many times less often than anything else is that written.
@@ -25,7 +25,7 @@ const WORDS: i32 = 5;
 
 impl Controller {
     pub(super) async fn maintenance(&self, name: &Arc<str>) -> Result<Next, RequestError> {
-        let unfollowed = self.state().unfollowed(name).cloned();
+        let unfollowed = self.state().unfollowed.get(name).cloned();
         if let Some(Unfollowed { object, why, .. }) = unfollowed {
             return self.tell_not_followed(object, &why).await;
         }
@@ -37,7 +37,7 @@ impl Controller {
             Err(Unsettled) => return Ok(self.later()),
         };
         let life = seen.life(plan.nodes_unreleased);
-        let paused = self.state().refused_maintenances.pause(name, self.clock.now());
+        let paused = self.state().maintenance_writes.pause(name, self.clock.now());
         let step = stage::next(life);
         debug!(%name, ?step, ?paused, "looked at a maintenance");
         let patch = match step {
@@ -71,12 +71,12 @@ impl Controller {
                 let now = self.clock.now();
                 let failure = Failure::from(&error);
                 self.tell(|state| {
-                    state.refused_maintenances.failed(name.clone(), failure, now, fastrand::f64())
+                    state.maintenance_writes.failed(name.clone(), failure, now, fastrand::f64())
                 });
                 return Ok(Next::Again);
             }
         };
-        self.state().refused_maintenances.forget(name);
+        self.state().maintenance_writes.succeeded(name);
         if life.deleting && step == Some(Step::RemoveFinalizer) && matches!(written, Written::Done(_)) {
             // With the last finalizer it is gone; if somebody else has one, the watch will tell.
             return Ok(Next::Rest(Outcome::Done));
@@ -96,12 +96,11 @@ impl Controller {
     }
 
     async fn begin(&self, seen: &MaintenanceSeen, stage: Stage) -> Result<Next, RequestError> {
-        let none = NodeMaintenanceStatus::default();
-        let old = seen.object.status.as_ref().unwrap_or(&none);
-        let new = status::begun(old, stage, self.clock.now());
+        let old = seen.object.status.clone().unwrap_or_default();
+        let new = status::begun(&old, stage, self.clock.now());
         let written = api::write_status(&self.writer, &seen.object, json!(new)).await?;
         if matches!(written, Written::Done(_)) {
-            for notice in status::notices(old, &new) {
+            for notice in status::notices(&old, &new) {
                 self.events.publish(events::of(&seen.object, notice));
             }
         }
@@ -115,10 +114,9 @@ impl Controller {
         why: &str,
     ) -> Result<Next, RequestError> {
         let Some(object) = object else { return Ok(Next::Rest(Outcome::Done)) };
-        let none = NodeMaintenanceStatus::default();
-        let old = object.status.as_ref().unwrap_or(&none);
-        let new = status::not_followed(old, object.metadata.generation, why, self.clock.now());
-        if new != *old {
+        let old = object.status.clone().unwrap_or_default();
+        let new = status::not_followed(&old, object.metadata.generation, why, self.clock.now());
+        if new != old {
             // What comes of it, the watch will tell.
             api::write_status(&self.writer, &object, json!(new)).await?;
         }
@@ -140,7 +138,7 @@ impl Controller {
             return Ok(Next::Rest(Outcome::Done));
         }
         let seldom = if status::differs_in_words_alone(old, &new) { WORDS } else { 1 };
-        let allowed = self.state().throttle.ask_less_often(seldom, &Work::Maintenance(name.clone()), now);
+        let allowed = self.state().maintenance_writes.ask(name.clone(), seldom, now);
         if let Err(when) = allowed {
             return Ok(Next::Rest(Outcome::Until(when)));
         }

@@ -15,8 +15,8 @@ use tracing::warn;
 
 use super::{Controller, Next};
 use crate::api;
-use crate::refusals::Failure;
 use crate::seen::EvacuationSeen;
+use crate::writes::Failure;
 
 impl Controller {
     pub(super) async fn pod(&self, uid: Uid) -> Result<Next, RequestError> {
@@ -25,17 +25,15 @@ impl Controller {
         reconciling(&pod.namespace, &pod.name);
         let view = self.update(|state, pods| state.pod(&pod, pods, now));
         let Ok((desired, evacuation)) = view else { return Ok(self.later()) };
-        let task = task(desired, evacuation);
-        if matches!(task, Task::Nothing) {
+        let Some(task) = task(desired, evacuation) else {
             self.tell(|state| state.pod_succeeded(&pod));
             return Ok(Next::Rest(Outcome::Done));
-        }
+        };
         let paused = self.state().pod_pause(uid, now);
         if let Some(retry) = paused {
             return Ok(Next::Rest(Outcome::Until(retry)));
         }
         match task {
-            Task::Nothing => Ok(Next::Rest(Outcome::Done)),
             Task::Create { why } => self.create(&pod, why, now).await,
             Task::Write { seen, why } => self.write_finalizer(&pod, &seen, why.as_deref()).await,
         }
@@ -96,7 +94,6 @@ impl Controller {
 
 /// What is to be done about the Evacuation of a pod.
 enum Task {
-    Nothing,
     Create {
         why: String,
     },
@@ -107,17 +104,17 @@ enum Task {
     },
 }
 
-fn task(desired: Option<Desired>, evacuation: Option<EvacuationSeen>) -> Task {
+fn task(desired: Option<Desired>, evacuation: Option<EvacuationSeen>) -> Option<Task> {
     let is_ours = |seen: &EvacuationSeen| seen.of() == EvacuationOf::Us;
     match (desired, evacuation) {
-        (Some(Desired::Evacuate { why }), None) => Task::Create { why },
+        (Some(Desired::Evacuate { why }), None) => Some(Task::Create { why }),
         // One that is being deleted takes no new finalizers: when it is gone, there will be another.
         (Some(Desired::Evacuate { why }), Some(seen)) if !is_ours(&seen) && !seen.deleting => {
-            Task::Write { seen, why: Some(why) }
+            Some(Task::Write { seen, why: Some(why) })
         }
         // Without our finalizer, an Evacuation that somebody has deleted would vanish under its evacuator.
-        (Some(Desired::Withdraw), Some(seen)) if seen.forbids_cancellation => Task::Nothing,
-        (Some(Desired::Withdraw), Some(seen)) if is_ours(&seen) => Task::Write { seen, why: None },
-        _ => Task::Nothing,
+        (Some(Desired::Withdraw), Some(seen)) if seen.forbids_cancellation => None,
+        (Some(Desired::Withdraw), Some(seen)) if is_ours(&seen) => Some(Task::Write { seen, why: None }),
+        _ => None,
     }
 }

@@ -13,14 +13,14 @@ use jiff::Timestamp;
 
 use super::returns::Returns;
 use super::volumes::Volumes;
-use crate::refusals::Refusals;
 use crate::seen::{EvacuationSeen, NodeSeen};
+use crate::writes::WriteLog;
 
 pub(super) struct Pods {
     /// By the UID of the pod.
     pub evacuations: HashMap<Uid, EvacuationSeen>,
-    /// Pods whose Evacuations cannot be written.
-    pub refused: Refusals<Uid>,
+    /// Writes to their Evacuations.
+    pub writes: WriteLog<Uid>,
     pub volumes: Volumes,
     /// The pods of Haulout itself by name, with the nodes that they ask for.
     pub own: HashMap<Arc<str>, (Uid, Arc<NodeChoice>)>,
@@ -31,31 +31,17 @@ impl Pods {
     pub fn new(now: Timestamp) -> Self {
         Self {
             evacuations: HashMap::new(),
-            refused: Refusals::new(reason::EVACUATION_REFUSED, "its Evacuation"),
+            writes: WriteLog::new(reason::EVACUATION_REFUSED, "its Evacuation"),
             volumes: Volumes::default(),
             own: HashMap::new(),
             returns: Returns::new(now),
         }
     }
 
-    /// A pod is there, on a node whose drain began at this time, if it has.
-    pub fn observe(
-        &mut self,
-        pod: &Pod,
-        is_new: bool,
-        drain_began: Option<Timestamp>,
-        node: &NodeSeen,
-        now: Timestamp,
-    ) {
-        if let Some(began) = drain_began {
-            self.returns.observe(pod, is_new, began, node.marks.was_uncordoned(), now);
-        }
-    }
-
     /// A pod is gone.
     pub fn remove(&mut self, pod: &Pod, now: Timestamp) {
         self.returns.remove(pod, now);
-        self.refused.forget(&pod.uid);
+        self.writes.forget(&pod.uid);
         self.volumes.forget_claims(pod);
     }
 
@@ -118,7 +104,7 @@ impl Pods {
             volumes: self.volumes.of_pod(pod),
             returned: returned.map(Box::new),
             placement: self.placement(pod),
-            blocked: self.refused.blocked(&pod.uid).or_else(held).or_else(blocked),
+            blocked: self.writes.blocked(&pod.uid).or_else(held).or_else(blocked),
             turn: evacuation.and_then(|seen| seen.turn.clone()),
         }
     }

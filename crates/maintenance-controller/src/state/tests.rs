@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::returns::Returns;
 use super::*;
-use crate::seen::{SlimAttachment, SlimEvacuation, SlimNode};
+use crate::seen::{SlimEvacuation, SlimNode};
 use crate::testing::at;
 
 const POD: &str = "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11";
@@ -144,7 +144,7 @@ impl World {
         let seen = volume.and_then(|volume| {
             let object = json!({"metadata": metadata, "status": status,
                 "spec": {"nodeName": "n1", "source": {"persistentVolumeName": volume}}});
-            AttachmentSeen::new(serde_json::from_value::<SlimAttachment>(object).unwrap())
+            AttachmentSeen::new(serde_json::from_value(object).unwrap())
         });
         self.state.apply_attachment(name.into(), seen);
     }
@@ -464,7 +464,7 @@ fn a_maintenance_that_cannot_be_followed_is_told_with_the_place_of_the_fault() {
     let error = world.state.apply_maintenance(serde_json::from_value(object).unwrap()).unwrap_err();
     assert!(error.to_string().starts_with("spec.nodeSelector.nodeSelectorTerms[0]"), "{error}");
     assert!(world.plan().held_back);
-    assert!(world.state.unfollowed("m").is_some_and(|unfollowed| unfollowed.object.is_some()));
+    assert!(world.state.unfollowed.get("m").is_some_and(|unfollowed| unfollowed.object.is_some()));
     world.maintenance("Drain", &["Drain"]);
     assert!(!world.plan().held_back);
 }
@@ -567,7 +567,7 @@ fn a_withdrawal_is_tried_again_when_its_evacuator_allows_it() {
 #[test]
 fn an_evacuation_says_for_which_maintenances_and_why() {
     let mut world = World::new(&["node", "pod", "maintenance"]);
-    let mut changed = world.state.maintenance_seen("m").unwrap().object.as_ref().clone();
+    let mut changed = world.state.maintenances.get("m").unwrap().object.as_ref().clone();
     changed.spec.reason = format!("new\nkernel {}", "x".repeat(1000));
     changed.metadata.resource_version = Some("100".into());
     world.state.apply_maintenance(changed).unwrap();
