@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Secret;
 use thiserror::Error;
 
 use super::issue::Issued;
-use super::pair::{Pair, PairError};
+use super::pair::{Pair, PairError, expiry};
 
 const SERVED_SINCE: &str = "nodemaintenance.k8s.io/served-since";
 const NEXT_TRUSTED_SINCE: &str = "nodemaintenance.k8s.io/next-trusted-since";
@@ -57,6 +57,8 @@ pub(super) struct Contents {
 pub(super) enum Unusable {
     #[error("{0} is missing or no text")]
     Missing(String),
+    #[error("{0} has no certificate")]
+    NoCertificate(String),
     #[error("the certificate in {0}tls.crt: {1}")]
     Pair(&'static str, PairError),
     #[error("the annotation {0} is missing or no time")]
@@ -111,6 +113,9 @@ impl Contents {
             };
             let issued =
                 Issued { authority: part("ca.crt")?, certificate: part("tls.crt")?, key: part("tls.key")? };
+            if expiry(issued.authority.as_bytes()).is_none() {
+                return Err(Unusable::NoCertificate(format!("{prefix}ca.crt")));
+            }
             Generation::new(issued).map_err(|source| Unusable::Pair(prefix, source))
         };
         let annotation = |key: &str| secret.metadata.annotations.as_ref()?.get(key);
@@ -203,6 +208,10 @@ mod tests {
             "ca.crt is missing or no text"
         );
         assert_eq!(broken("tls.key", None), "tls.key is missing or no text");
+        for nonsense in ["", "garbage"] {
+            assert_eq!(broken("ca.crt", Some(nonsense)), "ca.crt has no certificate");
+            assert_eq!(broken("next-ca.crt", Some(nonsense)), "next-ca.crt has no certificate");
+        }
         let other = generation(now).issued.key;
         let mismatch = "the certificate in tls.crt: tls.key is not the key of the certificate in tls.crt";
         assert_eq!(broken("tls.key", Some(&other)), mismatch);
