@@ -32,3 +32,10 @@ pub use requests::{Mark, Requests};
 pub use service::Service;
 pub use tools::{Kubernetes, Tools};
 pub use webhook::Webhook;
+
+/// The root of the repository. A test or command that `cargo xtask` started is given it: it may have been compiled in another
+/// clone.
+pub fn repository() -> std::path::PathBuf {
+    let given = std::env::var_os("HAULOUT_ROOT");
+    given.map_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/..").into(), Into::into)
+}

@@ -45,11 +45,6 @@ pub fn crds() -> [CustomResourceDefinition; 3] {
     [NodeMaintenance::crd(), Evacuation::crd(), DrainRule::crd()].map(schema::finish)
 }
 
-/// The clone of the repository that this was built in. Rustc notes that it was read, and so Cargo builds this crate, and all
-/// that depend on it, again for another clone with the same build directory.
-#[doc(hidden)]
-pub const CLONE: Option<&str> = option_env!("HAULOUT_CLONE");
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,10 @@ use std::env;
 use std::error::Error;
 use std::io::{BufRead as _, BufReader, IsTerminal as _};
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
+
+use xtask_launcher::SharedBuild;
 
 fn main() -> ExitCode {
     match run() {
@@ -19,8 +22,14 @@ fn main() -> ExitCode {
 
 fn run() -> Result<ExitCode, Box<dyn Error>> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let package = env::var_os("CARGO_MANIFEST_DIR").ok_or("start it with `cargo xtask`")?;
+    let root = Path::new(&package).ancestors().nth(2).ok_or("the repository was not found")?;
     let mut build = Command::new(cargo);
     build.args(["build", "--package", "xtask"]).stderr(Stdio::piped());
+    let shared = SharedBuild::enter(root)?;
+    if let Some(shared) = &shared {
+        shared.apply(&mut build);
+    }
     if std::io::stderr().is_terminal() {
         build.env("CARGO_TERM_COLOR", "always");
     }
@@ -44,5 +53,6 @@ fn run() -> Result<ExitCode, Box<dyn Error>> {
         return Ok(ExitCode::from(u8::try_from(status.code().unwrap_or(1)).unwrap_or(1)));
     }
     let xtask = env::current_exe()?.with_file_name("xtask");
-    Err(Command::new(&xtask).args(env::args_os().skip(1)).exec().into())
+    let mut xtask = Command::new(&xtask);
+    Err(xtask.args(env::args_os().skip(1)).env("HAULOUT_ROOT", root).exec().into())
 }

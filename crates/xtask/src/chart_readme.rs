@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_told_with_path_default_and_comment() {
+    fn values_are_listed_with_default_and_comment() {
         let values = "# The name.\n# In two lines.\nname: \"\"\n\n# A part.\npart:\n  # On or off.\n  enabled: true\n  \
                       list:\n    - {a: 1}\n  inner:\n    map: {x: 1m}\n";
         let text = render(values).unwrap();

@@ -27,27 +27,27 @@ const CONTROLLERS: [&str; 2] = ["evacuation-controller", "maintenance-controller
 const NODES_OF_A_STORY: u32 = 2;
 
 const EXAMPLES: &str = "Examples:
-  cargo xtask demo                     empties a node before your eyes, and stays for you to explore
-  cargo xtask demo --no-story          the same cluster, with nothing done to it
-  cargo xtask demo --once              the story only, for CI: exits with 0 when the drain is complete
-  cargo xtask demo --without-services  a cluster for `tilt up`, which runs the controllers itself
+  cargo xtask demo                     drains a node, then keeps the cluster running until Ctrl-C
+  cargo xtask demo --no-story          starts the same cluster without a drain
+  cargo xtask demo --once              stops after the drain, for CI
+  cargo xtask demo --without-services  starts a cluster for `tilt up`, which runs the controllers
 
-Exit codes: 0 when the story was told or a ready demo was ended by Ctrl-C, 1 when something went wrong, 2 for
-arguments that do not fit, 128 and the signal's number when it was interrupted before.";
+Exit codes: 0 if the drain completed or you stopped a running demo with Ctrl-C, 1 on failure, 2 for invalid
+arguments, 128 plus the signal number if interrupted earlier.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// How many pretended nodes the cluster has
+    /// Number of simulated nodes
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=5000))]
     nodes: u32,
-    /// Ends when the story has been told, instead of staying until Ctrl-C
+    /// Stops after the drain instead of waiting for Ctrl-C
     #[arg(long, conflicts_with_all = ["no_story", "without_services"])]
     once: bool,
-    /// Drains nothing and leaves the cluster to you
+    /// Starts the cluster without a drain
     #[arg(long)]
     no_story: bool,
-    /// Leaves it to you to start the controllers, as `tilt up` does; tells no story
+    /// Does not start the controllers, so that `tilt up` or you can; implies --no-story
     #[arg(long)]
     without_services: bool,
 }
@@ -61,7 +61,7 @@ impl Args {
     fn check(&self) {
         if self.has_story() && self.nodes < NODES_OF_A_STORY {
             let message =
-                "the pods of a drained node need another one to go to: give --nodes 2 or more, or --no-story";
+                "the pods of the drained node need another node: use --nodes 2 or more, or --no-story";
             clap::Error::raw(ErrorKind::ValueValidation, format!("{message}\n")).exit();
         }
     }
@@ -91,7 +91,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             // Whatever was under way has been dropped, and with it all processes and files.
             number = signals.next() => if ready.get() { 0 } else { 128 + number },
         };
-        ui::note("everything has been ended and removed");
+        ui::note("the cluster is stopped and removed");
         Ok(ExitCode::from(code))
     })
 }
@@ -136,7 +136,7 @@ async fn live(cluster: &Cluster, args: &Args, begun: Instant, ready: &Cell<bool>
     let told = async {
         ui::result(&entrance(cluster, args, begun.elapsed()));
         if args.has_story() {
-            story::tell(cluster).await?;
+            story::run(cluster).await?;
         }
         if !args.once {
             ui::result(&hints(cluster, args).await?);
@@ -223,12 +223,12 @@ fn entrance(cluster: &Handle, args: &Args, took: Duration) -> String {
     let tools: Vec<_> = tools.iter().map(|folder| folder.display().to_string()).collect();
     format!(
         "
-A Kubernetes {version} control plane with Haulout{missing} is ready after {took}. To look around in another terminal:
+A Kubernetes {version} control plane with Haulout{missing} is ready after {took}. To use it from another terminal:
 
   export KUBECONFIG={kubeconfig}
   export PATH={tools}:$PATH
 
-Nodes and pods are pretended by KWOK; everything else is real. Logs are in {logs}.",
+KWOK simulates nodes and pods; everything else is real. Logs are in {logs}.",
         version = cluster.tools.kubernetes_version,
         took = ui::duration(took),
         kubeconfig = cluster.kubeconfig.display(),
@@ -245,22 +245,22 @@ async fn hints(cluster: &Handle, args: &Args) -> Result<String> {
             let program = ours.with_file_name(name);
             format!("\n  {} --namespace haulout-system --listen 127.0.0.1:{port}", program.display())
         });
-        let way = "With that KUBECONFIG, `tilt up` compiles and runs them, or you do:\n";
+        let way = "With that KUBECONFIG, run `tilt up`, or start the controllers yourself:\n";
         format!("Nothing drains until the controllers run. {way}{}", programs.collect::<String>())
     } else {
         let node = story::node_of_the_database(cluster).await?;
         format!(
-            "The cluster is yours. Three things to try:
+            "The demo is done. Three things to try in the cluster:
 
-  1. Name a node that is not there, and read what the webhook says:
+  1. Select a node that does not exist, and read the webhook's warning:
        sed 's/node-1, node-2/nod-1/' examples/maintenance.yaml | kubectl create --dry-run=server -f -
-  2. Drain {node}, where the database is. Its pod names an evacuator, and waits for it:
+  2. Drain {node}, where the database runs. Its pod has an evacuator that does not run yet, so the drain waits:
        sed 's/node-1, node-2/{node}/' examples/maintenance.yaml | kubectl apply -f -
        kubectl get nodemaintenances,evacuations -A -o wide --watch
-  3. Be that evacuator. When it hands the pod back, only a budget is in the way:
+  3. Start that evacuator. When it completes, only a PodDisruptionBudget blocks the pod; delete it:
        cargo run --bin example-evacuator -- --namespace shop --selector app=database --class database.example.com --step-seconds 1
        kubectl delete poddisruptionbudget database -n shop"
         )
     };
-    Ok(format!("\n{hints}\n\nCtrl-C ends the cluster and removes it."))
+    Ok(format!("\n{hints}\n\nPress Ctrl-C to stop and remove the cluster."))
 }

@@ -1,21 +1,29 @@
 //! Where things are in the repository, and how our services are built.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
+use std::sync::OnceLock;
 
 use anyhow::{Context, Result, bail};
+pub use haulout_e2e::repository as root;
+use xtask_launcher::SharedBuild;
 
-/// The root of the repository.
-pub fn root() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.ancestors().nth(2).unwrap_or(here).to_path_buf()
-}
+use crate::ui;
 
-/// Cargo, as if it had been called from the command line. `cargo run` tells us about our own package in variables
-/// on which build scripts depend (ring's does): passed on, they would have half of the dependencies compiled anew
-/// each time somebody calls cargo with and without us.
+/// Cargo, in the build directory that clones share. `cargo run` tells us about our own package in variables on which build
+/// scripts depend (ring's does): passed on, half of the dependencies would be compiled again each time.
 pub fn cargo() -> Command {
+    static SHARED: OnceLock<Option<SharedBuild>> = OnceLock::new();
     let mut command = Command::new(env!("CARGO"));
+    let shared = SHARED.get_or_init(|| {
+        SharedBuild::enter(&root()).unwrap_or_else(|error| {
+            ui::warning(&format!("failed to use the shared build directory: {error}"));
+            None
+        })
+    });
+    if let Some(shared) = shared {
+        shared.apply(&mut command);
+    }
     for (key, _) in std::env::vars_os() {
         let ours = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
         if key.to_str().is_some_and(ours) {

@@ -100,10 +100,15 @@ pub fn run(args: &Args) -> Result<()> {
         cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"], &[])
     });
     report.step("docs", || {
-        cargo(&["doc", "--workspace", "--no-deps", "--quiet"], &[("RUSTDOCFLAGS", "-D warnings")])
+        // Beside what is built, so that a fresh clone does not write them again.
+        let output = repo::build_dir()?.join("documentation").display().to_string();
+        let arguments = ["doc", "--workspace", "--no-deps", "--quiet", "--target-dir", &output];
+        cargo(&arguments, &[("RUSTDOCFLAGS", "-D warnings")])
     });
-    let not_checked = report.step("dependencies", deny);
-    report.not_checked.extend(not_checked.into_iter().flatten());
+    for (name, check) in [("dependencies", deny as fn() -> _)] {
+        let not_checked = report.step(name, check);
+        report.not_checked.extend(not_checked.into_iter().flatten());
+    }
     let services = report.step("build the services", repo::build_services);
     let built = report.step("build the tests", || runner::build(&["--workspace"]));
     let control_plane = report
@@ -294,32 +299,43 @@ fn workflows(tools: &tools::MoreTools) -> Result<()> {
 const ADVISORIES: &str = "security advisories on dependencies, which need a database from the network: only the \
                           GitHub workflow fetches it";
 
-/// Licences, bans and sources of all dependencies, by a cargo-deny of our own; what could not be checked is returned.
+/// Licences, bans and sources of all dependencies, by cargo-deny; what could not be checked is returned.
 fn deny() -> Result<Vec<String>> {
-    let in_workflow = std::env::var_os("GITHUB_ACTIONS").is_some();
-    let mut not_checked: Vec<String> = Vec::new();
-    let program = match tools::ensure_cargo_deny(&mut repo::cargo(), ui::note) {
-        Ok(program) => program,
-        // Somebody without a network is not to be kept from all the other checks; the workflow has one.
-        Err(error) if !in_workflow => {
-            not_checked.push(format!("licences, bans and sources of dependencies: {error:#}"));
-            not_checked.push(ADVISORIES.into());
-            return Ok(warned(not_checked));
-        }
-        Err(error) => return Err(error),
-    };
-    let mut command = std::process::Command::new(program);
-    command.args(["--log-level", "error", "check", "bans", "licenses", "sources"]);
-    if in_workflow {
-        command.arg("advisories");
+    let mut not_checked = Vec::new();
+    let mut args = vec!["--log-level", "error", "check", "bans", "licenses", "sources"];
+    if in_workflow() {
+        args.push("advisories");
     } else {
         not_checked.push(ADVISORIES.into());
     }
-    let status = command.current_dir(repo::root()).status().context("running cargo-deny")?;
-    if !status.success() {
-        bail!("a dependency is not as deny.toml wants it: see above");
-    }
+    let missing = check_with(&tools::CARGO_DENY, &args, "licences, bans and sources of dependencies")?;
+    not_checked.extend(missing);
     Ok(warned(not_checked))
+}
+
+/// The spelling of names, comments and documentation, by typos; what could not be checked is returned.
+fn spelling() -> Result<Vec<String>> {
+    let missing = check_with(&tools::TYPOS, &["--config", "typos.toml"], "spelling")?;
+    Ok(warned(missing.into_iter().collect()))
+}
+
+fn in_workflow() -> bool {
+    std::env::var_os("GITHUB_ACTIONS").is_some()
+}
+
+/// Runs a tool in the repository. Returns what it would have checked if it cannot be built: a missing network does not
+/// prevent all other checks, except in the workflow.
+fn check_with(tool: &tools::CargoTool, args: &[&str], what: &str) -> Result<Option<String>> {
+    let program = match tools::ensure_cargo_tool(tool, &mut repo::cargo(), ui::note) {
+        Ok(program) => program,
+        Err(error) if !in_workflow() => return Ok(Some(format!("{what}: {error:#}"))),
+        Err(error) => return Err(error),
+    };
+    let status = std::process::Command::new(&program).args(args).current_dir(repo::root()).status();
+    if !status.with_context(|| format!("running {}", program.display()))?.success() {
+        bail!("{what}: see above");
+    }
+    Ok(None)
 }
 
 fn warned(not_checked: Vec<String>) -> Vec<String> {

@@ -151,7 +151,7 @@ impl Handle {
     /// Installs or upgrades our chart with these `--set` values, as the README tells people to, but with no
     /// pods of ours, which nodes of KWOK would only pretend to run: see [`crate::Service`]. Waits until the API server serves our kinds: it answers 404 for some moments after it took them.
     pub async fn install_chart(&self, values: &[(&str, &str)]) -> Result<()> {
-        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("finding the repository")?;
+        let repository = crate::repository();
         self.install_chart_from(&repository.join("charts/haulout"), values).await
     }
 

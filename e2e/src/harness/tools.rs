@@ -3,7 +3,7 @@
 //! building is in `build`; what a real node needs on top is in `node`.
 
 mod build;
-mod deny;
+mod cargo;
 mod key;
 mod kubernetes;
 mod more;
@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
-pub use self::deny::ensure_cargo_deny;
+pub use self::cargo::{CARGO_DENY, CargoTool, TYPOS, ensure_cargo_tool};
 use self::key::Source;
 pub use self::kubernetes::Kubernetes;
 pub use self::more::{MoreTools, ensure_more};

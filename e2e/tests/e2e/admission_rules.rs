@@ -7,7 +7,6 @@ mod node_maintenances;
 mod nodes;
 mod pods;
 
-use std::path::Path;
 use std::time::Duration;
 
 use haulout_e2e::{Cluster, Handle, Output, Webhook, objects, wait};
@@ -192,7 +191,7 @@ async fn until_rights_are_in_force(client: &Client) {
 }
 
 #[tokio::test]
-async fn admission_tells_every_rule_through_kubectl() {
+async fn every_admission_rule_works_through_kubectl() {
     let cluster = Cluster::builder().name("admission").scheduler(false).kwok(false).boot().await.unwrap();
     let client = cluster.client().await.unwrap();
     let params = PostParams::default();
@@ -278,9 +277,9 @@ async fn an_upgrade_leaves_the_bundle_alone(cluster: &Handle) {
 }
 
 #[tokio::test]
-async fn admission_of_another_release_spares_that_releases_services() {
+async fn services_of_another_release_are_exempt() {
     let cluster = crate::support::shared().await;
-    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("charts/haulout");
+    let chart = haulout_e2e::repository().join("charts/haulout");
     let chart = chart.display().to_string();
     let template = ["template", "x", &chart, "-n", "elsewhere", "-s", "templates/admission-webhook.yaml"];
     let text = cluster.helm(&template).await.unwrap().success().unwrap();

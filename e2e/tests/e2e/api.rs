@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::support::shared;
 
 #[tokio::test]
-async fn all_three_definitions_are_established_as_we_wrote_them() {
+async fn definitions_are_established_as_generated() {
     let cluster = shared().await;
     let api: Api<CustomResourceDefinition> = Api::all(cluster.client().await.unwrap());
     for crd in haulout_api_types::crds() {
@@ -65,7 +65,7 @@ async fn discovery_shows_names_short_names_scopes_and_the_category() {
 }
 
 #[tokio::test]
-async fn kubectl_explain_tells_what_a_field_means() {
+async fn kubectl_explain_documents_fields() {
     let cluster = shared().await;
     for (field, words) in [
         ("nodemaintenance", "declares that a set of nodes is to be maintained"),
@@ -103,7 +103,7 @@ fn row(cells: &[&str]) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_maintenance_shows_stage_progress_blocker_and_reason() {
+async fn maintenance_columns() {
     let cluster = shared().await;
     let object = json!({
         "apiVersion": "nodemaintenance.k8s.io/v1alpha1", "kind": "NodeMaintenance",
@@ -155,7 +155,7 @@ async fn a_maintenance_shows_stage_progress_blocker_and_reason() {
 }
 
 #[tokio::test]
-async fn an_evacuation_shows_its_pod_evacuator_and_blocker_and_is_found_by_them() {
+async fn evacuation_columns_and_field_selectors() {
     let cluster = shared().await;
     let uid = "f5823a89-e03f-4752-b013-445643b8c7a0";
     let name = format!("{uid}-web-1");
@@ -203,7 +203,7 @@ async fn an_evacuation_shows_its_pod_evacuator_and_blocker_and_is_found_by_them(
 }
 
 #[tokio::test]
-async fn a_drain_rule_shows_what_it_does() {
+async fn drain_rule_columns() {
     let cluster = shared().await;
     let object = json!({"apiVersion": "nodemaintenance.k8s.io/v1alpha1", "kind": "DrainRule",
         "metadata": {"name": "columns"}, "spec": {"drain": {"behavior": "Drain", "order": 7}}});

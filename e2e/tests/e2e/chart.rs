@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::support::shared;
 
 pub(crate) fn chart() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("charts/haulout")
+    haulout_e2e::repository().join("charts/haulout")
 }
 
 pub(crate) async fn helm(cluster: &Handle, args: &[&str]) -> String {
@@ -37,7 +37,7 @@ fn earlier_chart(folder: &Path) -> PathBuf {
 }
 
 #[tokio::test]
-async fn definitions_are_installed_upgraded_kept_and_adopted_again() {
+async fn definitions_are_installed_upgraded_and_kept() {
     let cluster = Cluster::builder().name("chart").scheduler(false).kwok(false).boot().await.unwrap();
     let client = cluster.client().await.unwrap();
     let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
@@ -104,7 +104,7 @@ async fn definitions_are_installed_upgraded_kept_and_adopted_again() {
 }
 
 #[tokio::test]
-async fn the_chart_is_lint_free_and_renders_the_same_each_time() {
+async fn chart_passes_lint_and_renders_deterministically() {
     let cluster = shared().await;
     let chart = chart().display().to_string();
     helm(&cluster, &["lint", "--strict", &chart]).await;
@@ -113,7 +113,7 @@ async fn the_chart_is_lint_free_and_renders_the_same_each_time() {
 }
 
 #[tokio::test]
-async fn the_webhook_is_rendered_for_this_release_and_with_what_others_bring() {
+async fn webhook_is_rendered_for_each_certificate_source() {
     let cluster = shared().await;
     let chart = chart().display().to_string();
     let render = async |values: &str| {
@@ -147,7 +147,7 @@ async fn the_webhook_is_rendered_for_this_release_and_with_what_others_bring() {
 }
 
 #[tokio::test]
-async fn typos_in_values_are_refused_by_name() {
+async fn unknown_values_are_rejected_by_name() {
     let cluster = shared().await;
     let chart = chart().display().to_string();
     for (set, word) in [
@@ -183,7 +183,7 @@ async fn typos_in_values_are_refused_by_name() {
 }
 
 #[tokio::test]
-async fn whoever_may_view_a_namespace_sees_its_evacuations_and_changes_none() {
+async fn view_role_reads_and_does_not_write_evacuations() {
     let cluster = shared().await;
     let client = cluster.client().await.unwrap();
     let namespaces: Api<Namespace> = Api::all(client.clone());

@@ -71,7 +71,7 @@ impl Demo {
         self.read_until(Some(text));
         kill_process(Pid::from_child(&self.process), Signal::INT).unwrap();
         let rest = self.read_until(None);
-        assert!(rest.contains("everything has been ended and removed"), "{rest}");
+        assert!(rest.contains("the cluster is stopped and removed"), "{rest}");
         self.end()
     }
 }
@@ -101,7 +101,7 @@ fn assert_says(text: &str, parts: &[&str]) {
 }
 
 #[test]
-fn the_demo_empties_a_node_finds_and_releases_the_blocked_pod_and_puts_the_node_back() {
+fn demo_drains_and_restores_a_node() {
     let mut demo = Demo::start(&["--once"]);
     let said = demo.read_until(None);
     assert_eq!(demo.end(), Some(0), "{said}");
@@ -111,7 +111,7 @@ fn the_demo_empties_a_node_finds_and_releases_the_blocked_pod_and_puts_the_node_
     };
     assert_says(boot, &["export KUBECONFIG="]);
 
-    let node = before.split_once("Before: ").unwrap().1.split_whitespace().next().unwrap();
+    let node = before.split_once("Show the node: ").unwrap().1.split_whitespace().next().unwrap();
     let pod =
         find.lines().find_map(|line| line.split_once(": ").filter(|(pod, _)| pod.starts_with("checkout-")));
     let (pod, why) = pod.expect(find);
@@ -125,12 +125,12 @@ fn the_demo_empties_a_node_finds_and_releases_the_blocked_pod_and_puts_the_node_
         drain,
         &["$ kubectl apply", &format!("values: [{node}]"), "nodemaintenance.k8s.io/new-memory created"],
     );
-    assert_says(drain, &[&format!("node {node}: takes pods"), &format!("node {node}: cordoned")]);
+    assert_says(drain, &[&format!("node {node}: schedulable"), &format!("node {node}: cordoned")]);
     assert_says(drain, &[&format!("pod shop/{pod}: Evacuation blocked: DisruptionBudgetExhausted")]);
     let last = drain.lines().rfind(|line| line.contains("maintenance new-memory: Drain")).unwrap();
     // All pods of Deployments have gone but this one.
     let all = before.lines().filter(|line| line.starts_with("checkout-") || line.starts_with("web-")).count();
-    let gone = format!("{} of {all} gone, blocked: DisruptionBudgetExhausted", all - 1);
+    let gone = format!("{} of {all} pods gone, blocked: DisruptionBudgetExhausted", all - 1);
     assert_says(last, &[&gone]);
 
     assert_says(find, &["$ kubectl get nodemaintenances new-memory", "Drain", "DisruptionBudgetExhausted"]);
@@ -138,7 +138,7 @@ fn the_demo_empties_a_node_finds_and_releases_the_blocked_pod_and_puts_the_node_
     assert_says(find, &["$ kubectl events --for nodemaintenance/new-memory", "Blocked"]);
 
     let warning = format!("Warning: node {node} is under maintenance by NodeMaintenance new-memory");
-    let (free, cordoned) = (format!("node {node}: takes pods"), format!("node {node}: cordoned"));
+    let (free, cordoned) = (format!("node {node}: schedulable"), format!("node {node}: cordoned"));
     assert_says(meddle, &["$ kubectl uncordon", &warning, "uncordoned", &free, &cordoned]);
 
     assert_says(
@@ -154,29 +154,29 @@ fn the_demo_empties_a_node_finds_and_releases_the_blocked_pod_and_puts_the_node_
         complete,
         &["$ kubectl patch", "patched", "maintenance new-memory: Complete", &free, "$ kubectl get nodes"],
     );
-    assert_says(complete, &[&format!("{node} is as it was before"), "everything has been ended and removed"]);
+    assert_says(complete, &[&format!("{node} is schedulable again"), "the cluster is stopped and removed"]);
     assert!(!complete.contains("SchedulingDisabled"), "{complete}");
 }
 
 #[test]
-fn ctrl_c_while_the_demo_boots_leaves_nothing() {
+fn ctrl_c_during_boot_leaves_nothing() {
     assert_eq!(Demo::start(&[]).interrupt_at("installing the chart"), Some(130));
 }
 
 #[test]
 #[ignore = "slow"]
-fn ctrl_c_in_the_middle_of_the_story_leaves_nothing() {
+fn ctrl_c_during_the_drain_leaves_nothing() {
     assert_eq!(Demo::start(&[]).interrupt_at("Evacuation"), Some(130));
 }
 
 #[test]
 #[ignore = "slow"]
-fn a_demo_without_a_story_stays_until_ctrl_c() {
-    assert_eq!(Demo::start(&["--no-story"]).interrupt_at("Ctrl-C ends the cluster"), Some(0));
+fn demo_without_drain_runs_until_ctrl_c() {
+    assert_eq!(Demo::start(&["--no-story"]).interrupt_at("Press Ctrl-C to stop"), Some(0));
 }
 
 #[test]
-fn arguments_that_do_not_fit_are_refused_with_a_way_out() {
+fn invalid_demo_arguments_are_rejected() {
     for (args, way_out) in [
         (&["--nodes", "1"][..], "--no-story"),
         (&["--once", "--no-story"], "cannot be used with"),

@@ -36,7 +36,7 @@ fn unpack(archive: impl std::io::Read) -> BTreeMap<String, (u32, u64, Vec<u8>)> 
 
 #[test]
 #[ignore = "slow"]
-fn images_are_small_not_roots_and_hold_one_static_program_and_the_rest_describes_it() {
+fn images_are_small_and_hold_one_static_program() {
     let folder = tempfile::tempdir().unwrap();
     let sums = dist(folder.path(), &[]);
     let checked = Command::new("sha256sum")
@@ -78,7 +78,7 @@ fn images_are_small_not_roots_and_hold_one_static_program_and_the_rest_describes
 
 #[test]
 #[ignore = "slow"]
-fn another_build_in_another_folder_gives_the_same_bytes() {
+fn builds_are_reproducible_in_another_folder() {
     let folder = tempfile::tempdir().unwrap();
     let place = |name: &str| folder.path().join(name);
     let once = dist(&place("once"), &["--service", "taint-manager"]);

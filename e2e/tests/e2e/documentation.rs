@@ -7,19 +7,24 @@ mod names;
 mod pages;
 mod places;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+
+use haulout_e2e::repository as root;
 
 use crate::support::shared;
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().into()
-}
-
-/// The files of a folder with this ending.
-fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(root().join(folder)).unwrap();
-    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
-    files.retain(|path| path.extension().is_some_and(|extension| extension == ending));
+/// The files with this extension in a folder and its subfolders.
+fn files(folder: &str, extension: &str) -> Vec<PathBuf> {
+    let (mut folders, mut files) = (vec![root().join(folder)], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|found| found == extension) {
+                files.push(path);
+            }
+        }
+    }
     files.sort();
     files
 }
@@ -46,7 +51,7 @@ async fn every_example_is_accepted() {
 async fn every_yaml_in_the_documentation_is_accepted() {
     let cluster = shared().await;
     let mut count = 0;
-    for page in pages::told() {
+    for page in pages::for_users() {
         let objects = page.blocks().into_iter().filter(|block| block.language == "yaml");
         for block in objects.filter(|block| block.text.contains("apiVersion:")) {
             let apply = ["apply", "--dry-run=server", "--validate=strict", "-f", "-"];

@@ -39,24 +39,24 @@ async fn evacuators_evictions_budgets_and_endings() {
     let controller = Arc::new(ground.replica().await);
     controller.leads().await.unwrap();
     let scenarios = scenarios![ground.world(&controller).await;
-        classes::several_evacuators_have_their_turns_by_priority_and_then_the_pod_is_evicted,
-        classes::partial_evacuators_do_their_part_and_the_last_one_removes_the_pod_itself,
-        classes::an_evacuator_that_completes_at_once_passes_the_pod_on_to_eviction,
+        classes::evacuators_act_by_priority_before_eviction,
+        classes::partial_evacuators_run_before_the_last_one,
+        classes::completed_evacuator_hands_over_to_eviction,
         classes::switching_resets_what_the_last_evacuator_had_reported,
-        example::the_example_evacuator_registers_reports_completes_and_aborts_when_it_is_no_longer_active,
+        example::example_evacuator_reports_completes_and_aborts,
         eviction::a_pod_without_evacuators_is_evicted_with_few_requests,
-        eviction::an_eviction_that_a_budget_blocks_takes_place_when_the_budget_frees_up,
-        eviction::several_budgets_on_one_pod_are_reported_as_such_until_they_are_gone,
+        eviction::blocked_pod_is_evicted_when_the_budget_allows,
+        eviction::several_budgets_on_a_pod_are_reported,
         eviction::daemon_set_and_mirror_pods_are_never_evicted,
-        eviction::a_pod_that_a_stateful_set_makes_anew_under_the_same_name_is_another_pod,
+        eviction::pod_recreated_under_the_same_name_is_not_evicted,
         refusals::the_pods_that_make_a_budget_refuse_are_named,
-        refusals::an_eviction_that_a_policy_forbids_is_tried_until_it_is_allowed,
-        refusals::an_eviction_that_the_api_server_is_too_busy_for_is_tried_until_it_is_not,
+        refusals::forbidden_eviction_is_retried_until_allowed,
+        refusals::eviction_is_retried_while_the_server_is_busy,
         refusals::answers_of_the_real_eviction_api_have_their_meaning,
         refusals::a_budget_names_the_pods_that_take_its_room_and_until_when,
-        endings::instigators_cancel_in_either_order_and_the_last_one_ends_the_evacuation,
-        endings::an_evacuators_own_finalizer_neither_keeps_an_evacuation_alive_nor_is_it_taken_away,
-        endings::an_evacuation_that_forbids_cancellation_goes_on_without_instigators,
+        endings::last_instigator_cancels_the_evacuation,
+        endings::evacuator_finalizer_is_not_an_instigator,
+        endings::forbidden_cancellation_continues_the_evacuation,
         endings::finalizers_of_others_stay_when_the_pod_has_gone,
         endings::a_deleted_evacuation_goes_on_while_an_instigator_remains,
         endings::a_deleted_evacuation_is_cancelled_by_its_last_instigator,
@@ -71,14 +71,14 @@ async fn evacuators_evictions_budgets_and_endings() {
 async fn deadlines_and_backoffs_by_a_shifted_clock() {
     let ground = Ground::boot("evacuation-clock").await;
     let scenarios = scenarios![&ground;
-        classes::an_evacuator_that_never_answers_loses_its_turn_at_the_deadline_from_the_creation,
-        classes::an_evacuator_that_stops_reporting_loses_its_turn_at_the_deadline_from_its_last_report,
-        classes::late_progress_cancels_an_eviction_that_has_not_taken_place,
+        classes::silent_evacuator_times_out_after_creation,
+        classes::evacuator_times_out_after_its_last_report,
+        classes::late_progress_cancels_a_pending_eviction,
         classes::a_progress_time_in_the_future_is_set_to_the_present,
         eviction::room_goes_to_the_next_when_an_admitted_eviction_fails,
         eviction::pods_that_wait_for_a_budget_leave_oldest_first,
         eviction::a_terminating_pod_is_left_to_finish,
-        eviction::an_eviction_that_was_refused_is_tried_again_after_the_backoff,
+        eviction::rejected_eviction_is_retried_after_the_backoff,
         traces::a_reconcile_is_a_span_with_its_requests_under_it,
     ];
     one_by_one(scenarios).await;
@@ -89,12 +89,12 @@ async fn deadlines_and_backoffs_by_a_shifted_clock() {
 async fn replicas_restarts_outages_and_slow_watches() {
     let ground = Ground::boot("evacuation-trouble").await;
     let scenarios = scenarios![&ground;
-        replicas::a_leader_hands_over_and_the_next_one_carries_on_without_forgetting_the_backoff,
-        replicas::a_deadline_that_passed_while_nobody_looked_is_missed_only_after_evacuators_could_report,
-        replicas::an_evacuation_that_arrives_before_its_pods_watch_event_is_not_a_failure,
+        replicas::backoff_survives_a_leader_change,
+        replicas::deadline_missed_in_a_gap_gets_a_grace_period,
+        replicas::evacuation_may_arrive_before_its_pod,
         replicas::a_pod_that_is_gone_is_looked_up_once_if_the_cache_is_late,
-        replicas::a_report_that_the_watch_has_not_delivered_stops_an_eviction,
-        refusals::an_eviction_in_a_namespace_that_is_being_deleted_is_refused_until_the_pod_goes_with_it,
+        replicas::undelivered_report_stops_an_eviction,
+        refusals::eviction_in_a_terminating_namespace_is_reported,
         replicas::evacuations_go_on_after_an_outage_of_the_api_server,
         slow::a_slow_namespace_does_not_hold_up_others,
     ];

@@ -44,7 +44,7 @@ async fn killing_xtask_leaves_no_process_behind() {
 }
 
 #[tokio::test]
-async fn killing_a_child_of_the_cluster_ends_the_others_and_xtask_with_an_error() {
+async fn killed_component_ends_the_cluster_with_an_error() {
     kill_in_demo(&xtask(), Victim::Component(Component::Etcd)).await.unwrap();
 }
 
@@ -60,7 +60,7 @@ async fn fails_on_purpose() {
 }
 
 #[test]
-fn a_test_that_fails_leaves_its_logs_and_nothing_else() {
+fn failed_test_keeps_only_its_logs() {
     let folder = tempfile::tempdir().unwrap();
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["harness::fails_on_purpose", "--exact", "--nocapture"])
@@ -87,7 +87,7 @@ fn walk(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
 }
 
 #[tokio::test]
-async fn clusters_stand_side_by_side_and_a_restarted_api_server_has_its_data() {
+async fn clusters_run_side_by_side_and_survive_restarts() {
     let (left, right) = tokio::join!(
         Cluster::builder().name("left").scheduler(false).kwok(false).boot(),
         Cluster::builder().name("right").scheduler(false).kwok(false).boot()
@@ -119,7 +119,7 @@ async fn clusters_stand_side_by_side_and_a_restarted_api_server_has_its_data() {
 }
 
 #[tokio::test]
-async fn pretended_nodes_run_pods_and_others_are_left_alone() {
+async fn simulated_nodes_run_pods() {
     let cluster = shared().await;
     let client = cluster.client().await.unwrap();
     let nodes: Api<Node> = Api::all(client.clone());
@@ -185,7 +185,7 @@ async fn pretended_nodes_run_pods_and_others_are_left_alone() {
 }
 
 #[tokio::test]
-async fn taint_eviction_can_be_left_to_us() {
+async fn built_in_taint_eviction_can_be_disabled() {
     let tainted = |name: &str| objects::node(name).taint("example.com/out", "", "NoExecute").build();
     let put = async |cluster: &haulout_e2e::Handle| {
         let client = cluster.client().await.unwrap();
@@ -232,7 +232,7 @@ async fn requests_are_counted_by_user_agent_and_verb() {
 }
 
 #[tokio::test]
-async fn a_service_account_has_its_own_rights_and_no_others() {
+async fn service_account_has_only_its_own_permissions() {
     let cluster = shared().await;
     let client = cluster.client().await.unwrap();
     let namespaces: Api<Namespace> = Api::all(client.clone());
@@ -267,7 +267,7 @@ async fn a_service_account_has_its_own_rights_and_no_others() {
 }
 
 #[tokio::test]
-async fn a_wait_for_what_never_comes_prints_the_object() {
+async fn failed_wait_prints_the_object() {
     let cluster = shared().await;
     let namespaces: Api<Namespace> = Api::all(cluster.client().await.unwrap());
     let wait = wait::present(namespaces, "default", "is purple", Duration::from_secs(5), |_| false);

@@ -44,7 +44,7 @@ fn earlier_chart(folder: &Path) -> Option<PathBuf> {
         "git archive --output \"$1/chart.tar\" \"$2\" charts/haulout && tar -xf \"$1/chart.tar\" -C \"$1\"";
     let mut command = std::process::Command::new("sh");
     command.args(["-c", script, "sh"]).arg(folder).arg(EARLIER);
-    let got = command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()).status().unwrap();
+    let got = command.current_dir(haulout_e2e::repository()).status().unwrap();
     got.success().then(|| folder.join("charts/haulout"))
 }
 
@@ -69,7 +69,7 @@ async fn grant_later_rights(cluster: &Cluster) {
 }
 
 #[tokio::test]
-async fn an_upgrade_and_a_rollback_halfway_through_a_drain_change_nothing_about_it() {
+async fn upgrade_and_rollback_during_a_drain() {
     let folder = tempfile::tempdir().unwrap();
     let Some(earlier) = earlier_chart(folder.path()) else {
         println!("{SKIPPED}the history is not here: git fetch --unshallow");
@@ -267,7 +267,7 @@ async fn install_again(scene: &Scene<'_>, keep: &str) {
 }
 
 #[tokio::test]
-async fn an_uninstall_halfway_through_a_drain_leaves_nothing_and_hangs_nothing() {
+async fn uninstall_during_a_drain_leaves_nothing() {
     let cluster = Cluster::builder().name("removal").audit(true).taint_eviction(false).boot().await.unwrap();
     cluster.install_chart(&[]).await.unwrap();
     let world = World::on(cluster, None, SHORT_LEASE, &[]).await;

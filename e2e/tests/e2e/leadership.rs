@@ -51,7 +51,7 @@ fn successful_writes(cluster: &Handle, since: Mark, probe: &Probe) -> usize {
 }
 
 #[tokio::test]
-async fn a_leader_that_was_frozen_past_its_lease_writes_nothing_when_it_wakes() {
+async fn frozen_leader_writes_nothing_when_it_resumes() {
     let cluster = shared().await;
     let probes = Probes::new(&cluster, "leadership-frozen").await;
     let (one, two) = leader_and_standby(&cluster, &probes, SHORT).await;
@@ -75,7 +75,7 @@ async fn a_leader_that_was_frozen_past_its_lease_writes_nothing_when_it_wakes() 
 }
 
 #[tokio::test]
-async fn nobody_acts_without_the_api_server_and_exactly_one_does_afterwards() {
+async fn one_leader_after_an_api_server_outage() {
     let cluster = Cluster::builder().name("leadership").scheduler(false).kwok(false).boot().await.unwrap();
     let probes = Probes::new(&cluster, "leadership-outage").await;
     let (one, two) = leader_and_standby(&cluster, &probes, SHORT).await;
@@ -122,7 +122,7 @@ async fn nobody_acts_without_the_api_server_and_exactly_one_does_afterwards() {
 }
 
 #[tokio::test]
-async fn on_sigterm_the_standby_goes_on_at_once() {
+async fn standby_takes_over_on_sigterm() {
     let cluster = shared().await;
     let probes = Probes::new(&cluster, "leadership-sigterm").await;
     // The usual duration, so that it cannot have been the end of the lease that was waited for.
@@ -152,7 +152,7 @@ async fn on_sigterm_the_standby_goes_on_at_once() {
 }
 
 #[tokio::test]
-async fn who_relabels_or_deletes_the_lease_does_not_disturb_its_holder() {
+async fn relabelled_or_deleted_lease_keeps_its_holder() {
     let cluster = shared().await;
     let probes = Probes::new(&cluster, "leadership-outsider").await;
     let (leader, standby) = leader_and_standby(&cluster, &probes, SHORT).await;
@@ -200,7 +200,7 @@ async fn who_relabels_or_deletes_the_lease_does_not_disturb_its_holder() {
 }
 
 #[tokio::test]
-async fn a_candidate_says_which_right_it_lacks_and_leads_when_it_has_it() {
+async fn candidate_names_the_missing_permission() {
     let cluster = shared().await;
     let probes = Probes::new(&cluster, "leadership-rights").await;
     let namespace = probes.namespace.as_str();

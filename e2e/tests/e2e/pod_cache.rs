@@ -94,13 +94,13 @@ fn follow(mut changes: Subscription) -> JoinHandle<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_cache_equals_the_api_after_random_changes_and_an_outage() {
+async fn cache_equals_api_after_changes_and_outage() {
     equal_after(3_000).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "slow"]
-async fn the_cache_equals_the_api_after_20_000_random_changes() {
+async fn cache_equals_api_after_20_000_changes() {
     equal_after(20_000).await;
 }
 
@@ -134,7 +134,7 @@ async fn equal_after(changes: usize) {
 
 /// While the API server is away, pods come and go in its storage, and the storage forgets how.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_cache_equals_the_api_after_its_version_has_expired() {
+async fn cache_equals_api_after_version_expired() {
     let cluster = boot("pod-cache-expired").await;
     let pods: Api<Pod> = Api::default_namespaced(cluster.client().await.unwrap());
     for n in 0..20 {

@@ -15,6 +15,8 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::support::xtask;
+
 /// The name of the ConfigMap in which probes count.
 const COUNT: &str = "probe";
 /// The name of the probes' Lease.
@@ -63,7 +65,7 @@ impl Probes {
         let log = self.handle.logs.join(format!("{identity}.log"));
         let process = self
             .handle
-            .command(Path::new(env!("CARGO_BIN_EXE_probe")))
+            .command(&xtask().with_file_name("probe"))
             .args(["--count", "--listen", "127.0.0.1:0", "--lease-seconds", &lease_seconds.to_string()])
             .args(["--namespace", &self.namespace, "--instance", &identity])
             .env("KUBECONFIG", kubeconfig)

@@ -125,7 +125,7 @@ async fn apply(cluster: &Handle, items: &[Value]) {
 }
 
 #[tokio::test]
-async fn each_program_is_granted_what_it_asks_for_and_nothing_else() {
+async fn chart_grants_exactly_what_services_need() {
     let cluster = shared().await;
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount",
         "metadata": {"name": "may-nothing", "namespace": NAMESPACE}});
@@ -171,7 +171,7 @@ fn all_but(rights: &BTreeSet<Right>, missing: &Right, account: &str) -> Vec<Valu
 
 #[tokio::test]
 #[ignore = "slow"]
-async fn without_any_one_right_a_program_refuses_to_start_and_names_it() {
+async fn service_names_the_missing_permission() {
     let cluster = shared().await;
     let (mut cases, mut objects) = (Vec::new(), Vec::new());
     for (component, program) in programs(&cluster).await {
@@ -205,7 +205,7 @@ async fn without_any_one_right_a_program_refuses_to_start_and_names_it() {
 }
 
 #[tokio::test]
-async fn every_right_names_a_test() {
+async fn every_permission_names_a_test() {
     let cluster = shared().await;
     let mut granted = BTreeSet::new();
     for (component, program) in programs(&cluster).await {
@@ -225,7 +225,7 @@ async fn every_right_names_a_test() {
 
 #[tokio::test]
 #[ignore = "slow"]
-async fn every_right_is_used_by_the_test_that_it_names() {
+async fn every_permission_is_used_by_its_test() {
     let folder = tempfile::tempdir().unwrap();
     let table = table::rights();
     for test in table.values().collect::<BTreeSet<_>>() {

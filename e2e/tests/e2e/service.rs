@@ -13,7 +13,7 @@ use kube::api::{ListParams, PostParams};
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::support::shared;
+use crate::support::{shared, xtask};
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -27,7 +27,7 @@ impl Probe {
     fn start(cluster: &Handle, namespace: &str, kubeconfig: &Path, args: &[&str]) -> Self {
         let log = cluster.logs.join(format!("service-{namespace}.log"));
         let process = cluster
-            .command(Path::new(env!("CARGO_BIN_EXE_probe")))
+            .command(&xtask().with_file_name("probe"))
             .args(["--listen", "127.0.0.1:0", "--namespace", namespace, "--instance", "probe-1"])
             .args(args)
             .env("KUBECONFIG", kubeconfig)
@@ -94,7 +94,7 @@ async fn refusal(probe: Probe) -> String {
 }
 
 #[tokio::test]
-async fn a_service_without_one_of_its_permissions_says_which_one_in_one_line() {
+async fn missing_permission_is_named_in_one_line() {
     let cluster = shared().await;
     namespace(&cluster, "service-rights").await;
     for args in [
@@ -132,7 +132,7 @@ async fn a_service_without_one_of_its_permissions_says_which_one_in_one_line() {
 }
 
 #[tokio::test]
-async fn a_service_that_cannot_reach_the_cluster_says_so_in_one_line() {
+async fn unreachable_cluster_is_reported_in_one_line() {
     let cluster = shared().await;
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let config = std::fs::read_to_string(&cluster.kubeconfig).unwrap();
@@ -149,7 +149,7 @@ async fn a_service_that_cannot_reach_the_cluster_says_so_in_one_line() {
 
 /// The first process of a container is not even killed by a signal that it does not handle.
 #[tokio::test]
-async fn a_service_that_is_stopped_while_the_api_server_is_silent_ends_in_good_order() {
+async fn service_stops_while_the_api_server_hangs() {
     let cluster = shared().await;
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("https://{}", silent.local_addr().unwrap());
@@ -165,7 +165,7 @@ async fn a_service_that_is_stopped_while_the_api_server_is_silent_ends_in_good_o
 }
 
 #[tokio::test]
-async fn a_service_without_our_kinds_says_so_in_one_line() {
+async fn missing_kinds_are_reported_in_one_line() {
     let bare = Cluster::builder().name("bare").scheduler(false).kwok(false).boot().await.unwrap();
     let said = refusal(Probe::start(&bare, "default", &bare.kubeconfig, &[])).await;
     assert_eq!(
@@ -177,7 +177,7 @@ async fn a_service_without_our_kinds_says_so_in_one_line() {
 }
 
 #[tokio::test]
-async fn a_running_service_shows_its_health_and_metrics_and_ends_within_ten_seconds() {
+async fn service_serves_health_and_metrics_and_stops() {
     let cluster = shared().await;
     namespace(&cluster, "service-health").await;
     let probe = Probe::start(&cluster, "service-health", &cluster.kubeconfig, &[]);
@@ -226,7 +226,7 @@ async fn panic_in_a_background_task_ends_the_service() {
 }
 
 #[tokio::test]
-async fn a_burst_of_a_thousand_events_that_are_alike_costs_a_few_writes() {
+async fn burst_of_equal_events_costs_few_writes() {
     let cluster = shared().await;
     namespace(&cluster, "service-events").await;
     let mark = cluster.requests_mark().unwrap();
@@ -247,7 +247,7 @@ async fn a_burst_of_a_thousand_events_that_are_alike_costs_a_few_writes() {
 }
 
 #[tokio::test]
-async fn a_key_that_is_due_in_an_hour_waits_for_the_clock_and_costs_nothing_until_then() {
+async fn key_due_in_an_hour_waits_without_cost() {
     let cluster = shared().await;
     namespace(&cluster, "service-clock").await;
     let probe = Probe::start(&cluster, "service-clock", &cluster.kubeconfig, &["--wake-after", "3600"]);

@@ -64,6 +64,6 @@ async fn drains_complete_in_ten_rounds_of_kills() {
 
 #[tokio::test]
 #[ignore = "slow"]
-async fn drains_tell_what_holds_them_while_people_interfere() {
+async fn drains_report_blockers_while_people_interfere() {
     rounds(3, "drain", true, true).await;
 }

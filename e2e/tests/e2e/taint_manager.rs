@@ -25,7 +25,7 @@ use self::world::{HOLD, NAMESPACE, SOON, World, at_least, pod, taint};
 
 /// One after the other: each has a taint manager of its own, and nodes of its own.
 #[tokio::test]
-async fn pods_leave_as_upstream_by_policy_and_at_their_pace() {
+async fn pods_leave_as_upstream_and_by_policy() {
     let mut cluster = Cluster::builder().name("taints").taint_eviction(false).audit(true);
     // Tolerations that compare numbers came with Kubernetes 1.35, and are off by default.
     let numbers_compare = Kubernetes::chosen().unwrap().is_at_least(1, 35);
@@ -288,7 +288,7 @@ async fn evacuators_have_their_say_before_a_pod_leaves(world: &World) {
     says(&evacuation, "copied 0 of 2 parts").await;
     world.taint("more-disks", json!([])).await;
     wait::gone(all.clone(), &evacuation, SOON).await.unwrap();
-    let told = format!("{evacuation}: not ours any more, aborted");
+    let told = format!("{evacuation}: no longer active, aborted");
     wait::eventually("the evacuator stops", SOON, async || {
         Ok(std::fs::read_to_string(&log)?.lines().any(|line| line == told).then_some(()))
     })
@@ -300,7 +300,7 @@ async fn evacuators_have_their_say_before_a_pod_leaves(world: &World) {
 }
 
 #[tokio::test]
-async fn a_bad_policy_is_refused_at_the_start_with_its_line() {
+async fn invalid_policy_is_rejected_at_start() {
     let world = World::boot(Cluster::builder().name("taint-bad-policy").taint_eviction(true)).await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("policy.yaml");

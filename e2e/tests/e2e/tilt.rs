@@ -59,7 +59,7 @@ fn deployments(calls: &[Value]) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn tilt_would_build_what_it_deploys_and_the_api_server_would_take_it() {
+async fn tiltfile_builds_and_deploys_valid_objects() {
     let cluster = shared().await;
     let calls = evaluate(&cluster, "kind-kind").await;
     let deployments = deployments(&calls);
@@ -137,7 +137,7 @@ async fn press_the_buttons(cluster: &Handle, calls: &[Value]) {
 }
 
 #[tokio::test]
-async fn with_a_demo_cluster_tilt_would_run_the_programs_here() {
+async fn tiltfile_runs_services_locally_for_the_demo() {
     let cluster = shared().await;
     let config = std::fs::read_to_string(&cluster.kubeconfig).unwrap();
     assert!(config.contains("current-context: haulout"), "the Tiltfile knows it by that name");

@@ -203,7 +203,8 @@ proptest! {
 
 #[test]
 fn the_policy_in_the_documentation_does_what_it_says() {
-    let page = include_str!("../../../../docs/taint-manager.md");
+    let package = std::env::var("CARGO_MANIFEST_DIR").unwrap();
+    let page = std::fs::read_to_string(format!("{package}/../../docs/taint-manager.md")).unwrap();
     let yaml = page.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
     let policy = policy(yaml);
     let database = labels(&[("app.kubernetes.io/component", "database")]);

@@ -1,4 +1,4 @@
-//! What the live view knows and how it says it: objects in as watches give them, rows out.
+//! The state of the live view: watch events in, rows out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ pub struct Picture {
     pub nodes: Known<Node>,
     pub pods: Known<Pod>,
     pub evacuations: Known<Evacuation>,
-    /// The pods that somebody asked to leave, so that they are still told of when they have.
+    /// The pods that were requested to leave; they are still shown after they have left.
     asked: BTreeSet<String>,
 }
 
@@ -37,7 +37,7 @@ impl<K> Default for Known<K> {
 }
 
 impl<K: Resource> Known<K> {
-    /// Takes in what a watch has told.
+    /// Applies an event of the watch.
     pub fn apply(&mut self, event: Event<K>) {
         match event {
             Event::Init => self.coming.clear(),
@@ -63,7 +63,7 @@ fn key<K: Resource>(object: &K) -> String {
     namespace.map_or_else(|| name.to_owned(), |namespace| format!("{namespace}/{name}"))
 }
 
-/// How a row is meant.
+/// The colour of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mood {
     Calm,
@@ -87,7 +87,7 @@ impl Row {
 }
 
 impl Picture {
-    /// Whether every watch has told what there was when it began.
+    /// Whether every watch has delivered its initial list.
     pub fn is_whole(&self) -> bool {
         self.maintenances.listed && self.nodes.listed && self.pods.listed && self.evacuations.listed
     }
@@ -103,25 +103,25 @@ impl Picture {
             if leaves {
                 self.asked.insert(key.clone());
             }
-            let (mood, says) = tell_pod(pod, evacuation);
+            let (mood, says) = describe_pod(pod, evacuation);
             pods.insert(key, Row::new(format!("pod {key}"), mood, says));
         }
         for gone in &self.asked {
             pods.entry(gone).or_insert_with(|| Row::new(format!("pod {gone}"), Mood::Good, "has left"));
         }
         let maintenance = self.maintenances.only().map(|one| {
-            let (mood, says) = tell_maintenance(one);
+            let (mood, says) = describe_maintenance(one);
             Row::new(format!("maintenance {}", one.name_any()), mood, says)
         });
         let node = self.nodes.only().map(|one| {
-            let says = if is_cordoned(one) { "cordoned" } else { "takes pods" };
+            let says = if is_cordoned(one) { "cordoned" } else { "schedulable" };
             Row::new(format!("node {}", one.name_any()), Mood::Calm, says)
         });
         maintenance.into_iter().chain(node).chain(pods.into_values()).collect()
     }
 }
 
-/// Whether no pod is put onto it.
+/// Whether the node is unschedulable.
 pub fn is_cordoned(node: &Node) -> bool {
     node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true)
 }
@@ -132,14 +132,14 @@ pub fn holds<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Conditi
 }
 
 /// The most important first: narrow screens cut the rest.
-fn tell_maintenance(maintenance: &NodeMaintenance) -> (Mood, String) {
+fn describe_maintenance(maintenance: &NodeMaintenance) -> (Mood, String) {
     let stage = maintenance.spec.stage.as_str();
     let status = maintenance.status.clone().unwrap_or_default();
     let says = status.drain_status.map_or_else(
         || stage.to_owned(),
         |drain| {
             let (gone, left) = (drain.pods_evacuated, drain.pods_left);
-            format!("{stage}: {}, {gone} of {} gone", drain.drain_message, gone + left)
+            format!("{stage}: {}, {gone} of {} pods gone", drain.drain_message, gone + left)
         },
     );
     if let Some(blocked) = holds(&status.conditions, condition::BLOCKED) {
@@ -150,14 +150,14 @@ fn tell_maintenance(maintenance: &NodeMaintenance) -> (Mood, String) {
     (if done { Mood::Good } else { Mood::Busy }, says)
 }
 
-fn tell_pod(pod: &Pod, evacuation: Option<&Evacuation>) -> (Mood, String) {
+fn describe_pod(pod: &Pod, evacuation: Option<&Evacuation>) -> (Mood, String) {
     if pod.metadata.deletion_timestamp.is_some() {
-        return (Mood::Busy, "evicted, is ending".into());
+        return (Mood::Busy, "terminating".into());
     }
     let Some(evacuation) = evacuation else {
         let owners = pod.metadata.owner_references.iter().flatten();
         let daemon = owners.into_iter().any(|owner| owner.kind == "DaemonSet");
-        return (Mood::Calm, if daemon { "runs and may stay, of a DaemonSet" } else { "runs" }.into());
+        return (Mood::Calm, if daemon { "running, stays (DaemonSet)" } else { "running" }.into());
     };
     let status = evacuation.status.clone().unwrap_or_default();
     if let Some(blocked) = holds(&status.conditions, condition::BLOCKED) {
@@ -166,7 +166,9 @@ fn tell_pod(pod: &Pod, evacuation: Option<&Evacuation>) -> (Mood, String) {
     let class = status.active_evacuator_class;
     (
         Mood::Busy,
-        class.map_or("Evacuation: to be evicted".into(), |class| format!("Evacuation: asks {class}")),
+        class.map_or("Evacuation: waiting for eviction".into(), |class| {
+            format!("Evacuation: evacuator {class} is active")
+        }),
     )
 }
 
@@ -202,30 +204,34 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_told_of_from_running_to_gone() {
+    fn pod_row_follows_the_pod_until_it_is_gone() {
         let mut picture = Picture::default();
         let mut ending = pod("web");
         ending.metadata.deletion_timestamp = Some(made(json!("2026-11-16T00:00:00Z")));
         let row = |says: &str, mood| vec![("pod shop/web".to_owned(), says.to_owned(), mood)];
 
         picture.pods.apply(Event::Apply(pod("web")));
-        assert_eq!(says(&mut picture), row("runs", Mood::Calm));
+        assert_eq!(says(&mut picture), row("running", Mood::Calm));
         for (status, told, mood) in [
-            (json!({}), "Evacuation: to be evicted", Mood::Busy),
-            (json!({"activeEvacuatorClass": "a.example.com"}), "Evacuation: asks a.example.com", Mood::Busy),
+            (json!({}), "Evacuation: waiting for eviction", Mood::Busy),
+            (
+                json!({"activeEvacuatorClass": "a.example.com"}),
+                "Evacuation: evacuator a.example.com is active",
+                Mood::Busy,
+            ),
             (json!({"conditions": blocked()}), "Evacuation blocked: DisruptionBudgetExhausted", Mood::Bad),
         ] {
             picture.evacuations.apply(Event::Apply(evacuation("web", status)));
             assert_eq!(says(&mut picture), row(told, mood));
         }
         picture.pods.apply(Event::Apply(ending));
-        assert_eq!(says(&mut picture), row("evicted, is ending", Mood::Busy));
+        assert_eq!(says(&mut picture), row("terminating", Mood::Busy));
         picture.pods.apply(Event::Delete(pod("web")));
         assert_eq!(says(&mut picture), row("has left", Mood::Good));
     }
 
     #[test]
-    fn a_pod_that_nobody_asked_to_leave_is_forgotten_when_it_has_gone() {
+    fn pod_without_evacuation_disappears_when_gone() {
         let mut picture = Picture::default();
         picture.pods.apply(Event::Apply(pod("job")));
         picture.pods.apply(Event::Delete(pod("job")));
@@ -233,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_comes_again_replaces_what_was_known_at_once_and_not_bit_by_bit() {
+    fn relist_replaces_objects_at_once() {
         let mut known = Known::default();
         known.apply(Event::Apply(pod("old")));
         known.apply(Event::Init);
@@ -246,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_maintenance_tells_its_stage_its_counts_and_what_is_in_the_way() {
+    fn maintenance_row_shows_stage_counts_and_blocker() {
         let mut picture = Picture::default();
         let selector = json!({"nodeSelectorTerms": []});
         let mut tell = |status: Value| {
@@ -260,7 +266,7 @@ mod tests {
         assert_eq!(tell(Value::Null), row("Drain", Mood::Busy));
         assert_eq!(
             tell(json!({"drainStatus": drain, "conditions": blocked()})),
-            row("Drain: Evacuating, 2 of 3 gone, blocked: DisruptionBudgetExhausted", Mood::Bad)
+            row("Drain: Evacuating, 2 of 3 pods gone, blocked: DisruptionBudgetExhausted", Mood::Bad)
         );
     }
 }

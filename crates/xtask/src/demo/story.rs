@@ -1,4 +1,4 @@
-//! The story of a drain: each step says what it is about, shows the command that you would type and what it answers.
+//! The walkthrough of a drain: each step explains itself, shows the command that a user would type, and its output.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal as _;
@@ -22,36 +22,36 @@ pub const NAMESPACE: &str = "shop";
 const MAINTENANCE: &str = "new-memory";
 /// The Deployment whose budget is as large as itself.
 pub const TIGHT: &str = "checkout";
-/// Time to read what was said, for people.
+/// Time to read a step, on a terminal.
 const PAUSE: Duration = Duration::from_secs(4);
 
-/// Empties a node and puts it back into service.
-pub async fn tell(cluster: &Handle) -> Result<()> {
+/// Drains a node and returns it to service.
+pub async fn run(cluster: &Handle) -> Result<()> {
     let client = cluster.client().await?;
     let node = choose(&pods(&client, "").await?)?;
     let mut view = View::open(&client, MAINTENANCE, &node);
-    let teller = Teller { cluster, node: &node };
-    teller.before().await?;
-    let before = teller.drain(&mut view).await?;
-    teller.find(&client).await?;
-    teller.meddle(&mut view).await?;
-    teller.release(&mut view).await?;
-    teller.complete(&mut view, &before).await
+    let walkthrough = Walkthrough { cluster, node: &node };
+    walkthrough.show_node().await?;
+    let before = walkthrough.drain(&mut view).await?;
+    walkthrough.show_blocker(&client).await?;
+    walkthrough.uncordon(&mut view).await?;
+    walkthrough.unblock(&mut view).await?;
+    walkthrough.complete(&mut view, &before).await
 }
 
-struct Teller<'a> {
+struct Walkthrough<'a> {
     cluster: &'a Handle,
     node: &'a str,
 }
 
-impl Teller<'_> {
-    async fn before(&self) -> Result<()> {
+impl Walkthrough<'_> {
+    async fn show_node(&self) -> Result<()> {
         let node = self.node;
-        chapter(
+        step(
             1,
-            &format!("Before: {node} needs new memory, and people's pods run on it"),
+            &format!("Show the node: {node} gets new hardware, and pods run on it"),
             &format!(
-                "The Deployment {TIGHT} has two pods, one of them here, and a PodDisruptionBudget that wants two. Remember it."
+                "The Deployment {TIGHT} has two pods, one of them on {node}. Its PodDisruptionBudget requires both."
             ),
         )
         .await;
@@ -61,16 +61,16 @@ impl Teller<'_> {
         self.kubectl(&["get", "poddisruptionbudgets", "-n", NAMESPACE]).await
     }
 
-    /// Returns the node as it was.
+    /// Returns the node as it was before the drain.
     async fn drain(&self, view: &mut View) -> Result<Node> {
-        chapter(
+        step(
             2,
-            "Declare what you want: a NodeMaintenance in the stage Drain",
-            "The maintenance controller cordons the node and asks for each pod to leave, by an Evacuation.",
+            "Drain the node: create a NodeMaintenance in stage Drain",
+            "The maintenance controller cordons the node and creates an Evacuation for each pod.",
         )
         .await;
         let mut before = None;
-        view.until("the node is known", |picture| {
+        view.until("the node is listed", |picture| {
             before = picture.nodes.only().cloned();
             before.is_some()
         })
@@ -84,21 +84,21 @@ impl Teller<'_> {
             })
         })
         .await?;
-        before.context("the node has vanished")
+        before.with_context(|| format!("node {} was deleted during the demo", self.node))
     }
 
-    async fn find(&self, client: &Client) -> Result<()> {
-        chapter(
+    async fn show_blocker(&self, client: &Client) -> Result<()> {
+        step(
             3,
-            "One pod is blocked: find out which, and why",
-            "The maintenance has a column for it, and names the pod and the reason; so do the Evacuation and events.",
+            "One pod is blocked: find out why",
+            "The NodeMaintenance, the Evacuation and the events name the pod and the reason.",
         )
         .await;
         // They are written in the background.
         let blocked = watcher::Config::default().fields(&format!("reason={}", event::BLOCKED));
         let events: Api<Event> = Api::all(client.clone());
         let ours = |event: &Event| event.involved_object.name.as_deref() == Some(MAINTENANCE);
-        wait::all(events, blocked, "tell of the blocked maintenance", Duration::from_secs(60), |all| {
+        wait::all(events, blocked, "include the blocked maintenance", Duration::from_secs(60), |all| {
             all.iter().any(ours)
         })
         .await?;
@@ -109,11 +109,11 @@ impl Teller<'_> {
         self.kubectl(&["events", "--for", &format!("nodemaintenance/{MAINTENANCE}")]).await
     }
 
-    async fn meddle(&self, view: &mut View) -> Result<()> {
-        chapter(
+    async fn uncordon(&self, view: &mut View) -> Result<()> {
+        step(
             4,
-            "Somebody uncordons the node by hand",
-            "The admission webhook warns them, and the controller cordons it again.",
+            "Uncordon the node by hand",
+            "The admission webhook prints a warning, and the controller cordons the node again.",
         )
         .await;
         self.kubectl(&["uncordon", self.node]).await?;
@@ -126,11 +126,11 @@ impl Teller<'_> {
         .await
     }
 
-    async fn release(&self, view: &mut View) -> Result<()> {
-        chapter(
+    async fn unblock(&self, view: &mut View) -> Result<()> {
+        step(
             5,
-            "Release the pod: give the budget room",
-            "With a third pod elsewhere, this one may go, and it does at once. Nobody had to try again.",
+            "Unblock the pod: add a replica",
+            "When the third pod is ready, the budget allows one disruption. The controller evicts the blocked pod at once.",
         )
         .await;
         self.kubectl(&["scale", "deployment", TIGHT, "-n", NAMESPACE, "--replicas", "3"]).await?;
@@ -139,15 +139,15 @@ impl Teller<'_> {
         })
         .await?;
         self.kubectl(&["get", "nodemaintenances", MAINTENANCE]).await?;
-        ui::result(&format!("\n{} is drained: now its memory could be changed.", self.node));
+        ui::result(&format!("\n{} is drained. You could now work on the machine.", self.node));
         Ok(())
     }
 
     async fn complete(&self, view: &mut View, before: &Node) -> Result<()> {
-        chapter(
+        step(
             6,
-            "Put the node back into service: the stage Complete",
-            "Whatever the maintenance has set on the node is taken off again.",
+            "Return the node to service: set the stage to Complete",
+            "The controller removes everything that the maintenance added to the node.",
         )
         .await;
         let complete = r#"{"spec": {"stage": "Complete"}}"#;
@@ -155,12 +155,13 @@ impl Teller<'_> {
         view.until("the node is as it was before", |picture| {
             let stage = picture.maintenances.only().map(|maintenance| maintenance.spec.stage);
             let node = picture.nodes.only();
-            stage == Some(Stage::Complete) && node.is_some_and(|node| looks(node) == looks(before))
+            stage == Some(Stage::Complete)
+                && node.is_some_and(|node| maintained_state(node) == maintained_state(before))
         })
         .await?;
         self.kubectl(&["get", "nodemaintenances", MAINTENANCE]).await?;
         self.kubectl(&["get", "nodes"]).await?;
-        ui::result(&format!("\n{} is as it was before. That was the whole story.", self.node));
+        ui::result(&format!("\n{} is schedulable again, and restored to its previous state.", self.node));
         Ok(())
     }
 
@@ -168,18 +169,18 @@ impl Teller<'_> {
     async fn kubectl(&self, args: &[&str]) -> Result<()> {
         let line = format!("kubectl {}", args.iter().map(|arg| quoted(arg)).collect::<Vec<_>>().join(" "));
         show_command(&line);
-        answered(&line, self.cluster.kubectl(args).await?)
+        show_output(&line, self.cluster.kubectl(args).await?)
     }
 
     /// Shows a manifest and applies it.
     async fn apply(&self, manifest: &str) -> Result<()> {
         show_command(&format!("kubectl apply -f - <<'END'\n{manifest}END"));
-        answered("kubectl apply", self.cluster.kubectl_with(&["apply", "-f", "-"], manifest).await?)
+        show_output("kubectl apply", self.cluster.kubectl_with(&["apply", "-f", "-"], manifest).await?)
     }
 }
 
 /// The heading of a step and what it is about; on a terminal, after a pause.
-async fn chapter(number: u32, title: &str, text: &str) {
+async fn step(number: u32, title: &str, text: &str) {
     if number > 1 && std::io::stdout().is_terminal() {
         tokio::time::sleep(PAUSE).await;
     }
@@ -190,14 +191,14 @@ fn show_command(line: &str) {
     ui::result(&format!("\n{}", ui::paint_result("36", &format!("$ {line}"))));
 }
 
-/// Shows what a command said; warnings of the API server first, as on a terminal.
-fn answered(command: &str, output: Output) -> Result<()> {
+/// Shows the output of a command; warnings of the API server first, as on a terminal.
+fn show_output(command: &str, output: Output) -> Result<()> {
     ui::result(format!("{}{}", output.stderr, output.stdout).trim_end());
     output.success().with_context(|| format!("{command} failed"))?;
     Ok(())
 }
 
-/// An argument as a shell has to be given it.
+/// An argument, quoted for a shell.
 fn quoted(arg: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,".contains(c);
     if arg.chars().all(plain) { arg.to_owned() } else { format!("'{arg}'") }
@@ -229,15 +230,15 @@ async fn pods(client: &Client, selector: &str) -> Result<Vec<Pod>> {
     Ok(pods.list(&ListParams::default().labels(selector)).await.context("listing the sample pods")?.items)
 }
 
-/// The node of the pod whose evacuator nobody has started.
+/// The node of the database's pod, whose evacuator does not run.
 pub async fn node_of_the_database(cluster: &Handle) -> Result<String> {
     let found = pods(&cluster.client().await?, "app=database").await?;
     let node = found.into_iter().find_map(|pod| pod.spec?.node_name);
-    node.context("the database runs nowhere")
+    node.context("no pod of the Deployment database is scheduled")
 }
 
-/// A node where the tight budget is in the way and nothing else: not the database's, whose evacuator nobody has
-/// started. Of several, the one with the most pods.
+/// A node where only the tight budget blocks the drain. The database's node is not suitable, because its evacuator does
+/// not run. Of several nodes, the one with the most pods.
 fn choose(pods: &[Pod]) -> Result<String> {
     let mut nodes: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for pod in pods {
@@ -250,11 +251,15 @@ fn choose(pods: &[Pod]) -> Result<String> {
         apps.iter().filter(|app| **app == TIGHT).count() == 1 && !apps.contains(&"database")
     });
     let best = fit.max_by_key(|(_, apps)| apps.len()).map(|(node, _)| node.to_owned());
-    best.with_context(|| format!("no node has one pod of {TIGHT} and none of the database: try again"))
+    best.with_context(|| {
+        format!(
+            "no node is suitable for the demo: one pod of {TIGHT} and no pod of database; run the demo again"
+        )
+    })
 }
 
-/// Whatever of a node a maintenance changes.
-fn looks(node: &Node) -> impl PartialEq + std::fmt::Debug + use<> {
+/// The parts of a node that a maintenance changes.
+fn maintained_state(node: &Node) -> impl PartialEq + std::fmt::Debug + use<> {
     let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
     let conditions: BTreeSet<_> = conditions.map(|one| (one.type_.clone(), one.status.clone())).collect();
     let spec = node.spec.clone().unwrap_or_default();
@@ -295,9 +300,12 @@ mod tests {
     #[test]
     fn a_node_under_maintenance_does_not_look_as_before() {
         let node = || objects::node("n");
-        let before = looks(&node().build());
-        assert_eq!(before, looks(&node().build()));
-        assert_ne!(before, looks(&node().unschedulable().build()));
-        assert_ne!(before, looks(&node().annotation("karpenter.sh/do-not-disrupt", "true").build()));
+        let before = maintained_state(&node().build());
+        assert_eq!(before, maintained_state(&node().build()));
+        assert_ne!(before, maintained_state(&node().unschedulable().build()));
+        assert_ne!(
+            before,
+            maintained_state(&node().annotation("karpenter.sh/do-not-disrupt", "true").build())
+        );
     }
 }

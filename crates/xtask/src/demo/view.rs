@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// How many changes that have come already make one new picture on a terminal; else each has its lines.
 const AT_ONCE: usize = 64;
 
-/// Something that a watch has told.
+/// A change that a watch has delivered.
 type Change = Box<dyn FnOnce(&mut Picture) + Send>;
 type Changes = BoxStream<'static, Result<Change, watcher::Error>>;
 
@@ -47,15 +47,15 @@ impl View {
         Self { picture: Picture::default(), changes: changes.ready_chunks(at_once), canvas }
     }
 
-    /// Shows what changes until it meets the condition. `what` completes the sentence "waited until …".
+    /// Shows what changes until it meets the condition. `what` completes the sentence "timed out waiting until …".
     pub async fn until(&mut self, what: &str, mut condition: impl FnMut(&Picture) -> bool) -> Result<()> {
         self.canvas.begin();
         let mut trouble = None;
         let met = tokio::time::timeout(LIMIT, self.follow_until(&mut trouble, &mut condition)).await;
         match (met, trouble) {
             (Ok(met), _) => met,
-            (Err(_), Some(error)) => Err(error).with_context(|| format!("waited until {what}")),
-            (Err(_), None) => bail!("waited {} until {what}: see above", ui::duration(LIMIT)),
+            (Err(_), Some(error)) => Err(error).with_context(|| format!("timed out waiting until {what}")),
+            (Err(_), None) => bail!("timed out after {} waiting until {what}", ui::duration(LIMIT)),
         }
     }
 
@@ -73,7 +73,7 @@ impl View {
             if met {
                 return Ok(());
             }
-            for change in self.changes.next().await.context("the watches have ended")? {
+            for change in self.changes.next().await.context("the watches of the demo ended unexpectedly")? {
                 match change {
                     Ok(change) => {
                         change(&mut self.picture);
@@ -173,10 +173,10 @@ fn fitted(rows: &[Row], height: usize, width: usize) -> Vec<String> {
 
 /// A line for each row that says something new.
 fn changed(rows: &[Row], said: &mut BTreeMap<String, String>) -> Vec<String> {
-    let news = rows
+    let changed = rows
         .iter()
         .filter(|row| said.insert(row.about.clone(), row.says.clone()).as_ref() != Some(&row.says));
-    news.map(|row| format!("  {}: {}\n", row.about, row.says)).collect()
+    changed.map(|row| format!("  {}: {}\n", row.about, row.says)).collect()
 }
 
 #[cfg(test)]
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn only_news_get_a_line() {
+    fn only_changed_rows_are_printed() {
         let mut said = BTreeMap::new();
         assert_eq!(changed(&[row("a", "1"), row("b", "1")], &mut said), ["  a: 1\n", "  b: 1\n"]);
         assert_eq!(changed(&[row("a", "1"), row("b", "2")], &mut said), ["  b: 2\n"]);

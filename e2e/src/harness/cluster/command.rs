@@ -158,7 +158,7 @@ fn scheduler(root: &Path) -> Vec<String> {
 fn kwok(root: &Path, component: Component, stages: &str, lease_seconds: u32) -> Vec<String> {
     vec![
         format!("--kubeconfig={}", root.join(kubeconfig(component)).display()),
-        format!("--config={}/kwok/{stages}", env!("CARGO_MANIFEST_DIR")),
+        format!("--config={}", crate::repository().join("e2e/kwok").join(stages).display()),
         // Other nodes are left alone: a real one may stand beside. A label and not KWOK's usual
         // annotation, because KWOK does not notice when the annotation goes.
         format!("--manage-nodes-with-label-selector={MANAGED_LABEL}={MANAGED}"),

@@ -84,15 +84,15 @@ impl fmt::Display for Kubernetes {
 
 /// The Go module of the main version.
 pub(super) fn main_module() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(MODULE)
+    crate::repository().join("e2e").join(MODULE)
 }
 
 /// All versions, the oldest first.
 fn all() -> Result<Vec<Kubernetes>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = crate::repository().join("e2e");
     let listing = || format!("listing the versions of Kubernetes in {}", folder.display());
     let mut versions = Vec::new();
-    for entry in fs::read_dir(folder).with_context(listing)? {
+    for entry in fs::read_dir(&folder).with_context(listing)? {
         let path = entry.with_context(listing)?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let suffix = name.strip_prefix(MODULE);
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn oldest_version_is_the_oldest_that_the_chart_accepts() {
-        let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/haulout/Chart.yaml");
+        let chart = crate::repository().join("charts/haulout/Chart.yaml");
         let chart: serde_json::Value = serde_yaml::from_str(&fs::read_to_string(chart).unwrap()).unwrap();
         let oldest = Kubernetes::oldest().unwrap();
         let accepted = format!(">={}.{}.0-0", oldest.numbers[0], oldest.numbers[1]);
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn readme_names_the_tested_versions() {
-        let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
+        let readme = crate::repository().join("README.md");
         let words = fs::read_to_string(readme).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
         let versions = all().unwrap();
         let minors: Vec<_> =

@@ -23,7 +23,7 @@ impl MoreTools {
 
 /// Finds them in the cache or builds them, which takes some minutes when Go has nothing cached either.
 pub fn ensure_more(progress: impl Fn(&str)) -> Result<MoreTools> {
-    let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("more-tools");
+    let module = crate::repository().join("e2e/more-tools");
     let dir = once("more-tools", &key(&module)?, |unfinished| {
         progress("building helm 4, actionlint and starlark");
         let mut go = Command::new("go");

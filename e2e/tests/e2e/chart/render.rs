@@ -14,8 +14,7 @@ fn render_args(values: &str) -> Vec<String> {
     let mut args: Vec<String> =
         ["template", "haulout", &chart, "--namespace", NAMESPACE].map(Into::into).to_vec();
     if values != "default" {
-        let file =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/e2e/chart/values/{values}.yaml"));
+        let file = haulout_e2e::repository().join(format!("e2e/tests/e2e/chart/values/{values}.yaml"));
         args.extend(["--values".into(), file.display().to_string()]);
     }
     args
@@ -42,7 +41,7 @@ fn helm_4() -> PathBuf {
 }
 
 #[tokio::test]
-async fn what_is_rendered_is_what_was_reviewed_and_the_same_with_helm_4() {
+async fn rendered_chart_matches_snapshots_with_helm_3_and_4() {
     let (cluster, helm_4) = (shared().await, helm_4());
     for values in VALUES {
         let text = render(&cluster, None, values).await;
@@ -81,7 +80,7 @@ fn definitions_of_others() -> String {
 }
 
 #[tokio::test]
-async fn the_api_server_takes_everything_that_is_rendered() {
+async fn api_server_accepts_everything_rendered() {
     let cluster = shared().await;
     let kubectl = async |args: &[&str], text: &str| cluster.kubectl_with(args, text).await.unwrap();
     kubectl(&["apply", "-f", "-"], &definitions_of_others()).await.success().unwrap();
@@ -109,7 +108,7 @@ async fn the_api_server_takes_everything_that_is_rendered() {
 }
 
 #[tokio::test]
-async fn helm_4_installs_upgrades_and_removes_it() {
+async fn helm_4_installs_upgrades_and_uninstalls() {
     let (cluster, helm_4) = (shared().await, helm_4());
     let chart = chart().display().to_string();
     let quiet = "crds.install=false,admissionWebhook.enabled=false,evacuationController.replicas=0,\

@@ -21,7 +21,7 @@ pub(super) struct Block {
 }
 
 /// The pages that tell users what to do: the README and `docs/`.
-pub(super) fn told() -> Vec<Page> {
+pub(super) fn for_users() -> Vec<Page> {
     let mut paths = vec![root().join("README.md")];
     paths.extend(files("docs", "md"));
     paths.iter().map(|path| read(path.strip_prefix(root()).unwrap().to_str().unwrap())).collect()
@@ -30,7 +30,7 @@ pub(super) fn told() -> Vec<Page> {
 /// All pages that people read.
 pub(super) fn linked() -> Vec<Page> {
     let others = ["CONTRIBUTING.md", "CHANGELOG.md", "charts/haulout/README.md"];
-    told().into_iter().chain(others.map(read)).collect()
+    for_users().into_iter().chain(others.map(read)).collect()
 }
 
 pub(super) fn read(name: &str) -> Page {
@@ -113,7 +113,7 @@ impl Page {
 }
 
 #[test]
-fn a_page_is_taken_apart() {
+fn markdown_is_parsed() {
     let text = "# How it is: `it`\n\nSee [this `x`](a.md#b) and `code\n  in two lines`.\n\n```sh no-test\nls `x`\n```\n\n## Events\n\n`A`\n";
     let page = Page { name: "page".into(), text: text.into() };
     assert_eq!(page.spans(), ["it", "x", "code in two lines", "A"]);

@@ -14,7 +14,7 @@ const A: &str = "a.example.com";
 const B: &str = "b.example.com";
 const C: &str = "c.example.com";
 
-pub async fn several_evacuators_have_their_turns_by_priority_and_then_the_pod_is_evicted(world: World) {
+pub async fn evacuators_act_by_priority_before_eviction(world: World) {
     // The names are in another order than the priorities.
     let pod = world.pod("web-1", &[C, A, B]).await;
     let evacuation = world.evacuate(&pod).await;
@@ -29,9 +29,7 @@ pub async fn several_evacuators_have_their_turns_by_priority_and_then_the_pod_is
     }
 }
 
-pub async fn an_evacuator_that_never_answers_loses_its_turn_at_the_deadline_from_the_creation(
-    ground: &Ground,
-) {
+pub async fn silent_evacuator_times_out_after_creation(ground: &Ground) {
     let world = ground.fresh().await;
     let pod = world.pod("web-1", &[A, B]).await;
     let evacuation = world.evacuate(&pod).await;
@@ -50,9 +48,7 @@ pub async fn an_evacuator_that_never_answers_loses_its_turn_at_the_deadline_from
     world.end().await;
 }
 
-pub async fn an_evacuator_that_stops_reporting_loses_its_turn_at_the_deadline_from_its_last_report(
-    ground: &Ground,
-) {
+pub async fn evacuator_times_out_after_its_last_report(ground: &Ground) {
     let world = ground.fresh().await;
     let pod = world.pod("web-1", &[A, B]).await;
     let evacuation = world.evacuate(&pod).await;
@@ -70,7 +66,7 @@ pub async fn an_evacuator_that_stops_reporting_loses_its_turn_at_the_deadline_fr
     world.end().await;
 }
 
-pub async fn partial_evacuators_do_their_part_and_the_last_one_removes_the_pod_itself(world: World) {
+pub async fn partial_evacuators_run_before_the_last_one(world: World) {
     let pod = world.pod("web-1", &[A, B]).await;
     let evacuation = world.evacuate(&pod).await;
     world.until_active(&evacuation, A).await;
@@ -81,7 +77,7 @@ pub async fn partial_evacuators_do_their_part_and_the_last_one_removes_the_pod_i
     assert_eq!(world.evictions(), 0);
 }
 
-pub async fn an_evacuator_that_completes_at_once_passes_the_pod_on_to_eviction(world: World) {
+pub async fn completed_evacuator_hands_over_to_eviction(world: World) {
     let pod = world.pod("web-1", &[A]).await;
     let evacuation = world.evacuate(&pod).await;
     world.until_active(&evacuation, A).await;
@@ -90,7 +86,7 @@ pub async fn an_evacuator_that_completes_at_once_passes_the_pod_on_to_eviction(w
     assert_eq!(world.evictions(), 1);
 }
 
-pub async fn late_progress_cancels_an_eviction_that_has_not_taken_place(ground: &Ground) {
+pub async fn late_progress_cancels_a_pending_eviction(ground: &Ground) {
     let world = ground.fresh().await;
     let pod = world.pod("web-1", &[A]).await;
     world

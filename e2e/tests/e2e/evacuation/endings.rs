@@ -9,7 +9,7 @@ use super::{SOON, World, active, finalizer};
 
 const FOREIGN: &str = "example.com/report";
 
-pub async fn instigators_cancel_in_either_order_and_the_last_one_ends_the_evacuation(world: World) {
+pub async fn last_instigator_cancels_the_evacuation(world: World) {
     let other = instigators::finalizer("descheduler.example.com");
     for (n, leaves_first) in [finalizer(), other.clone()].iter().enumerate() {
         let pod = world.pod(&format!("web-{n}"), &["a.example.com"]).await;
@@ -28,9 +28,7 @@ pub async fn instigators_cancel_in_either_order_and_the_last_one_ends_the_evacua
     }
 }
 
-pub async fn an_evacuators_own_finalizer_neither_keeps_an_evacuation_alive_nor_is_it_taken_away(
-    world: World,
-) {
+pub async fn evacuator_finalizer_is_not_an_instigator(world: World) {
     let pod = world.pod("web-1", &["a.example.com"]).await;
     let evacuation = world.evacuate(&pod).await;
     world.until_active(&evacuation, "a.example.com").await;
@@ -51,7 +49,7 @@ pub async fn an_evacuators_own_finalizer_neither_keeps_an_evacuation_alive_nor_i
     assert!(world.is_left_alone(&pod).await);
 }
 
-pub async fn an_evacuation_that_forbids_cancellation_goes_on_without_instigators(world: World) {
+pub async fn forbidden_cancellation_continues_the_evacuation(world: World) {
     let pod = world.pod("web-1", &["a.example.com"]).await;
     let evacuation = world.evacuate(&pod).await;
     world.until_active(&evacuation, "a.example.com").await;

@@ -35,7 +35,7 @@ pub async fn a_pod_without_evacuators_is_evicted_with_few_requests(world: World)
     assert_eq!(about("pods").verb("get").count(), 0, "the cache knows these pods");
 }
 
-pub async fn an_eviction_that_a_budget_blocks_takes_place_when_the_budget_frees_up(world: World) {
+pub async fn blocked_pod_is_evicted_when_the_budget_allows(world: World) {
     world.budget(objects::pdb("web").namespace(&world.namespace).min_available("1").build()).await;
     let pod = world.pod("web-1", &[]).await;
     let evacuation = world.evacuate(&pod).await;
@@ -103,7 +103,7 @@ async fn refuse_often(world: &World, evacuations: &[String]) {
     }
 }
 
-pub async fn several_budgets_on_one_pod_are_reported_as_such_until_they_are_gone(world: World) {
+pub async fn several_budgets_on_a_pod_are_reported(world: World) {
     world
         .budget(
             objects::pdb("one").namespace(&world.namespace).selects("app", "web").min_available("0").build(),
@@ -172,7 +172,7 @@ pub async fn a_terminating_pod_is_left_to_finish(ground: &Ground) {
     world.end().await;
 }
 
-pub async fn a_pod_that_a_stateful_set_makes_anew_under_the_same_name_is_another_pod(world: World) {
+pub async fn pod_recreated_under_the_same_name_is_not_evicted(world: World) {
     let sets: Api<StatefulSet> = Api::namespaced(world.client.clone(), &world.namespace);
     let set: StatefulSet = serde_json::from_value(json!({
         "metadata": {"name": "db"},
@@ -247,7 +247,7 @@ pub async fn room_goes_to_the_next_when_an_admitted_eviction_fails(ground: &Grou
     world.end().await;
 }
 
-pub async fn an_eviction_that_was_refused_is_tried_again_after_the_backoff(ground: &Ground) {
+pub async fn rejected_eviction_is_retried_after_the_backoff(ground: &Ground) {
     let world = ground.fresh().await;
     world.budget(objects::pdb("web").namespace(&world.namespace).min_available("1").build()).await;
     let pod = world.pod("web-1", &[]).await;

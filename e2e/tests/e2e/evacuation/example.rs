@@ -8,9 +8,7 @@ use crate::support::xtask;
 
 const CLASS: &str = "copier.example.com";
 
-pub async fn the_example_evacuator_registers_reports_completes_and_aborts_when_it_is_no_longer_active(
-    world: World,
-) {
+pub async fn example_evacuator_reports_completes_and_aborts(world: World) {
     let log = world.cluster.logs.join("example-evacuator.log");
     let _example = world
         .cluster
@@ -52,7 +50,7 @@ pub async fn the_example_evacuator_registers_reports_completes_and_aborts_when_i
     let evacuation = world.evacuate(&pod).await;
     world.until(&evacuation, "tells of progress", says("copied 0 of 3 parts")).await;
     world.set_finalizers(&evacuation, &[]).await;
-    let told = format!("{evacuation}: not ours any more, aborted");
+    let told = format!("{evacuation}: no longer active, aborted");
     let aborted = wait::eventually("the evacuator aborts", SOON, async || {
         Ok(std::fs::read_to_string(&log)?.lines().any(|line| line == told).then_some(()))
     });

@@ -105,7 +105,7 @@ pub async fn the_pods_that_make_a_budget_refuse_are_named(world: World) {
     world.until_gone(&pod, &evacuation).await;
 }
 
-pub async fn an_eviction_that_a_policy_forbids_is_tried_until_it_is_allowed(world: World) {
+pub async fn forbidden_eviction_is_retried_until_allowed(world: World) {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(world.client.clone());
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(world.client.clone());
     let policy = json!({
@@ -192,7 +192,7 @@ fn jam(name: &str, namespace: &str) -> (Value, Value) {
     (level, schema)
 }
 
-pub async fn an_eviction_that_the_api_server_is_too_busy_for_is_tried_until_it_is_not(world: World) {
+pub async fn eviction_is_retried_while_the_server_is_busy(world: World) {
     let pod = world.pod("web-1", &[]).await;
     let jam = world.jam("jam").await;
     let evacuation = world.evacuate(&pod).await;
@@ -388,9 +388,7 @@ async fn review(
     }
 }
 
-pub async fn an_eviction_in_a_namespace_that_is_being_deleted_is_refused_until_the_pod_goes_with_it(
-    ground: &Ground,
-) {
+pub async fn eviction_in_a_terminating_namespace_is_reported(ground: &Ground) {
     let world = ground.fresh().await;
     world.budget(objects::pdb("web").namespace(&world.namespace).min_available("1").build()).await;
     let pod = world.pod("web-1", &[]).await;

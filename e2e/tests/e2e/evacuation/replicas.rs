@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::{DEADLINE, Ground, SOON, World, blocked, failed, replica};
 
-pub async fn a_leader_hands_over_and_the_next_one_carries_on_without_forgetting_the_backoff(ground: &Ground) {
+pub async fn backoff_survives_a_leader_change(ground: &Ground) {
     // Longer than anybody waits here: the next one can only lead because the first one has let go.
     let lease = "600";
     let first = Arc::new(replica(&ground.cluster, lease).await);
@@ -48,9 +48,7 @@ pub async fn a_leader_hands_over_and_the_next_one_carries_on_without_forgetting_
     world.end().await;
 }
 
-pub async fn a_deadline_that_passed_while_nobody_looked_is_missed_only_after_evacuators_could_report(
-    ground: &Ground,
-) {
+pub async fn deadline_missed_in_a_gap_gets_a_grace_period(ground: &Ground) {
     // A lease that is soon over, because nobody gives it back.
     let lease = "5";
     let first = Arc::new(replica(&ground.cluster, lease).await);
@@ -120,7 +118,7 @@ pub async fn a_pod_that_is_gone_is_looked_up_once_if_the_cache_is_late(ground: &
     world.end().await;
 }
 
-pub async fn a_report_that_the_watch_has_not_delivered_stops_an_eviction(ground: &Ground) {
+pub async fn undelivered_report_stops_an_eviction(ground: &Ground) {
     let (world, slow) = behind(ground).await;
     world.budget(objects::pdb("web").namespace(&world.namespace).min_available("1").build()).await;
     let pod = world.pod("web-1", &["a.example.com"]).await;
@@ -153,7 +151,7 @@ pub async fn a_report_that_the_watch_has_not_delivered_stops_an_eviction(ground:
     world.end().await;
 }
 
-pub async fn an_evacuation_that_arrives_before_its_pods_watch_event_is_not_a_failure(ground: &Ground) {
+pub async fn evacuation_may_arrive_before_its_pod(ground: &Ground) {
     let (world, slow) = behind(ground).await;
     world.let_it_act("other").await;
     let noisy = world.pod("noisy", &[]).await;

@@ -5,19 +5,19 @@ use haulout_api_types::node_maintenance::{BeforeMaintenance, CordonReverts};
 use super::*;
 
 #[tokio::test]
-async fn maintenances_do_what_their_stages_say_and_leave_nothing_behind() {
+async fn stages_act_on_nodes_and_restore_them() {
     let world = World::new("maintenance-life", &[]).await;
     let scenarios = scenarios![&world;
         a_node_is_cordoned_drained_and_put_back_as_it_was,
-        a_maintenance_that_is_completed_halfway_lets_pods_stay_unless_their_evacuation_is_past_recall,
+        completion_cancels_unless_forbidden,
         a_maintenance_that_is_deleted_halfway_completes_first,
-        a_node_that_somebody_had_cordoned_stays_cordoned_and_an_uncordon_halfway_is_reverted,
+        foreign_cordon_stays_and_uncordon_is_reverted,
         nodes_that_come_and_go_halfway_are_picked_up_and_released,
         a_selector_without_nodes_is_never_drained,
-        what_others_take_away_is_put_back_and_an_evacuation_of_others_is_shared,
+        removed_finalizers_return_and_evacuations_are_shared,
         super::overlaps::maintenances_that_share_a_node_finish_in_either_order,
         super::status::autoscalers_are_held_while_a_maintenance_wants_that,
-        super::status::a_budget_in_the_way_is_told_and_so_is_that_it_is_gone,
+        super::status::blocking_budget_is_reported_until_it_is_gone,
         super::waiting::refused_writes_are_blockers_with_the_api_servers_words,
         super::waiting::an_evacuator_at_work_and_a_pod_that_ends_are_waited_for,
         super::waiting::an_evacuation_that_others_hold_is_a_blocker,
@@ -101,9 +101,7 @@ fn first_then_others() -> Value {
     json!([{"podSelector": {"matchLabels": {"app": "first"}}, "podPriority": 1000, "podType": "Default"}])
 }
 
-async fn a_maintenance_that_is_completed_halfway_lets_pods_stay_unless_their_evacuation_is_past_recall(
-    world: &World,
-) {
+async fn completion_cancels_unless_forbidden(world: &World) {
     let scene = world.scene("cancel").await;
     let before = scene.node("n1", "blue").await;
     let first = |name: &str| objects::pod(name).label("app", "first").annotation(&slow(), "100");
@@ -156,7 +154,7 @@ async fn a_maintenance_that_is_deleted_halfway_completes_first(world: &World) {
     assert_eq!(scene.pods().get("web-1").await.unwrap().uid(), pod.uid());
 }
 
-async fn a_node_that_somebody_had_cordoned_stays_cordoned_and_an_uncordon_halfway_is_reverted(world: &World) {
+async fn foreign_cordon_stays_and_uncordon_is_reverted(world: &World) {
     let scene = world.scene("cordon").await;
     let by_hand = scene
         .node_from(objects::node(&scene.of("n1")).label("pool", &scene.of("blue")).unschedulable())
@@ -280,7 +278,7 @@ async fn a_selector_without_nodes_is_never_drained(world: &World) {
     scene.until_drained("named").await;
 }
 
-async fn what_others_take_away_is_put_back_and_an_evacuation_of_others_is_shared(world: &World) {
+async fn removed_finalizers_return_and_evacuations_are_shared(world: &World) {
     let scene = world.scene("intent").await;
     scene.node("n1", "blue").await;
     let pod = scene.slow_pod("web-1", "n1").await;

@@ -39,14 +39,14 @@ impl Scene<'_> {
 }
 
 #[tokio::test]
-async fn plans_and_rules_say_who_leaves_when() {
+async fn plans_and_rules_decide_the_order() {
     let world = World::new("maintenance-rules", &["--pod-types", "Default,DaemonSet"]).await;
     let scenarios = scenarios![&world;
         rules_say_who_leaves_last_who_stays_and_who_is_waited_for,
         the_samples_of_the_proposal_work,
-        a_pod_that_tolerates_the_cordon_and_comes_back_is_found_out,
+        pod_that_returns_to_the_node_is_reported,
         our_own_controllers_stay_on_their_last_node,
-        super::volumes::volumes_are_detached_before_daemons_leave_but_for_those_of_pods_that_stay,
+        super::volumes::volumes_detach_before_daemon_sets_leave,
         super::overlaps::the_worked_example_of_the_kep_comes_out_step_by_step,
     ];
     all_at_once(scenarios).await;
@@ -223,7 +223,7 @@ async fn the_samples_of_the_proposal_work(world: &World) {
     scene.until("m", "names who is still there", one_stays).await;
 }
 
-async fn a_pod_that_tolerates_the_cordon_and_comes_back_is_found_out(world: &World) {
+async fn pod_that_returns_to_the_node_is_reported(world: &World) {
     let scene = world.scene("returns").await;
     scene.node("n1", "blue").await;
     let stubborn = objects::deployment("stubborn").pods(PodBuilder::tolerates_everything);

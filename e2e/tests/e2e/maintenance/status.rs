@@ -39,7 +39,7 @@ pub async fn autoscalers_are_held_while_a_maintenance_wants_that(world: &World) 
     scene.until_as_before(&before).await;
 }
 
-pub async fn a_budget_in_the_way_is_told_and_so_is_that_it_is_gone(world: &World) {
+pub async fn blocking_budget_is_reported_until_it_is_gone(world: &World) {
     let scene = world.scene("budget").await;
     scene.node("n1", "blue").await;
     pod_and_budget(&scene, "web", "n1").await;

@@ -6,18 +6,18 @@ use super::*;
 
 /// One after the other: each disturbs the whole cluster, or needs it at rest.
 #[tokio::test]
-async fn a_drain_comes_through_whatever_happens_and_writes_little() {
+async fn drain_survives_faults_and_writes_little() {
     let world = World::with_webhook("maintenance-trouble").await;
     let scenarios = scenarios![&world;
-        a_drain_writes_its_status_once_a_second_and_nothing_at_rest,
+        status_is_written_once_a_second_and_not_at_rest,
         super::waiting::an_absent_evacuation_controller_is_a_blocker,
-        super::waiting::an_annotation_that_somebody_removes_comes_back_after_pauses,
+        super::waiting::removed_annotation_is_restored_with_backoff,
         completion_and_deletion_need_no_write_of_the_status,
         new_leader_requests_nothing_after_completion_or_deletion,
         a_new_leader_carries_on_where_the_old_one_died,
         a_drain_goes_on_after_an_outage_of_the_api_server,
-        a_maintenance_that_cannot_be_read_holds_only_its_own_nodes,
-        nobody_leaves_whom_a_rule_that_cannot_be_read_may_mean,
+        unreadable_maintenance_holds_only_its_nodes,
+        unreadable_rule_keeps_pods_it_may_match,
     ];
     one_by_one(scenarios).await;
 }
@@ -29,7 +29,7 @@ fn written(world: &World, since: Mark) -> Requests {
     requests.only(|request| request.resource != "leases")
 }
 
-async fn a_drain_writes_its_status_once_a_second_and_nothing_at_rest(world: &World) {
+async fn status_is_written_once_a_second_and_not_at_rest(world: &World) {
     const PODS: usize = 40;
     let scene = world.scene("writes").await;
     scene.node("n1", "blue").await;
@@ -134,7 +134,7 @@ async fn a_drain_goes_on_after_an_outage_of_the_api_server(world: &World) {
     scene.until_evacuating(&[]).await;
 }
 
-async fn a_maintenance_that_cannot_be_read_holds_only_its_own_nodes(world: &World) {
+async fn unreadable_maintenance_holds_only_its_nodes(world: &World) {
     let scene = world.scene("unreadable").await;
     let before = scene.node("n1", "blue").await;
     scene.node("n2", "green").await;
@@ -178,7 +178,7 @@ async fn a_maintenance_that_cannot_be_read_holds_only_its_own_nodes(world: &Worl
     scene.delete("newer").await;
 }
 
-async fn nobody_leaves_whom_a_rule_that_cannot_be_read_may_mean(world: &World) {
+async fn unreadable_rule_keeps_pods_it_may_match(world: &World) {
     let scene = world.scene("unclear").await;
     scene.node("n1", "blue").await;
     for pod in ["db", "web"] {

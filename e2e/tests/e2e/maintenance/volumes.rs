@@ -6,7 +6,7 @@ use k8s_openapi::api::storage::v1::VolumeAttachment;
 
 use super::*;
 
-pub async fn volumes_are_detached_before_daemons_leave_but_for_those_of_pods_that_stay(world: &World) {
+pub async fn volumes_detach_before_daemon_sets_leave(world: &World) {
     let scene = world.scene("volumes").await;
     scene.node("n1", "blue").await;
     let daemon_set = json!({

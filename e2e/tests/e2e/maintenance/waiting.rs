@@ -275,7 +275,7 @@ pub async fn an_absent_evacuation_controller_is_a_blocker(world: &World) {
     scene.delete("m").await;
 }
 
-pub async fn an_annotation_that_somebody_removes_comes_back_after_pauses(world: &World) {
+pub async fn removed_annotation_is_restored_with_backoff(world: &World) {
     let scene = world.scene("undone").await;
     let before = scene.node("n1", "blue").await;
     let pod = scene.slow_pod("web", "n1").await;

@@ -6,7 +6,7 @@ use super::*;
 
 #[tokio::test]
 #[ignore = "slow"]
-async fn real_pods_of_ours_drain_nodes_and_leave_nothing_behind() {
+async fn real_nodes_are_drained_by_our_own_images() {
     if !possible() {
         return;
     }

@@ -8,17 +8,16 @@ const NODE_MAINTENANCE: &str = "nodemaintenance.k8s.io";
 const EVACUATION: &str = "evacuation.coordination.k8s.io";
 const ELECTED: [&str; 4] = ["list", "watch", "create", "update"];
 
-const DRAIN: &str = "maintenance::life::maintenances_do_what_their_stages_say_and_leave_nothing_behind";
-const TROUBLE: &str = "maintenance::trouble::a_drain_comes_through_whatever_happens_and_writes_little";
-const PLANS: &str = "maintenance::rules::plans_and_rules_say_who_leaves_when";
+const DRAIN: &str = "maintenance::life::stages_act_on_nodes_and_restore_them";
+const TROUBLE: &str = "maintenance::trouble::drain_survives_faults_and_writes_little";
+const PLANS: &str = "maintenance::rules::plans_and_rules_decide_the_order";
 const EVICTION: &str = "evacuation::evacuators_evictions_budgets_and_endings";
 const REPLICAS: &str = "evacuation::replicas_restarts_outages_and_slow_watches";
-const TAINTS: &str = "taint_manager::pods_leave_as_upstream_by_policy_and_at_their_pace";
-const SURVIVE: &str = "taint_manager::trouble::deadlines_survive_dead_replicas_refusals_and_outages";
-const RULES: &str = "admission_rules::admission_tells_every_rule_through_kubectl";
-const CERTIFICATE: &str =
-    "webhook::certificates::whatever_happens_to_the_secret_and_the_configurations_is_mended";
-const REMOVAL: &str = "installation::an_uninstall_halfway_through_a_drain_leaves_nothing_and_hangs_nothing";
+const TAINTS: &str = "taint_manager::pods_leave_as_upstream_and_by_policy";
+const SURVIVE: &str = "taint_manager::trouble::deadlines_survive_restarts_and_outages";
+const RULES: &str = "admission_rules::every_admission_rule_works_through_kubectl";
+const CERTIFICATE: &str = "webhook::certificates::secret_and_ca_bundles_are_restored";
+const REMOVAL: &str = "installation::uninstall_during_a_drain_leaves_nothing";
 
 /// Every right that the chart grants, with the test that needs it.
 pub(super) fn rights() -> BTreeMap<String, &'static str> {

@@ -32,7 +32,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn pods_leave_nodes_that_fall_silent_and_those_that_hang_are_taken_by_force() {
+async fn unreachable_nodes_lose_pods_and_stuck_ones_by_force() {
     // A heartbeat every four seconds, and three of them.
     let monitor = ["--node-monitor-grace-period=12s", "--node-monitor-period=1s"];
     let cluster = Cluster::builder().name("taint-silence").taint_eviction(false);
@@ -97,7 +97,7 @@ async fn pods_leave_nodes_that_fall_silent_and_those_that_hang_are_taken_by_forc
 }
 
 #[tokio::test]
-async fn deadlines_survive_dead_replicas_refusals_and_outages() {
+async fn deadlines_survive_restarts_and_outages() {
     let world = World::boot(Cluster::builder().name("taint-trouble").taint_eviction(false)).await;
     for node in ["one", "two", "three"] {
         world.node(node).await;

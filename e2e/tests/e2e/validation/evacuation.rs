@@ -212,7 +212,7 @@ async fn statuses_are_checked_too() {
 }
 
 #[tokio::test]
-async fn a_status_cannot_be_created_and_is_filled_in_from_the_first_word() {
+async fn status_is_dropped_on_create_and_defaulted() {
     let (cluster, namespace) = namespace("evacuation-defaults").await;
     let api: Api<Evacuation> = Api::namespaced(cluster.client().await.unwrap(), &namespace);
     let pod = objects::pod("web-1").namespace(&namespace).build();

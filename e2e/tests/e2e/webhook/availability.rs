@@ -28,7 +28,7 @@ async fn busiest(replicas: Vec<Service>) -> (Service, Service) {
 }
 
 #[tokio::test]
-async fn one_replica_is_enough() {
+async fn requests_succeed_with_one_replica() {
     let cluster = cluster("webhook-replicas").await;
     let webhook = Webhook::install(&cluster, &[]).await.unwrap();
     let replicas =
@@ -85,7 +85,7 @@ async fn one_replica_is_enough() {
 }
 
 #[tokio::test]
-async fn without_the_webhook_only_foreign_writes_to_our_kinds_wait() {
+async fn only_foreign_writes_wait_without_the_webhook() {
     let cluster = Cluster::builder().name("webhook-down").boot().await.unwrap();
     let client = cluster.client().await.unwrap();
     let (_webhook, replica) = Webhook::with_replica(&cluster).await.unwrap();

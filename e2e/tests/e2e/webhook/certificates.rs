@@ -49,7 +49,7 @@ async fn handshake(client: &Client, replica: std::net::SocketAddr) -> anyhow::Re
 
 #[tokio::test]
 #[ignore = "slow"]
-async fn no_request_fails_while_the_certificate_is_renewed_twice() {
+async fn no_request_fails_during_certificate_renewal() {
     let cluster = cluster("webhook-rotation").await;
     let client = cluster.client().await.unwrap();
     let webhook = Webhook::install(&cluster, &[]).await.unwrap();
@@ -110,7 +110,7 @@ async fn no_request_fails_while_the_certificate_is_renewed_twice() {
 }
 
 #[tokio::test]
-async fn whatever_happens_to_the_secret_and_the_configurations_is_mended() {
+async fn secret_and_ca_bundles_are_restored() {
     let cluster = cluster("webhook-mended").await;
     let client = cluster.client().await.unwrap();
     let (_webhook, replica) = Webhook::with_replica(&cluster).await.unwrap();
@@ -172,14 +172,14 @@ async fn whatever_happens_to_the_secret_and_the_configurations_is_mended() {
 
 /// Puts back what was deleted, with the values that there were.
 async fn reinstall(cluster: &Handle) {
-    let chart = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("charts/haulout");
+    let chart = haulout_e2e::repository().join("charts/haulout");
     let chart = chart.display().to_string();
     let args = ["upgrade", "haulout", &chart, "-n", NAMESPACE, "--reuse-values"];
     cluster.helm(&args).await.unwrap().success().unwrap();
 }
 
 #[tokio::test]
-async fn files_of_others_are_served_and_reloaded_and_bad_ones_are_not() {
+async fn provided_certificate_files_are_reloaded() {
     let cluster = cluster("webhook-files").await;
     let client = cluster.client().await.unwrap();
     let folder = tempfile::tempdir().unwrap();

@@ -74,7 +74,7 @@ async fn answer(
 }
 
 #[tokio::test]
-async fn with_a_client_authority_the_api_server_passes_and_nobody_else_does() {
+async fn client_ca_admits_only_the_api_server() {
     let folder = tempfile::tempdir().unwrap();
     let pki = Pki::create(&folder.path().join("pki")).unwrap();
     let others = Pki::create(&folder.path().join("others")).unwrap();

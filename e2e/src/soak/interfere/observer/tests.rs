@@ -356,7 +356,7 @@ fn an_absent_controller_is_named_and_is_absent() {
 }
 
 #[test]
-fn a_refused_eviction_is_refused_or_its_next_attempt_is_not_due() {
+fn refused_eviction_claim_is_checked() {
     let reason = "EvictionForbidden";
     let status = |last: i64, failed: i64| json!({"failedEvictionCounter": failed, "lastFailedEvictionTime": at(last).to_string()});
     let with = |status: Value| scene([(Kind::Evacuation, evacuation("web-1", status))]);
@@ -450,7 +450,7 @@ fn who_waits_for_a_maintenance_waits_for_one_that_drains() {
 }
 
 #[test]
-fn a_held_evacuation_is_being_deleted_and_its_holder_is_named() {
+fn held_evacuation_claim_names_the_finalizer() {
     let mut held = evacuation("web-1", json!({}));
     held["metadata"]["finalizers"] = json!(["example.com/hold"]);
     let with = |evacuation: &Value| scene([(Kind::Evacuation, evacuation.clone())]);
@@ -467,7 +467,7 @@ fn a_held_evacuation_is_being_deleted_and_its_holder_is_named() {
 }
 
 #[test]
-fn reasons_of_others_are_theirs_and_unknown_ones_are_complaints() {
+fn unknown_reasons_are_violations() {
     let blocked = json!({"conditions": [condition("Blocked", "True", "Scribble", "")]});
     let with = |status: Value| scene([(Kind::Evacuation, evacuation("web-1", status))]);
     assert_eq!(check("Other", "", &with(blocked), &facts()), Ok(()));
@@ -478,14 +478,14 @@ fn reasons_of_others_are_theirs_and_unknown_ones_are_complaints() {
 /// A reason that users may read has a check.
 #[test]
 fn every_documented_reason_has_a_check() {
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs");
+    let root = crate::repository().join("docs");
     let mut reasons = Vec::new();
     for (page, heading) in [
         ("evacuation.md", "## Why a pod does not leave"),
-        ("maintenance.md", "## What can be in the way"),
-        ("maintenance.md", "## What is waited for"),
+        ("maintenance.md", "## What can block a drain"),
+        ("maintenance.md", "## What a drain waits for"),
     ] {
-        let text = std::fs::read_to_string(format!("{root}/{page}")).unwrap();
+        let text = std::fs::read_to_string(root.join(page)).unwrap();
         let (_, rest) = text.split_once(heading).unwrap();
         let rows = rest.split("\n## ").next().unwrap().lines().filter(|line| line.starts_with("| `"));
         let cells = rows.filter_map(|row| row.split('|').nth(1));
@@ -749,16 +749,16 @@ fn a_timeline_shows_its_end_and_counts_repetitions() {
 /// What the observer is for depends on it.
 #[test]
 fn the_observer_uses_none_of_our_code() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/soak/interfere");
-    let mut files = vec![format!("{folder}/observer.rs")];
-    let inside = std::fs::read_dir(format!("{folder}/observer")).unwrap();
-    files.extend(inside.map(|file| file.unwrap().path().display().to_string()));
+    let folder = crate::repository().join("e2e/src/soak/interfere");
+    let mut files = vec![folder.join("observer.rs")];
+    let inside = std::fs::read_dir(folder.join("observer")).unwrap();
+    files.extend(inside.map(|file| file.unwrap().path()));
     assert!(files.len() > 5);
     for file in files.iter().filter(|file| !file.ends_with("tests.rs")) {
         let text = std::fs::read_to_string(file).unwrap();
         for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
             for ours in ["haulout_", "crate::", "super::super"] {
-                assert!(!line.contains(ours), "{file}: {line}");
+                assert!(!line.contains(ours), "{}: {line}", file.display());
             }
         }
     }

@@ -1,0 +1,212 @@
+//! The build directory that all clones of the repository share.
+//!
+//! Cargo considers a file unchanged if it is not newer than what was built from it. In a fresh clone every file is newer, so
+//! Cargo would compile everything again. In a clone that is older than the last build it would compile nothing, even if the
+//! content differs. Therefore [`SharedBuild::enter`] gives each file the modification time at which its content was first built
+//! in the directory. What is built is then keyed by content, and a fresh clone compiles only what differs.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Holds the shared build directory for one clone. Other processes of the same clone can hold it, too.
+#[derive(Debug)]
+pub struct SharedBuild {
+    folder: PathBuf,
+    /// The lock ends with the file.
+    _lock: File,
+}
+
+/// What a file contained when it was last built, and the modification time that stands for this content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    hash: u64,
+    modified: SystemTime,
+}
+
+impl SharedBuild {
+    /// Takes the directory for the clone at this place and sets the modification times of its files. Returns nothing if the
+    /// user has chosen a directory, or while another clone builds in it.
+    pub fn enter(root: &Path) -> io::Result<Option<Self>> {
+        let chosen = ["CARGO_BUILD_BUILD_DIR", "CARGO_TARGET_DIR"];
+        if chosen.iter().any(|variable| env::var_os(variable).is_some()) {
+            return Ok(None);
+        }
+        let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+        let Some(home) = home.or_else(|| Some(env::home_dir()?.join(".cargo"))) else { return Ok(None) };
+        let entered = Self::enter_in(home.join("haulout-build"), root, SystemTime::now())?;
+        if entered.is_none() {
+            eprintln!("note: another clone is building: this one builds in its own target folder");
+        }
+        Ok(entered)
+    }
+
+    fn enter_in(folder: PathBuf, root: &Path, now: SystemTime) -> io::Result<Option<Self>> {
+        fs::create_dir_all(&folder)?;
+        let mut lock =
+            File::options().read(true).write(true).create(true).truncate(false).open(folder.join("clone"))?;
+        if lock.try_lock().is_ok() {
+            lock.set_len(0)?;
+            lock.write_all(root.as_os_str().as_encoded_bytes())?;
+            lock.unlock()?;
+        }
+        // Another clone may have been faster here, or may have held it from the beginning.
+        lock.lock_shared()?;
+        let mut owner = Vec::new();
+        lock.rewind()?;
+        lock.read_to_end(&mut owner)?;
+        if owner != root.as_os_str().as_encoded_bytes() {
+            return Ok(None);
+        }
+        stamp(&folder.join("sources"), root, now)?;
+        Ok(Some(Self { folder, _lock: lock }))
+    }
+
+    /// Lets this command build in the directory.
+    pub fn apply(&self, cargo: &mut Command) {
+        cargo.env("CARGO_BUILD_BUILD_DIR", &self.folder);
+    }
+}
+
+/// Sets the modification times of all files of a clone, and records new contents.
+fn stamp(record: &Path, root: &Path, now: SystemTime) -> io::Result<()> {
+    let before = fs::read_to_string(record).map(|text| parse(&text)).unwrap_or_default();
+    let mut after = BTreeMap::new();
+    visit(root, &mut |path| {
+        let mut hasher = DefaultHasher::new();
+        fs::read(path)?.hash(&mut hasher);
+        let name = path.strip_prefix(root).unwrap_or(path).as_os_str().to_owned();
+        let hash = hasher.finish();
+        let known = before.get(&name).copied().filter(|known| known.hash == hash);
+        let stamp = known.unwrap_or(Stamp { hash, modified: now });
+        if fs::metadata(path)?.modified()? != stamp.modified {
+            File::open(path)?.set_modified(stamp.modified)?;
+        }
+        after.insert(name, stamp);
+        Ok(())
+    })?;
+    if before == after {
+        return Ok(());
+    }
+    let unfinished = record.with_extension(std::process::id().to_string());
+    fs::write(&unfinished, render(&after))?;
+    fs::rename(&unfinished, record)
+}
+
+/// Calls a function for every file that Cargo may compile.
+fn visit(folder: &Path, file: &mut impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let (path, kind) = (entry.path(), entry.file_type()?);
+        if kind.is_dir() && entry.file_name() != "target" && entry.file_name() != ".git" {
+            visit(&path, file)?;
+        } else if kind.is_file() {
+            file(&path)?;
+        }
+    }
+    Ok(())
+}
+
+fn render(stamps: &BTreeMap<OsString, Stamp>) -> String {
+    let line = |(name, stamp): (&OsString, &Stamp)| {
+        let since = stamp.modified.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Some(format!("{} {} {} {}\n", stamp.hash, since.as_secs(), since.subsec_nanos(), name.to_str()?))
+    };
+    stamps.iter().filter_map(line).collect()
+}
+
+/// Lines that cannot be read are left out: their files are compiled again.
+fn parse(text: &str) -> BTreeMap<OsString, Stamp> {
+    let line = |line: &str| {
+        let mut words = line.splitn(4, ' ');
+        let hash = words.next()?.parse().ok()?;
+        let modified = UNIX_EPOCH + Duration::new(words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        Some((words.next()?.into(), Stamp { hash, modified }))
+    };
+    text.lines().filter_map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder that is removed at the end.
+    struct Temporary(PathBuf);
+
+    impl Temporary {
+        fn new(name: &str) -> Self {
+            let folder = env::temp_dir().join(format!("haulout-launcher-{}-{name}", std::process::id()));
+            fs::create_dir_all(&folder).unwrap();
+            Self(folder)
+        }
+
+        fn clone_with(&self, name: &str, content: &str) -> PathBuf {
+            let root = self.0.join(name);
+            fs::create_dir_all(root.join("src")).unwrap();
+            fs::write(root.join("src/main.rs"), content).unwrap();
+            root
+        }
+
+        fn enter(&self, root: &Path, seconds: u64) -> Option<SharedBuild> {
+            let now = UNIX_EPOCH + Duration::from_secs(seconds);
+            SharedBuild::enter_in(self.0.join("build"), root, now).unwrap()
+        }
+    }
+
+    impl Drop for Temporary {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn modified(root: &Path) -> u64 {
+        let modified = fs::metadata(root.join("src/main.rs")).unwrap().modified().unwrap();
+        modified.duration_since(UNIX_EPOCH).unwrap().as_secs()
+    }
+
+    #[test]
+    fn files_keep_the_time_at_which_their_content_came() {
+        let temporary = Temporary::new("time");
+        let (first, same) = (temporary.clone_with("first", "a"), temporary.clone_with("same", "a"));
+        let other = temporary.clone_with("other", "b");
+        let enter = |root: &Path, seconds| {
+            temporary.enter(root, seconds).unwrap();
+            modified(root)
+        };
+        assert_eq!(enter(&first, 100), 100);
+        assert_eq!(enter(&same, 200), 100, "nothing has to be compiled");
+        assert_eq!(enter(&other, 300), 300, "another content");
+        assert_eq!(enter(&first, 400), 400, "what was built last is not from this content");
+        fs::write(first.join("src/main.rs"), "c").unwrap();
+        assert_eq!(enter(&first, 500), 500, "the file has changed");
+        assert_eq!(enter(&first, 600), 500);
+    }
+
+    #[test]
+    fn one_clone_builds_at_a_time() {
+        let temporary = Temporary::new("lock");
+        let (first, second) = (temporary.clone_with("first", "a"), temporary.clone_with("second", "a"));
+        let held = temporary.enter(&first, 100);
+        assert!(held.is_some());
+        assert!(temporary.enter(&first, 100).is_some(), "another process of the same clone");
+        assert!(temporary.enter(&second, 100).is_none());
+        drop(held);
+        assert!(temporary.enter(&second, 100).is_some());
+    }
+
+    #[test]
+    fn damaged_record_has_everything_compiled() {
+        let temporary = Temporary::new("damaged");
+        let clone = temporary.clone_with("clone", "a");
+        temporary.enter(&clone, 100).unwrap();
+        fs::write(temporary.0.join("build/sources"), "nonsense\n1 2\n").unwrap();
+        temporary.enter(&clone, 200).unwrap();
+        assert_eq!(modified(&clone), 200);
+    }
+}
