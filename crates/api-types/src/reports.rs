@@ -1,19 +1,19 @@
-//! What an evacuator writes: how it sees that it is in charge, and the merge patches with which it reports. Each
-//! patch carries the resourceVersion of the Evacuation that was looked at, so that a report which comes after
-//! somebody else was given control is refused with a conflict instead of taken for theirs.
+//! Reports of evacuators: whether an evacuator is active, how often it reports, and the merge patches that it sends. Each patch
+//! has the resourceVersion of the Evacuation that was read, so that the API server rejects a report that comes after another
+//! evacuator became active.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
-use crate::evacuation::Evacuation;
+use crate::evacuation::{CancellationPolicy, Evacuation};
 
-/// How far a progress time may be ahead of who reads it: clocks differ. One that is further ahead counts as now.
+/// How far a progress time may be ahead of the reader's clock. A time that is further ahead counts as now.
 pub const MAX_AHEAD: SignedDuration = SignedDuration::from_secs(30);
 
 impl Evacuation {
-    /// Whether the evacuator of this class is in charge and has not done its part yet. If not, it has to stop. It has to
-    /// stop as well when the evacuation [is cancelled](Evacuation::is_cancelled).
+    /// Whether the evacuator of this class is active and has not completed. If not, it has to stop. It also has to stop when the
+    /// evacuation [is cancelled](Evacuation::is_cancelled).
     pub fn is_active(&self, class: &str) -> bool {
         self.status.as_ref().is_some_and(|status| {
             status.active_evacuator_class.as_deref() == Some(class) && !status.active_evacuator_completed
@@ -21,17 +21,23 @@ impl Evacuation {
     }
 }
 
-/// Progress has been made. Report it well before `spec.progressDeadlineSeconds` have passed, and only if it is
-/// true: a tenth of that time is a good pace.
+/// How often to report progress: ten times within `spec.progressDeadlineSeconds`, so that a few lost reports do no harm.
+pub fn interval(evacuation: &Evacuation) -> SignedDuration {
+    SignedDuration::from_secs(evacuation.spec.progress_deadline_seconds.into()) / 10
+}
+
+/// Reports progress, and whether the evacuation can be cancelled now. Report only real progress.
 pub fn progress(
     evacuation: &Evacuation,
     now: Timestamp,
     message: &str,
     expected_finish: Option<Timestamp>,
+    cancellation: CancellationPolicy,
 ) -> Value {
     report(
         evacuation,
         json!({
+            "evacuationCancellationPolicy": cancellation,
             "evacuationProgressTimestamp": Time(now),
             "expectedEvacuationFinishTime": expected_finish.map(Time),
             "message": message,
@@ -39,8 +45,8 @@ pub fn progress(
     )
 }
 
-/// The evacuator has done its part, or has nothing to do. The next one is given control; after the last one the
-/// pod is evicted.
+/// Reports that the evacuator has completed, or has nothing to do. The next evacuator becomes active; after the last one the pod is
+/// evicted.
 pub fn completed(evacuation: &Evacuation, message: &str) -> Value {
     report(evacuation, json!({"activeEvacuatorCompleted": true, "message": message}))
 }
@@ -66,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_class_in_charge_is_active_and_only_until_it_has_done_its_part() {
+    fn class_is_active_until_it_completes() {
         let cases = [
             (None, false, false),
             (Some("a"), false, true),
@@ -80,14 +86,15 @@ mod tests {
     }
 
     #[test]
-    fn reports_touch_only_the_evacuators_own_fields_and_name_the_version_they_are_about() {
+    fn reports_patch_own_fields_with_the_resource_version() {
         let evacuation = evacuation(Some("a"), false);
         let now = Timestamp::from_second(1_700_000_000).unwrap();
         assert_eq!(
-            progress(&evacuation, now, "half", None),
+            progress(&evacuation, now, "half", None, CancellationPolicy::Forbid),
             json!({
                 "metadata": {"resourceVersion": "7"},
                 "status": {
+                    "evacuationCancellationPolicy": "Forbid",
                     "evacuationProgressTimestamp": "2023-11-14T22:13:20Z",
                     "expectedEvacuationFinishTime": null,
                     "message": "half",
@@ -101,5 +108,12 @@ mod tests {
                 "status": {"activeEvacuatorCompleted": true, "message": "done"},
             })
         );
+    }
+
+    #[test]
+    fn interval_is_a_tenth_of_the_deadline() {
+        let mut evacuation = Evacuation::default();
+        evacuation.spec.progress_deadline_seconds = 1800;
+        assert_eq!(interval(&evacuation), SignedDuration::from_secs(180));
     }
 }
