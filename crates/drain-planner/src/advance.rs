@@ -66,10 +66,8 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             }
         }
         self.changed_maintenances.extend(record.members.iter().chain(&members));
-        members.sort_by(|a, b| {
-            let age = |id| self.maintenances.get(id).map(Maintenance::age);
-            age(a).cmp(&age(b))
-        });
+        let age = |id: &Id| self.maintenances.get(id).map(Maintenance::age);
+        members.sort_by(|a, b| age(a).cmp(&age(b)));
         let of = |id: &Id| self.maintenances.get(id).map(|maintenance| &maintenance.facts);
         let is_draining = |id: &Id| of(id).is_some_and(|facts| facts.stage == Stage::Drain);
         let on_node = |id: &Id| of(id).map(|facts| facts.on_node(Stage::Complete));
@@ -232,7 +230,6 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         for id in winners {
             let Some(maintenance) = self.maintenances.get_mut(&id) else { continue };
             for name in maintenance.nodes.clone() {
-                let Some(maintenance) = self.maintenances.get_mut(&id) else { continue };
                 let Some(record) = self.nodes.get_mut(&name) else { continue };
                 let targets = maintenance.targets(maintenance.step_on(record.assessment.lingers));
                 if !record.targets.includes(&targets) {

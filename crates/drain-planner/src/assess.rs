@@ -388,14 +388,12 @@ impl Assessment {
             let evacuates = !facts.terminating && pod.treatment.behavior == DrainBehavior::Drain;
             counts.to_evacuate += u32::from(evacuates);
             let unannounced = view.node.too_large && !pod.on_its_way() && !announced;
-            let blocker = if unannounced {
-                Some(Blocker::new(Some(&facts.key), &blockers::targets_too_large()))
+            if unannounced {
+                self.blockers.push(Blocker::new(Some(&facts.key), &blockers::targets_too_large()));
+            } else if let Some(blocker) = pod.blocker(now) {
+                self.blockers.push(blocker);
             } else {
-                pod.blocker(now)
-            };
-            match blocker {
-                Some(blocker) => self.blockers.push(blocker),
-                None => self.wait_for(pod, together, view.node.facts.cordoned && announced),
+                self.wait_for(pod, together, view.node.facts.cordoned && announced);
             }
             let now = evacuates && pod.held_until(now).is_none() && together.is_next(pod);
             now.then(|| Desired::Evacuate { reached_by: view.ids(&reached), announced })

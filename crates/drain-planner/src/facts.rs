@@ -196,11 +196,6 @@ pub struct MaintenanceFacts {
 }
 
 impl MaintenanceFacts {
-    /// What its nodes and Evacuations show of it and may change at any time.
-    pub fn shown(&self) -> (&str, bool) {
-        (&self.reason, self.holds_autoscalers)
-    }
-
     /// How a node's annotation names it.
     pub(crate) fn on_node(&self, stage: Stage) -> MaintenanceOnNode {
         MaintenanceOnNode { uid: self.uid.to_string(), name: self.name.to_string(), stage }

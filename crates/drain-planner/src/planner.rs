@@ -265,7 +265,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
                 self.remove_maintenance(&facts.name);
                 return self.add_maintenance(facts);
             }
-            if new.shown() != old.shown() {
+            if (&new.reason, new.holds_autoscalers) != (&old.reason, old.holds_autoscalers) {
                 // It changes no number, but what its nodes show.
                 self.changed_nodes.extend(maintenance.nodes.iter().cloned());
             }
