@@ -176,7 +176,7 @@ impl Controller {
             Ok(Marked::Lost) => Failure::impossible(&LOST),
             Err(error) => {
                 warn!(%name, %error, "failed to write a node");
-                Failure::from(&error)
+                Failure::from(error.source.as_ref())
             }
         };
         let now = self.clock.now();

@@ -482,13 +482,9 @@ pub fn volumes_ignored(node: &str, volumes: u32, by_annotation: bool) -> Notice 
         "it has waited for spec.volumeDetachTimeoutSeconds".into()
     };
     let what = if volumes == 1 { "1 volume is".into() } else { format!("{volumes} volumes are") };
-    Notice {
-        reason: event::VOLUMES_IGNORED,
-        warning: true,
-        message: format!(
-            "{what} still attached to node {node}, and the drain goes on without waiting, because {why}"
-        ),
-    }
+    let message =
+        format!("{what} still attached to node {node}, and the drain goes on without waiting, because {why}");
+    Notice { reason: event::VOLUMES_IGNORED, warning: true, message }
 }
 
 /// What is to be told of a node's cordon. It is the same text each time, so that it becomes one event with a count.

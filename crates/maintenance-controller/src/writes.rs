@@ -8,7 +8,6 @@ use std::time::Duration;
 use haulout_api_types::names::reason;
 use haulout_drain_planner::facts::Blocked;
 use haulout_drain_planner::pause::{QUIET, after};
-use haulout_service_runtime::api::RequestError;
 use haulout_service_runtime::queue::Backoff;
 use jiff::{SignedDuration, Timestamp};
 
@@ -36,12 +35,6 @@ impl Failure {
     /// Something that we cannot even ask for.
     pub fn impossible(why: &dyn std::fmt::Display) -> Self {
         Self { said: bounded::text(&why.to_string()), refused: true, terminating: false }
-    }
-}
-
-impl From<&RequestError> for Failure {
-    fn from(error: &RequestError) -> Self {
-        Self::from(error.source.as_ref())
     }
 }
 

@@ -69,7 +69,7 @@ impl Controller {
             Err(error) => {
                 warn!(%name, %error, ?step, "failed to write a NodeMaintenance");
                 let now = self.clock.now();
-                let failure = Failure::from(&error);
+                let failure = Failure::from(error.source.as_ref());
                 self.tell(|state| {
                     state.maintenance_writes.failed(name.clone(), failure, now, fastrand::f64())
                 });

@@ -58,7 +58,7 @@ impl Controller {
                 Ok(Next::Rest(Outcome::Done))
             }
             // There may be one that we have not seen yet, or its namespace is gone, and the pod with it.
-            Err(error) => Ok(self.failed(pod, Failure::from(&error))),
+            Err(error) => Ok(self.failed(pod, Failure::from(error.source.as_ref()))),
         }
     }
 
@@ -79,7 +79,7 @@ impl Controller {
             }
             Ok(Written::Outdated) => Ok(Next::Rest(Outcome::Failed)),
             Ok(Written::Gone) => Ok(Next::Rest(Outcome::Done)),
-            Err(error) => Ok(self.failed(pod, Failure::from(&error))),
+            Err(error) => Ok(self.failed(pod, Failure::from(error.source.as_ref()))),
         }
     }
 
