@@ -36,7 +36,6 @@ impl Metrics {
                 "haulout_admission_requests",
                 "Reviews by type, resource, operation and verdict: allowed, warned, denied, or failed when \
                  there was none",
-                Family::default(),
             ),
             durations: all.add_seconds(
                 "haulout_admission_duration",
@@ -44,26 +43,19 @@ impl Metrics {
                 // From a sixteenth of a millisecond, by doubling, past the longest time-out there is.
                 Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.000_062_5, 2.0, 20))),
             ),
-            denials: all.add(
-                "haulout_admission_denials",
-                "Denials by resource and by the rule that denied",
-                Family::default(),
-            ),
-            connections: all.add("haulout_admission_connections", "Open connections", Gauge::default()),
+            denials: all.add("haulout_admission_denials", "Denials by resource and by the rule that denied"),
+            connections: all.add("haulout_admission_connections", "Open connections"),
             cut: all.add(
                 "haulout_admission_connections_cut",
                 "Connections that we ended: no TLS, too slow, or idle",
-                Family::default(),
             ),
             pod_lookups: all.add(
                 "haulout_admission_pod_lookups",
                 "Pods that Evacuations are about, by where they were found",
-                Family::default(),
             ),
             access_reviews: all.add(
                 "haulout_admission_access_reviews",
                 "Questions about users' rights, by where the answer came from",
-                Family::default(),
             ),
             certificate_expiry: all.add_seconds(
                 "haulout_certificate_expiry_timestamp",

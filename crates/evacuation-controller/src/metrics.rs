@@ -47,11 +47,7 @@ impl Metrics {
         let shown = Shown::default();
         all.register(|registry| registry.register_collector(Box::new(shown.clone())));
         Self {
-            evictions: all.add(
-                "evacuation_controller_evictions",
-                "Calls of the Eviction API by result",
-                Family::default(),
-            ),
+            evictions: all.add("evacuation_controller_evictions", "Calls of the Eviction API by result"),
             durations: all.add_seconds(
                 "evacuation_controller_evacuation_duration",
                 "From the creation of an Evacuation to its end, by the last evacuator and outcome",

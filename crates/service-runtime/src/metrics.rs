@@ -98,8 +98,8 @@ impl Metrics {
 
     /// Adds a metric of a service: once at its start, and not in each term of leadership, because Prometheus refuses a
     /// metric that is there twice.
-    pub fn add<M: Metric + Clone>(&self, name: &str, help: &str, metric: M) -> M {
-        add(&mut self.registry.lock(), name, help, metric)
+    pub fn add<M: Metric + Clone + Default>(&self, name: &str, help: &str) -> M {
+        add(&mut self.registry.lock(), name, help, M::default())
     }
 
     /// The same for durations: the name gets the suffix `_seconds`.

@@ -49,18 +49,13 @@ impl Metrics {
             deletions: all.add(
                 "taint_eviction_controller_pod_deletions",
                 "Pods deleted because of NoExecute taints",
-                Counter::default(),
             ),
             latency: all.add_seconds(
                 "taint_eviction_controller_pod_deletion_duration",
                 "From when a pod had to leave to its deletion",
                 Histogram::new(BUCKETS),
             ),
-            departures: all.add(
-                "taint_manager_departures",
-                "Pods that were made to leave, by how",
-                Family::default(),
-            ),
+            departures: all.add("taint_manager_departures", "Pods that were made to leave, by how"),
             departure_latency: all.add_seconds(
                 "taint_manager_departure_duration",
                 "From when a pod had to leave to its deletion, its eviction or the request for its evacuation, by how",
@@ -69,17 +64,14 @@ impl Metrics {
             failures: all.add(
                 "taint_manager_failures",
                 "Attempts to make a pod leave that failed and are repeated, by how",
-                Family::default(),
             ),
             conflicts: all.add(
                 "taint_manager_rival_evictions",
                 "Evictions by somebody else who acts on NoExecute taints",
-                Counter::default(),
             ),
             policy_refused: all.add(
                 "taint_manager_policy_refused",
                 "1 while the policy file cannot be used and an earlier one is in force",
-                Gauge::default(),
             ),
             shown: shown.clone(),
         };
