@@ -1,5 +1,5 @@
-//! Benchmarks. Each boots what it needs and measures ours and its peer side by side in one run; figures
-//! of different runs or machines do not compare.
+//! Benchmarks. Each one boots the clusters that it needs and measures Haulout and its peers side by side in one run.
+//! Figures of different runs or machines are not comparable.
 
 mod admission;
 mod baseline;
@@ -23,19 +23,19 @@ use kube::api::{ObjectMeta, PostParams};
 
 use crate::service::Service;
 
-/// Named figures, in the order in which they are shown.
+/// Named figures, in display order.
 pub type Results = Vec<(&'static str, f64)>;
 
-/// Takes the lines that tell what a benchmark is doing.
+/// Receives progress messages of a benchmark.
 pub type Progress = fn(&str);
 
 /// One benchmark.
 pub struct Benchmark {
-    /// Its name on the command line.
+    /// The name on the command line.
     pub name: &'static str,
-    /// What it measures.
+    /// What the benchmark measures.
     pub about: &'static str,
-    /// Runs it, telling what it is doing.
+    /// Runs the benchmark and reports progress.
     pub run: fn(Progress) -> LocalBoxFuture<'static, Result<Results>>,
 }
 
@@ -43,12 +43,12 @@ pub struct Benchmark {
 pub const BENCHMARKS: &[Benchmark] = &[
     Benchmark {
         name: "admission",
-        about: "what the admission webhook costs whoever creates Evacuations, and what it costs itself",
+        about: "what the admission webhook costs clients that create Evacuations, and what it costs itself",
         run: |progress| admission::run(progress).boxed_local(),
     },
     Benchmark {
         name: "baseline",
-        about: "what this machine's control plane can do at all: boot, evictions, kubectl drain",
+        about: "baseline of this machine's control plane: boot, evictions, kubectl drain",
         run: |progress| baseline::run(progress).boxed_local(),
     },
     Benchmark {
@@ -58,12 +58,12 @@ pub const BENCHMARKS: &[Benchmark] = &[
     },
     Benchmark {
         name: "drain",
-        about: "how fast ten nodes with 500 pods are drained and at what cost, beside kubectl drain and a plain loop",
+        about: "how fast ten nodes with 500 pods are drained and at what cost, compared with kubectl drain and a plain loop",
         run: |progress| drain::run(progress).boxed_local(),
     },
     Benchmark {
         name: "evacuation",
-        about: "how fast 2,000 pods are evacuated and at what cost, beside plain loops and kubectl drain",
+        about: "how fast 2,000 pods are evacuated and at what cost, compared with plain loops and kubectl drain",
         run: |progress| evacuation::run(progress).boxed_local(),
     },
     Benchmark {
@@ -78,12 +78,12 @@ pub const BENCHMARKS: &[Benchmark] = &[
     },
     Benchmark {
         name: "taint",
-        about: "how fast 2,000 pods leave tainted nodes and at what cost, beside kube-controller-manager",
+        about: "how fast 2,000 pods leave tainted nodes and at what cost, compared with kube-controller-manager",
         run: |progress| taint::run(progress).boxed_local(),
     },
 ];
 
-/// The median; of an even number, the upper of the middle two.
+/// The median. For an even number of figures, the upper of the middle two.
 fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
@@ -94,7 +94,7 @@ fn count(number: usize) -> f64 {
     number as f64
 }
 
-/// Evicts a pod with nothing but the request itself.
+/// Evicts a pod with a single request.
 async fn evict(pods: &Api<Pod>, name: &str) -> Result<()> {
     let eviction = Eviction {
         metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
@@ -105,7 +105,7 @@ async fn evict(pods: &Api<Pod>, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Ends a service in good order.
+/// Stops a service gracefully.
 async fn stop(service: Service) -> Result<()> {
     const LIMIT: Duration = Duration::from_secs(10);
     let stopped = tokio::task::spawn_blocking(move || service.stop(LIMIT)).await;
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_in_the_middle() {
+    fn median_is_the_middle_value() {
         assert!((median(vec![3.0, 1.0, 2.0]) - 2.0).abs() < f64::EPSILON);
         assert!(median(vec![]).is_nan());
     }

@@ -1,5 +1,5 @@
-//! Fault campaigns: things that must hold whatever is killed when. `cargo xtask soak` runs them, and
-//! the end-to-end tests do a few rounds.
+//! Fault campaigns: invariants that must hold no matter what is killed and when. `cargo xtask soak` runs them, and
+//! the end-to-end tests run a few rounds.
 
 mod drain;
 mod evacuation;
@@ -26,17 +26,17 @@ use crate::cluster::Component;
 use crate::requests::Requests;
 use crate::wait;
 
-/// What a round gets.
+/// The input of a round.
 pub struct Round {
     /// The path of the `xtask` program.
     pub xtask: PathBuf,
-    /// From which everything follows that is left to chance.
+    /// The seed of all random choices.
     pub seed: u64,
-    /// Whether it may take its time.
+    /// Whether the round runs at full size.
     pub full: bool,
-    /// Of a campaign in which people interfere, the only actions that they take; all if empty.
+    /// For campaigns with interference, the only actions to take; all if empty.
     pub only: Vec<String>,
-    /// Told in a few words what is going on.
+    /// Receives progress messages.
     pub progress: Rc<dyn Fn(&str)>,
 }
 
@@ -46,15 +46,15 @@ impl Round {
     }
 }
 
-/// One campaign. A round says in a few words what it did.
+/// One campaign. A round returns a short summary.
 pub struct Campaign {
-    /// Its name on the command line.
+    /// The name on the command line.
     pub name: &'static str,
-    /// Whether people interfere, which `--interfere` asks for.
+    /// Whether the campaign interferes, as requested by `--interfere`.
     pub interfere: bool,
-    /// What it shows.
+    /// What the campaign verifies.
     pub about: &'static str,
-    /// How many rounds it has unless told otherwise.
+    /// The default number of rounds.
     pub rounds: u32,
     /// Runs one round.
     pub round: fn(Round) -> LocalBoxFuture<'static, Result<String>>,
@@ -65,7 +65,7 @@ pub const CAMPAIGNS: &[Campaign] = &[
     Campaign {
         name: "cluster",
         interfere: false,
-        about: "whatever is killed, no process is left behind",
+        about: "no process is left behind, whatever is killed",
         rounds: 20,
         round: |round| {
             async move {
@@ -82,27 +82,27 @@ pub const CAMPAIGNS: &[Campaign] = &[
     Campaign {
         name: "drain",
         interfere: false,
-        about: "whenever the controllers are killed, a drain completes, evicts each pod once and leaves nothing behind",
+        about: "a drain completes, evicts each pod once and leaves nothing behind, whenever the controllers are killed",
         rounds: 10,
         round: |round| drain::round(round.random()).boxed_local(),
     },
     Campaign {
         name: "drain",
         interfere: true,
-        about: "whatever people do to it, a drain moves on or says truly what holds it, and leaves nothing behind",
+        about: "a drain continues or reports the true blocker, and leaves nothing behind, whatever people do to it",
         rounds: 10,
         round: |round| interfere::round(round).boxed_local(),
     },
     Campaign {
         name: "evacuation",
         interfere: false,
-        about: "whenever the evacuation controller is killed, each pod leaves once and no budget is violated",
+        about: "each pod leaves once and no budget is violated, whenever the evacuation controller is killed",
         rounds: 20,
         round: |round| evacuation::round(round.random(), round.full).boxed_local(),
     },
 ];
 
-/// Whether the API server let each of these pods be evicted at most once, and nobody else.
+/// Fails unless each of these pods was evicted at most once, and no other pod was evicted.
 fn each_evicted_once(requests: &Requests, pods: &[Pod]) -> Result<()> {
     let mut evictions: HashMap<&str, u32> = HashMap::new();
     let evicted = requests.resource("pods", "eviction").code(201);
@@ -111,7 +111,7 @@ fn each_evicted_once(requests: &Requests, pods: &[Pod]) -> Result<()> {
     }
     let wanted: HashSet<_> = pods.iter().map(ResourceExt::name_any).collect();
     for (pod, times) in evictions {
-        ensure!(wanted.contains(pod), "{pod} was evicted and nobody had asked for it");
+        ensure!(wanted.contains(pod), "{pod} was evicted without a request");
         ensure!(times == 1, "{pod} was evicted {times} times");
     }
     Ok(())
@@ -120,9 +120,9 @@ fn each_evicted_once(requests: &Requests, pods: &[Pod]) -> Result<()> {
 /// What is killed in a running demo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Victim {
-    /// The program that started everything.
+    /// The `xtask` process that started everything.
     Xtask,
-    /// One of its children.
+    /// One of its child processes.
     Component(Component),
 }
 
@@ -138,7 +138,7 @@ impl fmt::Display for Victim {
 /// Starts a demo, kills the victim with SIGKILL, and checks that every process of it ends.
 pub async fn kill_in_demo(xtask: &Path, victim: Victim) -> Result<()> {
     let mut demo = Command::new(xtask)
-        .args(["demo", "--no-story", "--nodes", "1"])
+        .args(["demo", "--no-drain", "--nodes", "1"])
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
@@ -179,12 +179,12 @@ pub async fn kill_in_demo(xtask: &Path, victim: Victim) -> Result<()> {
     if victim != Victim::Xtask && left.iter().any(|name| name != "logs") {
         bail!("besides logs, the demo left {left:?} in {}", root.display());
     }
-    // The logs were for somebody who wants to know why it died; we do. What a killed xtask could not
-    // remove, the next boot would.
+    // The logs are for the investigation of a failure, and this one was intended. The next boot would remove the rest that
+    // a killed xtask left.
     std::fs::remove_dir_all(&root).with_context(|| format!("removing {}", root.display()))
 }
 
-/// Processes whose command line or environment names something below this folder: id and program.
+/// Processes whose command line or environment contains a path below this folder: id and program.
 pub fn processes_of(folder: &Path) -> Result<Vec<(i32, String)>> {
     let needle = folder.display().to_string();
     let mut found = Vec::new();
@@ -192,9 +192,9 @@ pub fn processes_of(folder: &Path) -> Result<Vec<(i32, String)>> {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // A process that has just ended has no command line any more.
+        // A process that has just ended has no command line.
         let line = std::fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default();
-        // Our services are told of the cluster in KUBECONFIG. Nobody may read that of another user's processes.
+        // Our services get the cluster from KUBECONFIG. The environment of another user's processes is not readable.
         let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
         if line.contains(&needle) || String::from_utf8_lossy(&environment).contains(&needle) {
             found.push((pid, line.split('\0').next().unwrap_or_default().to_owned()));

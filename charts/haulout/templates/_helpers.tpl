@@ -1,6 +1,6 @@
 {{/*
-The prefix of the names of objects in the release's namespace. Different releases never get the same
-one, and it has at most 40 characters, which leaves room for what follows.
+The prefix of object names in the release's namespace. It is unique per release and has at most 40 characters,
+which leaves room for suffixes.
 */}}
 {{- define "haulout.fullname" -}}
 {{- $name := .Release.Name -}}
@@ -8,7 +8,7 @@ one, and it has at most 40 characters, which leaves room for what follows.
 {{- $name = printf "%s-haulout" $name -}}
 {{- end -}}
 {{- if and (not .Values.fullnameOverride) (regexMatch "^[0-9]|[.]" $name) -}}
-{{- fail (printf "release %s: a name that begins with a digit or has a dot in it does not do for Services; choose another, or set fullnameOverride" .Release.Name) -}}
+{{- fail (printf "release %s: Services cannot have a name that starts with a digit or contains a dot; choose another release name, or set fullnameOverride" .Release.Name) -}}
 {{- end -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
@@ -20,14 +20,14 @@ one, and it has at most 40 characters, which leaves room for what follows.
 {{- end -}}
 
 {{/*
-The prefix of the names of cluster-scoped objects, which also differs from namespace to namespace: a
-namespace has no dot in its name.
+The prefix of names of cluster-scoped objects. It is also unique per namespace, because a namespace has no dot in
+its name.
 */}}
 {{- define "haulout.clusterName" -}}
 {{- printf "%s.%s" .Release.Namespace (include "haulout.fullname" .) -}}
 {{- end -}}
 
-{{/* The labels by which everything of a release is found. */}}
+{{/* The labels that select all objects of a release. */}}
 {{- define "haulout.selector" -}}
 app.kubernetes.io/name: haulout
 app.kubernetes.io/instance: {{ .Release.Name | quote }}

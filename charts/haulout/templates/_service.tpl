@@ -1,6 +1,6 @@
 {{/*
-What every service has beside its own ClusterRole. Takes a dict of root, the service's name, its values, and
-optionally: args, a list; ports, volumeMounts and volumes, lists of what the pod has beyond the metrics port.
+The objects of a service, except its own ClusterRole. Takes a dict of root, the service's name, its values, and
+optionally: args, a list; ports, volumeMounts and volumes, lists in addition to the metrics port.
 */}}
 {{- define "haulout.serviceName" -}}
 {{- printf "%s-%s" (include "haulout.fullname" .root) .name -}}
@@ -20,7 +20,7 @@ app.kubernetes.io/component: {{ .name }}
 app.kubernetes.io/component: {{ .name }}
 {{- end -}}
 
-{{/* The metadata of a ServiceAccount, Role and the like in the release's namespace. */}}
+{{/* The metadata of a namespaced object, such as a ServiceAccount or Role. */}}
 {{- define "haulout.serviceMetadata" -}}
 name: {{ include "haulout.serviceName" . }}
 namespace: {{ .root.Release.Namespace | quote }}
@@ -28,7 +28,7 @@ labels:
   {{- include "haulout.serviceLabels" . | nindent 2 }}
 {{- end -}}
 
-{{/* The metadata of its ClusterRole. */}}
+{{/* The metadata of a cluster-scoped object, such as a ClusterRole. */}}
 {{- define "haulout.serviceClusterMetadata" -}}
 name: {{ include "haulout.serviceClusterName" . }}
 labels:
@@ -41,7 +41,7 @@ labels:
   namespace: {{ .root.Release.Namespace | quote }}
 {{- end -}}
 
-{{/* The image of a service, whose values have its name in camel case, or of what runs once. */}}
+{{/* The image of a service, whose key in values.yaml is its name in camel case, or of the hooks. */}}
 {{- define "haulout.image" -}}
 {{- $image := .root.Values.image -}}
 {{- $values := eq .name "chart-hooks" | ternary "cleanup" (.name | replace "-" " " | title | nospace | untitle) -}}
@@ -50,7 +50,7 @@ labels:
 {{- with $digest -}}@{{ . }}{{- end -}}
 {{- end -}}
 
-{{/* What the pods of services, of the clean-up and of the test have in common. */}}
+{{/* The part of a pod spec that services, hooks and the test share. */}}
 {{- define "haulout.podSpec" -}}
 serviceAccountName: {{ include "haulout.serviceName" . }}
 automountServiceAccountToken: true
@@ -96,7 +96,7 @@ readOnlyRootFilesystem: true
       fieldPath: metadata.namespace
 {{- end -}}
 
-{{/* The name of the Lease of a service, which it knows itself. */}}
+{{/* The name of a service's Lease. The service has the same name built in. */}}
 {{- define "haulout.leaseName" -}}
 haulout-{{ .name }}
 {{- end -}}
@@ -106,7 +106,7 @@ apiVersion: v1
 kind: ServiceAccount
 metadata:
   {{- include "haulout.serviceMetadata" . | nindent 2 }}
-# Its pods ask for the token themselves.
+# The pods mount the token explicitly.
 automountServiceAccountToken: false
 ---
 apiVersion: rbac.authorization.k8s.io/v1
@@ -237,14 +237,14 @@ spec:
 {{- end }}
 {{- end -}}
 
-{{/* What a service that stands for election may do in the release's namespace. */}}
+{{/* The Role of a service with leader election. */}}
 {{- define "haulout.leaseRole" -}}
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata:
   {{- include "haulout.serviceMetadata" . | nindent 2 }}
 rules:
-  # A name cannot be asked for on creation.
+  # RBAC cannot restrict create requests by name.
   - apiGroups: [coordination.k8s.io]
     resources: [leases]
     verbs: [create]
@@ -255,8 +255,8 @@ rules:
 {{- end -}}
 
 {{/*
-The account of a hook with a ClusterRole of its own, and the Job that it runs with the maintenance controller's image.
-Take a dict of root, the hook's name, its annotations as "hook", and the arguments of the program as "args".
+The ServiceAccount of a hook with its own ClusterRole, and its Job, which runs the image chart-hooks.
+Takes a dict of root, the hook's name, its annotations as "hook", and the arguments of the program as "args".
 */}}
 {{- define "haulout.hookAccount" -}}
 apiVersion: v1
@@ -287,7 +287,7 @@ metadata:
   annotations: {{ toJson (merge (dict "helm.sh/hook-weight" "0") .hook) }}
 spec:
   backoffLimit: 3
-  # Helm waits five minutes: let it be told why.
+  # Less than Helm's timeout of five minutes, so that Helm reports the Job's failure.
   activeDeadlineSeconds: 240
   template:
     metadata:

@@ -1,5 +1,5 @@
-//! One request at a time: gathers what a verdict needs to know, within the time that the API server gives us, and asks
-//! [`decide`](crate::decide). Nothing here has side effects, so that a dry run is a run like any other.
+//! Handles one request: looks up what the rules need, within the time that the API server allows, and calls
+//! [`decide`](crate::decide). Nothing here has side effects, so a dry run needs no special handling.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use k8s_openapi::api::core::v1::NodeSelector;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
-use crate::api::{ApiServer, Unanswered};
+use crate::api::{AccessReviewError, ApiServer};
 use crate::args::RuleArgs;
-use crate::decide::node_maintenance::Rights;
+use crate::decide::node_maintenance::RequiredPermission;
 use crate::decide::{Cause, Verdict, drain_rule, evacuation, node, node_maintenance, pod};
 use crate::review::{Admit, Hook, Operation, Request};
 use crate::watch::Caches;
 
-/// All rules, with what they know of the cluster.
-pub struct Rules {
+/// All admission rules, with the caches and the client that they need.
+pub struct AdmissionRules {
     caches: Caches,
     api: ApiServer,
     clock: Clock,
@@ -29,27 +29,27 @@ pub struct Rules {
     served: BTreeSet<String>,
 }
 
-impl Rules {
-    /// The rules for this cluster.
+impl AdmissionRules {
+    /// Rules that read from these caches and this API server.
     pub fn new(caches: Caches, api: ApiServer, clock: Clock, args: &RuleArgs) -> Self {
         let classes = args.served_evacuator_classes.iter();
         let served = classes.filter(|class| !class.is_empty()).cloned().collect();
         Self { caches, api, clock, controller: args.evacuation_controller_user.clone(), served }
     }
 
-    async fn judge(&self, hook: Hook, request: &Request) -> Result<Verdict, Verdict> {
+    async fn evaluate(&self, hook: Hook, request: &Request) -> Result<Verdict, Verdict> {
         match (hook, request.operation) {
-            (Hook::MutateEvacuations, Operation::Create) => self.prepare_evacuation(request).await,
-            (Hook::ValidateEvacuations, Operation::Create) => self.new_evacuation(request).await,
-            (Hook::ValidateEvacuations, Operation::Update) => self.changed_evacuation(request).await,
-            (Hook::ValidateEvacuations, Operation::Delete) => self.removed_evacuation(request).await,
+            (Hook::MutateEvacuations, Operation::Create) => self.default_evacuation(request).await,
+            (Hook::ValidateEvacuations, Operation::Create) => self.validate_created_evacuation(request).await,
+            (Hook::ValidateEvacuations, Operation::Update) => self.validate_updated_evacuation(request).await,
+            (Hook::ValidateEvacuations, Operation::Delete) => self.validate_deleted_evacuation(request).await,
             (Hook::MutateNodeMaintenances, Operation::Create | Operation::Update) => {
-                // The schema refuses what cannot be read, and names the field.
-                let prepare = |new| node_maintenance::prepare(old(request).ok().as_ref(), &new);
-                Ok(new(request).map(prepare).unwrap_or_default())
+                // The schema rejects invalid objects and names the field.
+                let set_defaults = |new| node_maintenance::set_defaults(old(request).ok().as_ref(), &new);
+                Ok(new(request).map(set_defaults).unwrap_or_default())
             }
             (Hook::ValidateNodeMaintenances, Operation::Create | Operation::Update) => {
-                self.maintenance(request).await
+                self.validate_maintenance(request).await
             }
             (Hook::ValidateNodeMaintenances, Operation::Delete) => {
                 let old: NodeMaintenance = old(request)?;
@@ -59,77 +59,80 @@ impl Rules {
             (Hook::ValidateDrainRules, Operation::Create | Operation::Update) => {
                 let new: DrainRule = new(request)?;
                 let rules = self.caches.drain_rules.all().await;
-                Ok(drain_rule::judge(&new, rules.iter().map(AsRef::as_ref)))
+                Ok(drain_rule::validate(&new, rules.iter().map(AsRef::as_ref)))
             }
-            (Hook::ValidatePods, Operation::Create) => Ok(pod::judge(None, &new(request)?)),
-            (Hook::ValidatePods, Operation::Update) => Ok(pod::judge(Some(&old(request)?), &new(request)?)),
+            (Hook::ValidatePods, Operation::Create) => Ok(pod::validate(None, &new(request)?)),
+            (Hook::ValidatePods, Operation::Update) => {
+                Ok(pod::validate(Some(&old(request)?), &new(request)?))
+            }
             (Hook::ValidateNodes, Operation::Update) => {
                 let (old, new) = (old(request)?, new(request)?);
                 let maintenances = self.caches.maintenances.all().await;
-                Ok(node::judge(&old, &new, maintenances.iter().map(AsRef::as_ref)))
+                Ok(node::validate(&old, &new, maintenances.iter().map(AsRef::as_ref)))
             }
             _ => Ok(Verdict::default()),
         }
     }
 
-    async fn prepare_evacuation(&self, request: &Request) -> Result<Verdict, Verdict> {
-        // The schema refuses what cannot be read, and names the field.
+    async fn default_evacuation(&self, request: &Request) -> Result<Verdict, Verdict> {
+        // The schema rejects invalid objects and names the field.
         let Ok(new) = new(request) else { return Ok(Verdict::default()) };
         let pod = self.pod_of(request, &new).await?.map(|pod| pod.metadata());
-        Ok(evacuation::prepare(&new, pod.as_ref(), &self.served))
+        Ok(evacuation::set_defaults(&new, pod.as_ref(), &self.served))
     }
 
-    async fn new_evacuation(&self, request: &Request) -> Result<Verdict, Verdict> {
+    async fn validate_created_evacuation(&self, request: &Request) -> Result<Verdict, Verdict> {
         let new = new(request)?;
         self.authorize_pod(request, &new).await?;
-        let judge = |pod: Option<Arc<Pod>>| {
+        let validate = |pod: Option<Arc<Pod>>| {
             let pod = pod.map(|pod| pod.metadata());
-            evacuation::judge_new(&new, namespace(request), pod.as_ref(), &self.served)
+            evacuation::validate_new(&new, namespace(request), pod.as_ref(), &self.served)
         };
-        let verdict = judge(self.pod_of(request, &new).await?);
+        let verdict = validate(self.pod_of(request, &new).await?);
         if verdict.violations.is_empty() {
             return Ok(verdict);
         }
-        // Another replica may have filled it in from a pod that our cache does not know like this yet.
-        Ok(judge(self.live_pod_of(request, &new).await?))
+        // Another replica may have set the defaults from a newer version of the pod than our cache has.
+        Ok(validate(self.live_pod_of(request, &new).await?))
     }
 
-    /// The status needs no right on the pod: an evacuator that only does a part must not be able to remove it.
-    async fn changed_evacuation(&self, request: &Request) -> Result<Verdict, Verdict> {
+    /// A status update needs no permission on the pod: an evacuator that does only part of the work must not be able to
+    /// delete it.
+    async fn validate_updated_evacuation(&self, request: &Request) -> Result<Verdict, Verdict> {
         let old: Evacuation = old(request)?;
         match request.subresource.as_deref() {
             None | Some("") => {
                 self.authorize_pod(request, &old).await?;
-                if !evacuation::takes_last_instigator(&old, &new(request)?) {
+                if !evacuation::removes_last_instigator(&old, &new(request)?) {
                     return Ok(Verdict::default());
                 }
                 let pod = self.live_pod_of(request, &old).await?.map(|pod| pod.metadata());
-                let what = "the finalizer of its last instigator cannot be removed";
-                Ok(evacuation::judge_cancellation(&old, pod.as_ref(), what))
+                let action = "its last instigator finalizer cannot be removed";
+                Ok(evacuation::validate_cancellation(&old, pod.as_ref(), action))
             }
             Some("status") => {
                 let by_controller =
                     request.user.username.as_ref() == Some(&self.controller) && !self.controller.is_empty();
-                Ok(evacuation::judge_status(&old, &new(request)?, by_controller, self.clock.now()))
+                Ok(evacuation::validate_status(&old, &new(request)?, by_controller, self.clock.now()))
             }
             Some(_) => Ok(Verdict::default()),
         }
     }
 
-    async fn removed_evacuation(&self, request: &Request) -> Result<Verdict, Verdict> {
+    async fn validate_deleted_evacuation(&self, request: &Request) -> Result<Verdict, Verdict> {
         let old: Evacuation = old(request)?;
         self.authorize_pod(request, &old).await?;
         if evacuation::forbids_cancellation(&old) {
             let pod = self.live_pod_of(request, &old).await?.map(|pod| pod.metadata());
-            let verdict = evacuation::judge_cancellation(&old, pod.as_ref(), "it cannot be deleted");
+            let verdict = evacuation::validate_cancellation(&old, pod.as_ref(), "it cannot be deleted");
             if !verdict.violations.is_empty() {
                 return Ok(verdict);
             }
         }
-        // Who only wants to know more does not fail because it could not be found out.
+        // The pod is only needed for warnings, so a failed lookup does not fail the request.
         let pod = self.pod_of(request, &old).await.ok().flatten();
         let metadata = pod.as_ref().map(|pod| pod.metadata());
-        if !evacuation::is_meant(metadata.as_ref(), &old) {
+        if !evacuation::is_referenced_pod(metadata.as_ref(), &old) {
             return Ok(Verdict::default());
         }
         let mut drained_by = Vec::new();
@@ -140,11 +143,11 @@ impl Rules {
             let maintenances = maintenances.iter().map(AsRef::as_ref);
             drained_by = node::drained_by(&name, &node.metadata.labels, maintenances);
         }
-        Ok(evacuation::still_wanted(&old, &drained_by))
+        Ok(evacuation::deletion_warnings(&old, &drained_by))
     }
 
-    /// The pod that has the name of the Evacuation's pod now. The cache is believed if it has the pod that is meant; it
-    /// can be behind in everything else.
+    /// The pod that currently has the name of the Evacuation's pod. The cache is used only if it has the pod with the
+    /// right UID. In every other case it may be outdated.
     async fn pod_of(&self, request: &Request, evacuation: &Evacuation) -> Result<Option<Arc<Pod>>, Verdict> {
         match self.caches.pod(namespace(request), &evacuation.spec.pod_ref) {
             Some(pod) => Ok(Some(pod)),
@@ -152,7 +155,7 @@ impl Rules {
         }
     }
 
-    /// The same, past the cache.
+    /// The same, without the cache.
     async fn live_pod_of(
         &self,
         request: &Request,
@@ -160,19 +163,19 @@ impl Rules {
     ) -> Result<Option<Arc<Pod>>, Verdict> {
         let name = &evacuation.spec.pod_ref.name;
         self.api.pod(namespace(request), name).await.map_err(|error| {
-            let message = format!("pod {name} could not be looked up: {error}; try again");
-            Verdict::refused(Cause::Unanswered, message)
+            let message = format!("failed to look up pod {name}: {error}; try again");
+            Verdict::denied(Cause::Unanswered, message)
         })
     }
 
-    async fn maintenance(&self, request: &Request) -> Result<Verdict, Verdict> {
+    async fn validate_maintenance(&self, request: &Request) -> Result<Verdict, Verdict> {
         let new: NodeMaintenance = new(request)?;
         let old = (request.operation == Operation::Update).then(|| old(request)).transpose()?;
         self.authorize_nodes(&request.user, &new.spec.node_selector).await?;
         let nodes = self.caches.nodes.all().await;
         let nodes =
             nodes.iter().filter_map(|node| Some((node.metadata.name.as_deref()?, &node.metadata.labels)));
-        Ok(node_maintenance::judge(old.as_ref(), &new, nodes))
+        Ok(node_maintenance::validate(old.as_ref(), &new, nodes))
     }
 
     async fn authorize_pod(&self, request: &Request, evacuation: &Evacuation) -> Result<(), Verdict> {
@@ -181,85 +184,85 @@ impl Rules {
             return Ok(());
         }
         let message = format!(
-            "{} may neither delete pod {pod} in namespace {namespace} nor evict it, and may therefore not {} its \
-             Evacuation: ask for the verb delete on pods, or create on pods/eviction",
+            "{} may not {} the Evacuation of pod {pod} in namespace {namespace}: this requires permission to delete \
+             the pod (verb delete on pods) or to evict it (verb create on pods/eviction)",
             described(user),
             request.operation.as_str()
         );
-        Err(Verdict::refused(Cause::Unauthorized, message))
+        Err(Verdict::denied(Cause::Unauthorized, message))
     }
 
     async fn authorize_nodes(&self, user: &UserInfo, selector: &NodeSelector) -> Result<(), Verdict> {
-        let message = match node_maintenance::rights(selector) {
-            Rights::Named(names) => {
+        let message = match node_maintenance::required_permission(selector) {
+            RequiredPermission::Named(names) => {
                 let nodes = match self.api.undeletable_nodes(user, &names).await?.as_slice() {
                     [] => return Ok(()),
                     [node] => format!("node {node}"),
                     nodes => format!("nodes {}", nodes.join(", ")),
                 };
                 format!(
-                    "{} may not delete {nodes}, and may therefore not maintain what spec.nodeSelector names: ask for \
-                     the verb delete on nodes, or leave it out",
+                    "{} may not delete {nodes}, as spec.nodeSelector requires: ask for the verb delete on nodes, or \
+                     remove the nodes from the selector",
                     described(user)
                 )
             }
-            Rights::All(why) => {
+            RequiredPermission::All(why) => {
                 if self.api.may_delete_all_nodes(user).await? {
                     return Ok(());
                 }
                 format!(
-                    "{} may not delete all nodes, which spec.nodeSelector needs because {why}: name at most {} nodes \
+                    "{} may not delete all nodes, as spec.nodeSelector requires because {why}: name at most {} nodes \
                      with matchFields, key metadata.name and operator In, or ask for the verb delete on nodes",
                     described(user),
                     node_maintenance::MAX_NAMED
                 )
             }
         };
-        Err(Verdict::refused(Cause::Unauthorized, message))
+        Err(Verdict::denied(Cause::Unauthorized, message))
     }
 }
 
-impl Admit for Rules {
+impl Admit for AdmissionRules {
     async fn admit(&self, hook: Hook, request: Request, budget: Duration) -> Verdict {
-        // Better our own sentence than the API server's about a webhook that did not answer.
+        // Our own message is more useful than the API server's generic one about a webhook timeout.
         let ours = budget.mul_f64(0.9);
-        match tokio::time::timeout(ours, Box::pin(self.judge(hook, &request))).await {
-            Ok(verdict) => verdict.unwrap_or_else(|refusal| refusal),
-            // Pods and nodes must not suffer from us.
+        match tokio::time::timeout(ours, Box::pin(self.evaluate(hook, &request))).await {
+            Ok(verdict) => verdict.unwrap_or_else(|denial| denial),
+            // A slow webhook must not block changes to pods and nodes.
             Err(_) if matches!(hook, Hook::ValidatePods | Hook::ValidateNodes) => Verdict::default(),
             Err(_) => {
                 let message = format!(
-                    "the API server did not answer our questions about this request within {} ms: try again",
+                    "the API server did not answer Haulout's admission webhook within {} ms: try again",
                     ours.as_millis()
                 );
-                Verdict::refused(Cause::TooSlow, message)
+                Verdict::denied(Cause::TooSlow, message)
             }
         }
     }
 }
 
-impl From<Arc<Unanswered>> for Verdict {
-    fn from(error: Arc<Unanswered>) -> Self {
-        Self::refused(Cause::Unanswered, format!("{error}; try again"))
+impl From<Arc<AccessReviewError>> for Verdict {
+    fn from(error: Arc<AccessReviewError>) -> Self {
+        Self::denied(Cause::Unanswered, format!("{error}; try again"))
     }
 }
 
-/// The object as it would be.
+/// The object after the request.
 fn new<T: DeserializeOwned>(request: &Request) -> Result<T, Verdict> {
     read(request.object.as_deref())
 }
 
-/// The object as it is.
+/// The object before the request.
 fn old<T: DeserializeOwned>(request: &Request) -> Result<T, Verdict> {
     read(request.old_object.as_deref())
 }
 
 fn read<T: DeserializeOwned>(object: Option<&RawValue>) -> Result<T, Verdict> {
-    let missing = || Verdict::refused(Cause::Unreadable, "the request comes without its object");
+    let missing = || Verdict::denied(Cause::Unreadable, "the request has no object");
     let object = object.ok_or_else(missing)?;
     serde_json::from_str(object.get()).map_err(|error| {
-        let message = format!("the object cannot be read as what it is said to be: {error}");
-        Verdict::refused(Cause::Unreadable, message)
+        let message = format!("failed to parse the object: {error}");
+        Verdict::denied(Cause::Unreadable, message)
     })
 }
 

@@ -1,6 +1,6 @@
-//! What the API server is asked while a request waits: which pod has a name now, and whether users may do themselves what
-//! an object of ours would do for them. Broad questions about rights come first, because their answers serve every pod and
-//! node; all these answers are kept for some seconds.
+//! Requests to the API server while an admission request waits: the pod with a given name, and access reviews of the
+//! user. Cluster-wide access reviews come first, because their results cover every pod and node. Results of access reviews
+//! are cached for a few seconds.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,46 +17,46 @@ use thiserror::Error;
 
 use crate::metrics::Metrics;
 
-/// How long an answer is believed: a right that is given or taken counts after this.
+/// How long an access review is cached. Granted or revoked permissions take effect after this time.
 const TIME_TO_LIVE: Duration = Duration::from_secs(5);
-/// How many bytes of questions are remembered.
+/// Maximum size of the cache, in bytes of its keys.
 const CAPACITY: u64 = 4 << 20;
-/// How many narrow questions of one request are asked at once.
-const AT_ONCE: usize = 16;
+/// Maximum number of concurrent access reviews for single nodes per request.
+const MAX_CONCURRENT_REVIEWS: usize = 16;
 
-/// The API server could not tell whether somebody may do something.
+/// An access review failed.
 #[derive(Debug, Error)]
-#[error("the API server could not tell whether user {user:?} may {what}: {source}")]
-pub struct Unanswered {
+#[error("failed to check whether user {user:?} may {what}: {source}")]
+pub struct AccessReviewError {
     user: String,
     what: String,
     source: Box<kube::Error>,
 }
 
-/// An answer about rights; those who ask the same at once share it.
-type Answer<T> = Result<T, Arc<Unanswered>>;
+/// The result of an access review. Concurrent identical reviews share it.
+type ReviewResult<T> = Result<T, Arc<AccessReviewError>>;
 
-/// Asks the API server.
+/// Client for lookups and access reviews.
 #[derive(Clone)]
 pub struct ApiServer {
     client: Client,
-    /// Whether users may do something, by the question's JSON, which tells it from every other one.
-    answers: Cache<String, bool>,
+    /// Results of access reviews. The key is the review's spec as JSON.
+    reviewed: Cache<String, bool>,
     metrics: Metrics,
 }
 
 impl ApiServer {
-    /// Asks with this client, which should not retry by itself: the user waits.
+    /// Uses this client, which should not retry by itself, because a user waits for the answer.
     pub fn new(client: Client, metrics: Metrics) -> Self {
-        let weight = |question: &String, _: &bool| u32::try_from(question.len()).unwrap_or(u32::MAX);
-        let answers =
+        let weight = |key: &String, _: &bool| u32::try_from(key.len()).unwrap_or(u32::MAX);
+        let reviewed =
             Cache::builder().weigher(weight).max_capacity(CAPACITY).time_to_live(TIME_TO_LIVE).build();
-        Self { client, answers, metrics }
+        Self { client, reviewed, metrics }
     }
 
-    /// The pod that has this name now.
+    /// The pod that currently has this name.
     pub async fn pod(&self, namespace: &str, name: &str) -> Result<Option<Arc<Pod>>, pods::FetchError> {
-        // Both become parts of a URL, and a mutating webhook sees names before their syntax has been judged.
+        // Both become parts of a URL, and a mutating webhook receives names before the API server validates them.
         if !is_plain(namespace) || !is_plain(name) {
             return Ok(None);
         }
@@ -65,12 +65,12 @@ impl ApiServer {
     }
 
     /// Whether the user may delete this pod, or evict it.
-    pub async fn may_remove_pod(&self, user: &UserInfo, namespace: &str, name: &str) -> Answer<bool> {
+    pub async fn may_remove_pod(&self, user: &UserInfo, namespace: &str, name: &str) -> ReviewResult<bool> {
         for (namespace, name) in [(None, None), (Some(namespace), None), (Some(namespace), Some(name))] {
             let delete = ResourceAttributes {
                 namespace: namespace.map(Into::into),
                 name: name.map(Into::into),
-                ..right("delete", "pods")
+                ..attributes("delete", "pods")
             };
             let evict = ResourceAttributes {
                 verb: Some("create".into()),
@@ -86,27 +86,31 @@ impl ApiServer {
     }
 
     /// Whether the user may delete all nodes.
-    pub async fn may_delete_all_nodes(&self, user: &UserInfo) -> Answer<bool> {
-        self.may(user, right("delete", "nodes")).await
+    pub async fn may_delete_all_nodes(&self, user: &UserInfo) -> ReviewResult<bool> {
+        self.may(user, attributes("delete", "nodes")).await
     }
 
-    /// Those of the nodes that the user may not delete.
-    pub async fn undeletable_nodes(&self, user: &UserInfo, nodes: &BTreeSet<String>) -> Answer<Vec<String>> {
+    /// Returns the nodes that the user may not delete.
+    pub async fn undeletable_nodes(
+        &self,
+        user: &UserInfo,
+        nodes: &BTreeSet<String>,
+    ) -> ReviewResult<Vec<String>> {
         if nodes.is_empty() || self.may_delete_all_nodes(user).await? {
             return Ok(Vec::new());
         }
         let each = nodes.iter().map(|node| async move {
-            let right = ResourceAttributes { name: Some(node.clone()), ..right("delete", "nodes") };
-            self.may(user, right).await.map(|may| (!may).then(|| node.clone()))
+            let attributes = ResourceAttributes { name: Some(node.clone()), ..attributes("delete", "nodes") };
+            self.may(user, attributes).await.map(|may| (!may).then(|| node.clone()))
         });
         let each: Vec<_> = each.collect();
-        stream::iter(each).buffered(AT_ONCE).try_filter_map(future::ok).try_collect().await
+        stream::iter(each).buffered(MAX_CONCURRENT_REVIEWS).try_filter_map(future::ok).try_collect().await
     }
 
-    async fn may(&self, user: &UserInfo, right: ResourceAttributes) -> Answer<bool> {
-        let unanswered = |source| Unanswered {
+    async fn may(&self, user: &UserInfo, attributes: ResourceAttributes) -> ReviewResult<bool> {
+        let failed = |source| AccessReviewError {
             user: user.username.clone().unwrap_or_default(),
-            what: described(&right),
+            what: described(&attributes),
             source: Box::new(source),
         };
         let spec = SubjectAccessReviewSpec {
@@ -114,14 +118,14 @@ impl ApiServer {
             uid: user.uid.clone(),
             groups: user.groups.clone(),
             extra: user.extra.clone(),
-            resource_attributes: Some(right.clone()),
+            resource_attributes: Some(attributes.clone()),
             ..SubjectAccessReviewSpec::default()
         };
-        let question = serde_json::to_string(&spec).map_err(kube::Error::SerdeError).map_err(unanswered)?;
-        let answer = self.answers.entry(question).or_try_insert_with(Box::pin(async {
+        let key = serde_json::to_string(&spec).map_err(kube::Error::SerdeError).map_err(failed)?;
+        let answer = self.reviewed.entry(key).or_try_insert_with(Box::pin(async {
             let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
             let reviews: Api<SubjectAccessReview> = Api::all(self.client.clone());
-            let answer = reviews.create(&PostParams::default(), &review).await.map_err(unanswered)?;
+            let answer = reviews.create(&PostParams::default(), &review).await.map_err(failed)?;
             Ok(answer.status.is_some_and(|status| status.allowed))
         }));
         let answer = answer.await;
@@ -134,8 +138,8 @@ impl ApiServer {
     }
 }
 
-/// The right to do this to all pods or nodes.
-fn right(verb: &str, resource: &str) -> ResourceAttributes {
+/// Attributes for this verb on all objects of this resource.
+fn attributes(verb: &str, resource: &str) -> ResourceAttributes {
     ResourceAttributes {
         verb: Some(verb.into()),
         group: Some(String::new()),
@@ -146,13 +150,13 @@ fn right(verb: &str, resource: &str) -> ResourceAttributes {
 }
 
 /// Such as `create pods/eviction web-1 in namespace shop`.
-fn described(right: &ResourceAttributes) -> String {
+fn described(attributes: &ResourceAttributes) -> String {
     let parts = [
-        ("", &right.verb),
-        (" ", &right.resource),
-        ("/", &right.subresource),
-        (" ", &right.name),
-        (" in namespace ", &right.namespace),
+        ("", &attributes.verb),
+        (" ", &attributes.resource),
+        ("/", &attributes.subresource),
+        (" ", &attributes.name),
+        (" in namespace ", &attributes.namespace),
     ];
     let given = parts.into_iter().filter_map(|(before, part)| Some([before, part.as_deref()?]));
     given.flatten().collect()

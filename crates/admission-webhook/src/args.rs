@@ -3,69 +3,70 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use haulout_service_runtime::server::everywhere;
+use haulout_service_runtime::server::all_interfaces;
 use haulout_service_runtime::service::CommonArgs;
 use jiff::SignedDuration;
 
-/// A shorter life than this leaves no time to renew.
-const SHORTEST_LIFETIME: SignedDuration = SignedDuration::from_secs(10);
+/// A shorter lifetime leaves no time for renewal.
+const MIN_LIFETIME: SignedDuration = SignedDuration::from_secs(10);
 
-/// Defaults, validates and authorizes what is written to Haulout's API
+/// Sets defaults for, validates and authorizes writes to Haulout's API
 #[derive(Clone, Debug, clap::Parser)]
-// So that `extraArgs` of the chart win over its own.
+// The `extraArgs` of the chart override its own flags.
 #[command(version, args_override_self = true)]
 pub struct Args {
-    /// What every service has.
+    /// Flags of every service.
     #[command(flatten)]
     pub common: CommonArgs,
 
-    /// Where the API server reaches the webhooks, with TLS
-    #[arg(long, env = "HAULOUT_WEBHOOK_LISTEN", default_value_t = everywhere(8443))]
+    /// Address on which the webhook serves the API server, with TLS
+    #[arg(long, env = "HAULOUT_WEBHOOK_LISTEN", default_value_t = all_interfaces(8443))]
     pub webhook_listen: SocketAddr,
 
-    /// Whose connections are taken.
+    /// Flags about clients.
     #[command(flatten)]
     pub clients: ClientArgs,
 
-    /// The certificate.
+    /// Flags about the certificate.
     #[command(flatten)]
     pub certificates: CertificateArgs,
 
-    /// The rules.
+    /// Flags about the admission rules.
     #[command(flatten)]
     pub rules: RuleArgs,
 }
 
-/// Whose connections are taken: everybody's without an authority.
+/// Which clients may connect. Without a CA, all of them.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ClientArgs {
-    /// A file of PEM certificates: only clients with a certificate of one of these authorities are let in, such
-    /// as API servers that were given one in their --admission-control-config-file
+    /// File with PEM certificates. Only clients with a certificate signed by one of these CAs may connect, such as API
+    /// servers that have one in their --admission-control-config-file
     #[arg(long, env = "HAULOUT_CLIENT_CA")]
     pub client_ca: Option<PathBuf>,
 
-    /// With --client-ca: only clients whose certificate has one of these names, such as kube-apiserver
+    /// Names of clients that may connect, such as kube-apiserver, compared with the names in their certificates.
+    /// Requires --client-ca
     #[arg(long = "client-name", env = "HAULOUT_CLIENT_NAMES", value_delimiter = ',', requires = "client_ca")]
     pub client_names: Vec<String>,
 }
 
-/// Where the certificate comes from and who is told to trust it.
+/// The source of the certificate, and the webhook configurations that trust it.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CertificateArgs {
-    /// A folder with tls.crt and tls.key (and ca.crt with --manage-ca-bundle), such as a mounted Secret of
-    /// cert-manager; without it the webhook makes its own certificate
+    /// Directory with tls.crt and tls.key (and ca.crt with --manage-ca-bundle), such as a mounted Secret of
+    /// cert-manager. Without this flag, the webhook issues its own certificate
     #[arg(long, env = "HAULOUT_CERT_DIR")]
     pub cert_dir: Option<PathBuf>,
 
-    /// With --cert-dir: puts its ca.crt into the webhook configurations, where nobody else does
+    /// Write ca.crt from --cert-dir into the webhook configurations. Use this if nothing else does
     #[arg(long, env = "HAULOUT_MANAGE_CA_BUNDLE", requires = "cert_dir")]
     pub manage_ca_bundle: bool,
 
-    /// The Secret in the service's namespace that holds our own certificate
+    /// Name of the Secret for the webhook's own certificate, in the namespace of the service
     #[arg(long, env = "HAULOUT_CERTIFICATE_SECRET", default_value = "haulout-admission-webhook-certificate")]
     pub certificate_secret: String,
 
-    /// A DNS name or address under which the API server reaches this service; repeat for more
+    /// DNS name or address under which the API server reaches this service. Can be repeated
     #[arg(
         long = "serving-name",
         env = "HAULOUT_SERVING_NAMES",
@@ -74,15 +75,15 @@ pub struct CertificateArgs {
     )]
     pub serving_names: Vec<String>,
 
-    /// How long our own certificates are valid; they are renewed when a third of it is left
+    /// Validity of the webhook's own certificates. They are renewed when a third of it is left
     #[arg(long, env = "HAULOUT_CERTIFICATE_LIFETIME", default_value = "2160h", value_parser = parse_lifetime)]
     pub certificate_lifetime: SignedDuration,
 
-    /// A MutatingWebhookConfiguration that is to trust us; repeat for more
+    /// MutatingWebhookConfiguration into which the CA bundle is written. Can be repeated
     #[arg(long = "mutating-configuration", env = "HAULOUT_MUTATING_CONFIGURATIONS", value_delimiter = ',')]
     pub mutating_configurations: Vec<String>,
 
-    /// A ValidatingWebhookConfiguration that is to trust us; repeat for more
+    /// ValidatingWebhookConfiguration into which the CA bundle is written. Can be repeated
     #[arg(
         long = "validating-configuration",
         env = "HAULOUT_VALIDATING_CONFIGURATIONS",
@@ -92,7 +93,8 @@ pub struct CertificateArgs {
 }
 
 impl CertificateArgs {
-    /// The resources and names of the webhook configurations whose `caBundle` is ours to write: mutating, validating.
+    /// The resources and names of the webhook configurations whose `caBundle` this service writes: mutating,
+    /// validating.
     pub fn managed_configurations(&self) -> [(&'static str, &[String]); 2] {
         let ours = self.cert_dir.is_none() || self.manage_ca_bundle;
         [
@@ -105,22 +107,21 @@ impl CertificateArgs {
 
 fn parse_lifetime(text: &str) -> Result<SignedDuration, String> {
     let lifetime = text.parse::<SignedDuration>().map_err(|error| error.to_string())?;
-    if lifetime < SHORTEST_LIFETIME {
-        return Err(format!("at least {SHORTEST_LIFETIME:#} is needed"));
+    if lifetime < MIN_LIFETIME {
+        return Err(format!("must be at least {MIN_LIFETIME:#}"));
     }
     Ok(lifetime)
 }
 
-/// What the rules depend on.
+/// Settings of the admission rules.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct RuleArgs {
-    /// The user that alone may hand over control of Evacuations and count evictions, such as
+    /// The only user that may change the active evacuator and the eviction counters of Evacuations, such as
     /// system:serviceaccount:haulout-system:haulout-evacuation-controller
     #[arg(long, env = "HAULOUT_EVACUATION_CONTROLLER_USER", default_value = "")]
     pub evacuation_controller_user: String,
 
-    /// The built-in evacuator classes that something in this installation serves, such as
-    /// deployment.apps.k8s.io
+    /// Built-in evacuator classes that are served in this installation, such as deployment.apps.k8s.io
     #[arg(long, env = "HAULOUT_SERVED_EVACUATOR_CLASSES", value_delimiter = ',')]
     pub served_evacuator_classes: Vec<String>,
 }

@@ -1,5 +1,5 @@
-//! The serving certificate: ours, kept in a Secret and trusted through our webhook configurations, or somebody
-//! else's, read from files. Either way it is replaced without a restart.
+//! The serving certificate. Either the service issues it, stores it in a Secret and writes its CA into the webhook
+//! configurations, or it is read from files. Both are rotated without a restart.
 
 mod configurations;
 mod decide;
@@ -8,7 +8,7 @@ mod issue;
 mod pair;
 mod reconcile;
 mod secret;
-mod served;
+mod serving;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,10 +22,10 @@ use thiserror::Error;
 use self::configurations::Configurations;
 use self::pair::PairError;
 use self::reconcile::Manager;
-pub use self::served::Served;
+pub use self::serving::ServingCertificate;
 use crate::args::CertificateArgs;
 
-/// What the service has to be allowed for it: nothing where others look after certificate and trust.
+/// The permissions that this requires: none if the certificate and the CA bundle are managed by others.
 pub fn permissions(args: &CertificateArgs) -> Vec<Permission> {
     let mut needed = Vec::new();
     if args.cert_dir.is_none() {
@@ -42,28 +42,29 @@ pub fn permissions(args: &CertificateArgs) -> Vec<Permission> {
     needed
 }
 
-/// Why there is no certificate to serve.
+/// Why no certificate can be loaded.
 #[derive(Debug, Error)]
 pub enum CertificateError {
-    #[error("--cert-dir: reading {}: {source}", path.display())]
+    #[error("failed to read {} (--cert-dir): {source}", path.display())]
     File { path: PathBuf, source: std::io::Error },
-    #[error("--cert-dir {}: {source}", dir.display())]
+    #[error("failed to load the certificate from --cert-dir {}: {source}", dir.display())]
     Pair { dir: PathBuf, source: PairError },
 }
 
-/// Starts to watch what the certificate depends on. What it returns keeps `served` up to date until the service is to end.
+/// Starts the watches that the certificate depends on. The returned future keeps `serving` up to date until the service
+/// stops.
 pub fn start<'a>(
     args: CertificateArgs,
     context: &'a Context,
     term: &mut Term,
-    served: &'a Served,
+    serving: &'a ServingCertificate,
 ) -> LocalBoxFuture<'a, Result<(), CertificateError>> {
     let changed = Arc::default();
     let configurations = Configurations::watch(&args, &context.clients.retrying, term, &changed);
     if let Some(dir) = args.cert_dir {
-        return Box::pin(files::run(dir, configurations, context, served, changed));
+        return Box::pin(files::run(dir, configurations, context, serving, changed));
     }
-    let mut manager = Manager::start(args, configurations, context, term, served, changed);
+    let mut manager = Manager::start(args, configurations, context, term, serving, changed);
     Box::pin(async move {
         manager.run().await;
         Ok(())

@@ -1,5 +1,5 @@
-//! The rules: pure functions, by kind, from the objects and what is known of the cluster to a verdict. A verdict names all
-//! that is wrong with a request at once, each with its field, what the user should know, and what is filled in.
+//! The admission rules: pure functions, one module per kind. A verdict contains all violations at once, each with its
+//! field, and the warnings and defaults.
 
 pub mod drain_rule;
 pub mod evacuation;
@@ -14,37 +14,37 @@ use json_patch::{AddOperation, PatchOperation};
 use kube::core::Status;
 use serde_json::Value;
 
-/// Why a request is refused.
+/// Why a request is denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The object is not what its kind says.
+    /// The object cannot be parsed.
     Unreadable,
-    /// The user may not do to the pod or node what the object would have us do.
+    /// The user has no permission on the pod or node.
     Unauthorized,
-    /// The pod is not there, or is another one.
+    /// The pod does not exist or has another UID.
     Pod,
-    /// The evacuators are not those of the pod.
+    /// The evacuators differ from the pod's.
     Evacuators,
-    /// A part of the status that belongs to somebody else, or to a later time.
+    /// A status field that somebody else owns, or that cannot be set yet.
     Status,
     /// A time in the future.
     FutureTime,
-    /// The evacuation cannot be called off.
+    /// The evacuation cannot be cancelled.
     CancellationForbidden,
     /// An evacuator annotation breaks a rule.
     Annotation,
-    /// A selector cannot be read.
+    /// A selector is invalid.
     Selector,
-    /// A drain rule has an order and does not drain.
+    /// A drain rule has an order, but its behavior is not Drain.
     Order,
-    /// The API server could not tell us what we need to know.
+    /// A lookup or access review failed.
     Unanswered,
-    /// The API server could not tell us in time.
+    /// The API server did not answer in time.
     TooSlow,
 }
 
 impl Cause {
-    /// Its label in metrics, and the code and reason of the Kubernetes `Status`.
+    /// The metric label, and the code and reason of the Kubernetes `Status`.
     fn parts(self) -> (&'static str, u16, &'static str) {
         match self {
             Self::Unreadable => ("unreadable", 400, "BadRequest"),
@@ -62,57 +62,57 @@ impl Cause {
         }
     }
 
-    /// As a label of metrics.
+    /// The metric label.
     pub fn label(self) -> &'static str {
         self.parts().0
     }
 }
 
-/// One thing that is wrong.
+/// One violation of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Which rule.
+    /// The violated rule.
     pub cause: Cause,
-    /// Where and what: field or object, rule, way out.
+    /// The field or object, the rule, and how to fix it.
     pub message: String,
 }
 
-/// What the rules say about one request.
+/// The result of all rules for one request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Verdict {
-    /// What the user should know.
+    /// Warnings for the user.
     pub warnings: Vec<String>,
-    /// What is wrong.
+    /// Violations. If there are any, the request is denied.
     pub violations: Vec<Violation>,
-    /// What is filled in.
+    /// Defaults that are set.
     pub patch: Vec<PatchOperation>,
 }
 
 impl Verdict {
-    /// A refusal for one reason.
-    pub fn refused(cause: Cause, message: impl Into<String>) -> Self {
+    /// A denial with one violation.
+    pub fn denied(cause: Cause, message: impl Into<String>) -> Self {
         let mut verdict = Self::default();
-        verdict.refuse(cause, message);
+        verdict.deny(cause, message);
         verdict
     }
 
-    /// Adds something that is wrong.
-    pub fn refuse(&mut self, cause: Cause, message: impl Into<String>) {
+    /// Adds a violation.
+    pub fn deny(&mut self, cause: Cause, message: impl Into<String>) {
         self.violations.push(Violation { cause, message: message.into() });
     }
 
-    /// Adds something that the user should know.
+    /// Adds a warning.
     pub fn warn(&mut self, message: impl Into<String>) {
         self.warnings.push(message.into());
     }
 
-    /// Sets a field, whether or not it is there; what it is in must be.
+    /// Sets a field, whether or not it exists. Its parent must exist.
     pub fn set<'a>(&mut self, path: impl IntoIterator<Item = &'a str>, value: Value) {
         let path = PointerBuf::from_tokens(path);
         self.patch.push(PatchOperation::Add(AddOperation { path, value }));
     }
 
-    /// What the user is answered. The first thing that is wrong gives the code.
+    /// The status that the user receives. The first violation determines the code.
     pub fn status(&self) -> Status {
         let Some(first) = self.violations.first() else { return Status::success().with_code(200) };
         let (_, code, reason) = first.cause.parts();
@@ -121,9 +121,9 @@ impl Verdict {
     }
 }
 
-/// The first of these names, and how many more there are.
-fn listed<T: Borrow<str>>(names: &[T], most: usize) -> String {
-    match names.split_at_checked(most) {
+/// The first `max` names, and the number of the rest.
+fn listed<T: Borrow<str>>(names: &[T], max: usize) -> String {
+    match names.split_at_checked(max) {
         Some((first, rest)) if !rest.is_empty() => format!("{} and {} more", first.join(", "), rest.len()),
         _ => names.join(", "),
     }
@@ -135,9 +135,9 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn all_that_is_wrong_is_told_and_the_first_gives_the_code() {
-        let mut verdict = Verdict::refused(Cause::Annotation, "annotation a: x");
-        verdict.refuse(Cause::Annotation, "annotation b: y");
+    fn all_violations_are_listed_and_the_first_sets_the_code() {
+        let mut verdict = Verdict::denied(Cause::Annotation, "annotation a: x");
+        verdict.deny(Cause::Annotation, "annotation b: y");
         verdict.warn("w");
         let expected = Status::failure("annotation a: x; annotation b: y", "Invalid").with_code(422);
         assert_eq!(verdict.status(), expected);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_is_set_whatever_characters_its_name_has() {
+    fn field_names_are_escaped_in_patches() {
         let mut verdict = Verdict::default();
         verdict.set(["metadata", "labels", "a/b~c"], json!("x"));
         let mut object = json!({"metadata": {"labels": {"a/b~c": "old", "d": "kept"}}});

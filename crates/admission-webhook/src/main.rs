@@ -1,15 +1,16 @@
-//! The admission webhook: fills in, judges and authorizes what is written to our kinds, and warns about cordons by hand.
+//! The admission webhook: sets defaults for, validates and authorizes writes to Haulout's kinds, and warns about manual
+//! cordons.
 //!
 //! | question | module |
 //! |---|---|
 //! | what does the API server send, and what does it get back? | `review` |
-//! | who may connect, and what is taken from a connection? | `server` |
-//! | what has to be known for which request? | `admit` |
-//! | what is allowed, refused, warned about and filled in? | `decide` |
+//! | who may connect, and which limits apply to a connection? | `server` |
+//! | which information does a request need? | `admit` |
+//! | what is allowed, rejected, warned about and defaulted? | `decide` |
 //! | which kinds are watched? | `watch` |
-//! | what is the API server asked? | `api` |
-//! | where does the certificate come from, and who trusts it? | `certificates` |
-//! | what do machines read? | `metrics` |
+//! | which requests go to the API server? | `api` |
+//! | where does the certificate come from, and how is it trusted? | `certificates` |
+//! | which metrics are exported? | `metrics` |
 
 mod admit;
 mod api;
@@ -37,10 +38,10 @@ use haulout_service_runtime::watch as watches;
 use thiserror::Error;
 use tracing::info;
 
-use crate::admit::Rules;
+use crate::admit::AdmissionRules;
 use crate::api::ApiServer;
 use crate::args::Args;
-use crate::certificates::{CertificateError, Served};
+use crate::certificates::{CertificateError, ServingCertificate};
 use crate::metrics::Metrics;
 use crate::server::tls::{self, TlsError};
 use crate::server::{Limits, Server};
@@ -72,10 +73,10 @@ fn main() -> ExitCode {
     service::run(service, common, |context| run(args, context))
 }
 
-/// Why the webhook ended, other than by order.
+/// Why the webhook failed.
 #[derive(Debug, Error)]
 enum WebhookError {
-    #[error("--webhook-listen {address}: {source}")]
+    #[error("failed to listen on {address} (--webhook-listen): {source}")]
     Listen { address: SocketAddr, source: std::io::Error },
     #[error(transparent)]
     Tls(#[from] TlsError),
@@ -85,13 +86,13 @@ enum WebhookError {
 
 async fn run(args: Args, context: Context) -> Result<(), WebhookError> {
     let metrics = Metrics::new(&context.metrics);
-    let certificate = Served::new(metrics.clone(), context.readiness.clone());
+    let certificate = ServingCertificate::new(metrics.clone(), context.readiness.clone());
     let tls = tls::config(Arc::new(certificate.clone()), &args.clients)?;
     let not_listening = |source| WebhookError::Listen { address: args.webhook_listen, source };
     let listener = listen(args.webhook_listen).map_err(not_listening)?;
-    info!(webhook = %listener.local_addr().map_err(not_listening)?, "the webhook listens");
+    info!(webhook = %listener.local_addr().map_err(not_listening)?, "webhook listening");
     let mut term = Term::new(&context);
-    let rules = Rules::new(
+    let rules = AdmissionRules::new(
         Caches::start(&context, &mut term, metrics.clone()),
         ApiServer::new(context.clients.direct.clone(), metrics.clone()),
         context.clock.clone(),

@@ -1,4 +1,4 @@
-//! What `/metrics` shows of the webhook. No label holds the name of an object, and each has a bounded number of values.
+//! The webhook's metrics. Labels never contain object names, and each has a bounded number of values.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use crate::decide::Verdict;
 use crate::review::{Hook, Operation};
 
-/// Names and values.
+/// Label names and values.
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 
-/// The metrics of this service. Clones are the same.
+/// The metrics of this service. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     requests: Family<Labels<4>, Counter>,
@@ -29,37 +29,37 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Adds them to those that every service has.
+    /// Registers the metrics.
     pub fn new(all: &ServiceMetrics) -> Self {
         Self {
             requests: all.add(
                 "haulout_admission_requests",
-                "Reviews by type, resource, operation and verdict: allowed, warned, denied, or failed when \
-                 there was none",
+                "Number of admission requests by type, resource, operation and verdict: allowed, warned, denied, or \
+                 failed if there was no verdict",
             ),
             durations: all.add_seconds(
                 "haulout_admission_duration",
-                "Time from a whole request to its answer",
-                // From a sixteenth of a millisecond, by doubling, past the longest time-out there is.
+                "Time from receiving a complete admission request to its response",
+                // From 62.5 microseconds, doubling, to more than the longest webhook timeout.
                 Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.000_062_5, 2.0, 20))),
             ),
-            denials: all.add("haulout_admission_denials", "Denials by resource and by the rule that denied"),
-            connections: all.add("haulout_admission_connections", "Open connections"),
+            denials: all.add("haulout_admission_denials", "Number of denied requests by resource and cause"),
+            connections: all.add("haulout_admission_connections", "Number of open connections"),
             cut: all.add(
                 "haulout_admission_connections_cut",
-                "Connections that we ended: no TLS, too slow, or idle",
+                "Number of connections closed by the webhook, by cause: failed or slow TLS handshake, or idle",
             ),
             pod_lookups: all.add(
                 "haulout_admission_pod_lookups",
-                "Pods that Evacuations are about, by where they were found",
+                "Number of lookups of an Evacuation's pod, by source: cached or live",
             ),
             access_reviews: all.add(
                 "haulout_admission_access_reviews",
-                "Questions about users' rights, by where the answer came from",
+                "Number of access reviews by result: asked, cached or failed",
             ),
             certificate_expiry: all.add_seconds(
                 "haulout_certificate_expiry_timestamp",
-                "When the certificate expires: the one that is served, and its authority where that is known",
+                "Expiry time of the serving certificate and, if known, of its authority",
                 Family::default(),
             ),
         }
@@ -91,34 +91,34 @@ impl Metrics {
         self.requests.get_or_create(&labels).inc();
     }
 
-    /// Counts a connection for as long as what it returns lives.
+    /// Counts a connection until the returned value is dropped.
     pub fn connection(&self) -> Connection {
         self.connections.inc();
         Connection(self.connections.clone())
     }
 
-    /// Counts a connection that we ended.
+    /// Counts a connection that the webhook closed.
     pub fn cut(&self, cause: &'static str) {
         self.cut.get_or_create(&[("cause", cause)]).inc();
     }
 
-    /// Counts a pod that was looked up.
+    /// Counts a pod lookup.
     pub fn pod_lookup(&self, result: &'static str) {
         self.pod_lookups.get_or_create(&[("result", result)]).inc();
     }
 
-    /// Counts a question about a user's rights.
+    /// Counts an access review.
     pub fn access_review(&self, result: &'static str) {
         self.access_reviews.get_or_create(&[("result", result)]).inc();
     }
 
-    /// Shows when this certificate, `serving` or `authority`, expires.
+    /// Sets the expiry time of this certificate, `serving` or `authority`.
     pub fn certificate_expires(&self, certificate: &'static str, time: Timestamp) {
         self.certificate_expiry.get_or_create(&[("certificate", certificate)]).set(time.as_second());
     }
 }
 
-/// In the API server's words for its own metrics of webhooks.
+/// The label that the API server uses in its own webhook metrics.
 fn kind_of(hook: Hook) -> (&'static str, &'static str) {
     ("type", if hook.mutates() { "admit" } else { "validating" })
 }

@@ -1,5 +1,5 @@
-//! `AdmissionReview` v1 as it is on the wire, and the interface between the server, which knows bytes and time,
-//! and the rules, which know what is right.
+//! `AdmissionReview` v1 in its JSON format, and the interface between the server, which handles bytes and timeouts, and
+//! the admission rules.
 
 use std::time::Duration;
 
@@ -16,34 +16,34 @@ use crate::decide::Verdict;
 const API_VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
 
-/// Judges requests. What does not come back within `budget` is cut off by the server, which then leaves the
-/// decision to the `failurePolicy` of the webhook configuration.
+/// Decides on requests. If there is no verdict within `budget`, the server returns an error, and the `failurePolicy` of
+/// the webhook configuration applies.
 pub trait Admit: Send + Sync + 'static {
-    /// Judges one request.
+    /// Decides on one request.
     fn admit(&self, hook: Hook, request: Request, budget: Duration) -> impl Future<Output = Verdict> + Send;
 }
 
 /// The webhooks, each with a path of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Hook {
-    /// Fills in what a new Evacuation leaves open.
+    /// Sets the defaults of a new Evacuation.
     MutateEvacuations,
-    /// Judges Evacuations and their status.
+    /// Validates Evacuations and their status.
     ValidateEvacuations,
-    /// Normalises the drain plan.
+    /// Adds the default entries to the drain plan.
     MutateNodeMaintenances,
-    /// Judges NodeMaintenances.
+    /// Validates NodeMaintenances.
     ValidateNodeMaintenances,
-    /// Judges DrainRules.
+    /// Validates DrainRules.
     ValidateDrainRules,
-    /// Judges the evacuator annotations of pods.
+    /// Validates the evacuator annotations of pods.
     ValidatePods,
-    /// Warns of cordons by hand.
+    /// Warns about manual cordons.
     ValidateNodes,
 }
 
 impl Hook {
-    /// All of them.
+    /// All webhooks.
     pub const ALL: [Self; 7] = [
         Self::MutateEvacuations,
         Self::ValidateEvacuations,
@@ -54,23 +54,23 @@ impl Hook {
         Self::ValidateNodes,
     ];
 
-    /// Where the API server sends its reviews.
+    /// The URL path.
     pub fn path(self) -> String {
         let verb = if self.mutates() { "mutate" } else { "validate" };
         format!("/{verb}/{}", self.resource())
     }
 
-    /// Whether it changes objects and does not judge them.
+    /// Whether it is a mutating webhook.
     pub fn mutates(self) -> bool {
         matches!(self, Self::MutateEvacuations | Self::MutateNodeMaintenances)
     }
 
-    /// The API group of the one kind that it is for.
+    /// The API group of its kind.
     pub fn group(self) -> &'static str {
         self.kind().0
     }
 
-    /// The plural of that kind.
+    /// The plural name of its kind.
     pub fn resource(self) -> &'static str {
         self.kind().1
     }
@@ -88,22 +88,22 @@ impl Hook {
     }
 }
 
-/// What is done to the object.
+/// The operation on the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Operation {
-    /// It is new.
+    /// The object is created.
     Create,
-    /// It changes.
+    /// The object is updated.
     Update,
-    /// It goes.
+    /// The object is deleted.
     Delete,
-    /// Somebody connects to it, as `kubectl exec` does.
+    /// A user connects to it, as with `kubectl exec`.
     Connect,
 }
 
 impl Operation {
-    /// In the words of metrics and messages.
+    /// The name for metrics and messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Create => "create",
@@ -114,7 +114,7 @@ impl Operation {
     }
 }
 
-/// The kind that is written to.
+/// The resource that is written.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Resource {
     /// Empty for the core group.
@@ -124,37 +124,36 @@ pub struct Resource {
     pub resource: String,
 }
 
-/// What the API server asks about. Objects are left as they came, so that each is parsed once, and into no more
-/// than the fields that a rule reads.
+/// An admission request. Objects stay unparsed, so that each is parsed once, and only the fields that a rule reads.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Request {
-    /// Names this request; the answer repeats it.
+    /// Identifies this request. The response repeats it.
     pub uid: String,
-    /// What is written to.
+    /// The resource that is written.
     pub resource: Resource,
     /// Such as `status`.
     #[serde(rename = "subResource")]
     pub subresource: Option<String>,
     /// The object's namespace, if it has one.
     pub namespace: Option<String>,
-    /// What is done.
+    /// The operation.
     pub operation: Operation,
-    /// Who does it.
+    /// The user who sent the request.
     #[serde(default, rename = "userInfo")]
     pub user: UserInfo,
-    /// The object as it would be; not there on DELETE.
+    /// The object after the request. Absent on DELETE.
     pub object: Option<Box<RawValue>>,
-    /// The object as it is; not there on CREATE.
+    /// The object before the request. Absent on CREATE.
     pub old_object: Option<Box<RawValue>>,
 }
 
-/// Why a body could not be taken for a review.
+/// Why a request body is not a valid review.
 #[derive(Debug)]
-pub struct NotAReview {
-    /// The uid, where it could be read in spite of it.
+pub struct InvalidReview {
+    /// The UID, if it could be parsed.
     pub uid: Option<String>,
-    /// What is wrong with the body.
+    /// The error message.
     pub problem: String,
 }
 
@@ -167,18 +166,19 @@ struct Envelope<'a> {
     request: Option<&'a RawValue>,
 }
 
-/// Reads the request of a review.
-pub fn read(body: &[u8]) -> Result<Request, NotAReview> {
-    let refused = |uid, problem| NotAReview { uid, problem };
-    // Serde would take a list for a struct whose fields come in their order.
+/// Parses the request of a review.
+pub fn read(body: &[u8]) -> Result<Request, InvalidReview> {
+    let invalid = |uid, problem| InvalidReview { uid, problem };
+    // Serde would also accept a list with the fields in order.
     let is_object = |json: &[u8]| json.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
     if !is_object(body) {
-        return Err(refused(None, format!("the body is no {KIND}: it is no JSON object")));
+        return Err(invalid(None, format!("the request body is not an {KIND}: it is not a JSON object")));
     }
     let envelope: Envelope<'_> = serde_json::from_slice(body)
-        .map_err(|error| refused(None, format!("the body is no {KIND}: {error}")))?;
+        .map_err(|error| invalid(None, format!("the request body is not an {KIND}: {error}")))?;
     let request = envelope.request.map(RawValue::get).filter(|request| is_object(request.as_bytes()));
-    let request = request.ok_or_else(|| refused(None, format!("the body is no {KIND} with a request")))?;
+    let request =
+        request.ok_or_else(|| invalid(None, format!("the request body is not an {KIND} with a request")))?;
     let uid = || {
         #[derive(Deserialize)]
         struct Uid {
@@ -187,20 +187,20 @@ pub fn read(body: &[u8]) -> Result<Request, NotAReview> {
         serde_json::from_str::<Uid>(request).ok().map(|named| named.uid).filter(|uid| !uid.is_empty())
     };
     if envelope.api_version != API_VERSION || envelope.kind != KIND {
-        let (version, kind) = (shortened(&envelope.api_version), shortened(&envelope.kind));
+        let (version, kind) = (truncated(&envelope.api_version), truncated(&envelope.kind));
         let problem =
-            format!("the body is {version:?} {kind:?}; only {API_VERSION:?} {KIND:?} is understood here");
-        return Err(refused(uid(), problem));
+            format!("the request body is {version:?} {kind:?}; only {API_VERSION:?} {KIND:?} is supported");
+        return Err(invalid(uid(), problem));
     }
     match serde_json::from_str::<Request>(request) {
-        Ok(request) if request.uid.is_empty() => Err(refused(None, "request.uid is empty".into())),
+        Ok(request) if request.uid.is_empty() => Err(invalid(None, "request.uid is empty".into())),
         Ok(request) => Ok(request),
-        Err(error) => Err(refused(uid(), format!("request: {error}"))),
+        Err(error) => Err(invalid(uid(), format!("request: {error}"))),
     }
 }
 
-/// Senders of nonsense do not get all of it back.
-fn shortened(text: &str) -> String {
+/// Limits how much of an invalid request is repeated in the error.
+fn truncated(text: &str) -> String {
     text.chars().take(80).collect()
 }
 
@@ -218,7 +218,7 @@ struct Response<'a> {
     warnings: &'a [String],
 }
 
-/// The review that answers the request with this uid.
+/// The response for the request with this UID.
 pub fn answer(uid: &str, verdict: &Verdict) -> serde_json::Result<Vec<u8>> {
     let patch = (!verdict.patch.is_empty()).then(|| serde_json::to_vec(&verdict.patch)).transpose()?;
     write(Response {
@@ -231,7 +231,7 @@ pub fn answer(uid: &str, verdict: &Verdict) -> serde_json::Result<Vec<u8>> {
     })
 }
 
-/// The same where there is no verdict.
+/// The response if there is no verdict.
 pub fn failure(uid: &str, status: &Status) -> serde_json::Result<Vec<u8>> {
     write(Response { uid, status: status.clone(), ..Response::default() })
 }

@@ -1,5 +1,5 @@
-//! Connections: accepted, kept to their limits, and closed in good order. What is said on them is in
-//! `handler`, how they are encrypted in `tls`.
+//! Accepts connections, enforces their limits and closes them gracefully. `handler` has the HTTP requests, `tls` the
+//! encryption.
 
 mod handler;
 pub mod tls;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use haulout_service_runtime::server::Door;
+use haulout_service_runtime::server::LimitedListener;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -28,27 +28,28 @@ use tracing::{debug, info, warn};
 use crate::metrics::Metrics;
 use crate::review::Admit;
 
-/// How much of everything there may be. The default is for production; tests make it smaller.
+/// Limits of the server. The defaults are for production; tests use smaller ones.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Connections at once; more wait until one goes. An API server needs one or two.
+    /// Concurrent connections. More connections wait. An API server needs one or two.
     pub connections: usize,
-    /// Requests at once on one HTTP/2 connection.
+    /// Concurrent requests on one HTTP/2 connection.
     pub streams: u32,
-    /// A TLS handshake.
+    /// Duration of a TLS handshake.
     pub handshake: Duration,
-    /// From the handshake to the first request, or from the order to close to the last byte.
+    /// Time from the handshake to the first request, and time to finish after the server closes the connection.
     pub first_request: Duration,
-    /// Without a request. The API server closes its own idle connections after 90 s, and a POST that meets a
-    /// closing HTTP/1.1 connection fails: hence longer.
+    /// Idle time without a request. The API server closes its own idle connections after 90 s. A POST on a closing
+    /// HTTP/1.1 connection fails, so this has to be longer.
     pub idle: Duration,
-    /// Of a body. The API server takes objects of up to 3 MiB, and an update brings the old one too.
+    /// Size of a request body. The API server accepts objects of up to 3 MiB, and an update contains the old object
+    /// too.
     pub body: usize,
-    /// Of all bodies at once, so that many large ones wait for each other.
+    /// Total size of concurrent bodies. Large ones wait for each other.
     pub bodies: usize,
-    /// How long new connections are served after the order to stop: endpoints take a moment to change.
+    /// How long new connections are accepted after a stop is requested, because endpoints take time to update.
     pub linger: Duration,
-    /// How long requests that are under way then may still take.
+    /// How long running requests may take after that.
     pub drain: Duration,
 }
 
@@ -68,7 +69,7 @@ impl Default for Limits {
     }
 }
 
-/// What all connections have in common.
+/// State shared by all connections.
 pub struct Server {
     router: Router,
     tls: TlsAcceptor,
@@ -78,21 +79,21 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server that has yet to serve.
+    /// Creates a server. Call `serve` to run it.
     pub fn new(admit: impl Admit, tls: Arc<ServerConfig>, limits: Limits, metrics: Metrics) -> Self {
         let router = handler::router(admit, &limits, metrics.clone());
         Self { router, tls: TlsAcceptor::from(tls), limits, metrics, close: CancellationToken::new() }
     }
 
-    /// Serves until the order to stop and then, for a while, to the end.
+    /// Serves until `stop` is cancelled, then drains the connections.
     pub async fn serve(self, listener: TcpListener, stop: CancellationToken) {
         let server = Arc::new(self);
         let connections = TaskTracker::new();
-        let door = Door::new(listener, server.limits.connections);
+        let listener = LimitedListener::new(listener, server.limits.connections);
         let accept = async {
             loop {
-                let (stream, place) = door.next().await;
-                connections.spawn(Arc::clone(&server).connection(stream, place));
+                let (stream, permit) = listener.next().await;
+                connections.spawn(Arc::clone(&server).connection(stream, permit));
             }
         };
         let stopped = async {
@@ -107,18 +108,18 @@ impl Server {
         server.close.cancel();
         connections.close();
         if timeout(server.limits.drain, connections.wait()).await.is_err() {
-            warn!(connections = connections.len(), "cutting connections that did not end");
+            warn!(connections = connections.len(), "closing connections that did not finish in time");
         }
     }
 
-    async fn connection(self: Arc<Self>, stream: TcpStream, _place: OwnedSemaphorePermit) {
+    async fn connection(self: Arc<Self>, stream: TcpStream, _permit: OwnedSemaphorePermit) {
         let _counted = self.metrics.connection();
-        // Answers are small and awaited; on failure they are only a little slower.
+        // Responses are small and clients wait for them. If this fails, they are only a little slower.
         let _ = stream.set_nodelay(true);
         match timeout(self.limits.handshake, self.tls.accept(stream)).await {
             Ok(Ok(stream)) => self.http(stream).await,
             Ok(Err(error)) => {
-                debug!(%error, "TLS handshake");
+                debug!(%error, "TLS handshake failed");
                 self.metrics.cut("handshake_failed");
             }
             Err(_) => self.metrics.cut("handshake_timeout"),
@@ -136,45 +137,45 @@ impl Server {
             .max_concurrent_streams(limits.streams)
             .max_header_list_size(16 << 10)
             .initial_connection_window_size(1 << 20);
-        // Told by the handshake, so that nobody can keep us waiting for a first byte to guess from.
+        // ALPN determines the protocol, so no client can keep the server waiting for a first byte to detect it.
         let http = match stream.get_ref().1.alpn_protocol() {
             Some(b"h2") => http.http2_only(),
             _ => http.http1_only(),
         };
-        let (requests, begun) = (TaskTracker::new(), Notify::new());
-        // More can begin; it lets `wait` return when there are none.
+        let (requests, started) = (TaskTracker::new(), Notify::new());
+        // New requests can still start. Closing lets `wait` return when there are none.
         requests.close();
         let service = service_fn(|request: http::Request<Incoming>| {
-            begun.notify_one();
+            started.notify_one();
             requests.track_future(self.router.clone().call(request))
         });
         let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
         tokio::select! {
             ended = connection.as_mut() => {
                 if let Err(error) = ended {
-                    debug!(%error, "connection");
+                    debug!(%error, "connection failed");
                 }
                 return;
             }
-            () = quiet(&requests, &begun, limits.first_request, limits.idle) => self.metrics.cut("idle"),
+            () = wait_until_idle(&requests, &started, limits.first_request, limits.idle) => self.metrics.cut("idle"),
             () = self.close.cancelled() => {}
         }
-        // HTTP/2 says GOAWAY and HTTP/1.1 `connection: close`; requests that are under way go on.
+        // HTTP/2 sends GOAWAY and HTTP/1.1 `connection: close`. Running requests continue.
         connection.as_mut().graceful_shutdown();
         tokio::select! {
-            // How it ends no longer matters.
+            // The result no longer matters.
             _ = connection.as_mut() => {}
-            () = quiet(&requests, &begun, limits.first_request, limits.first_request) => {}
+            () = wait_until_idle(&requests, &started, limits.first_request, limits.first_request) => {}
         }
     }
 }
 
-/// Resolves when there has been no first request for so long, or no further one for so long after the last has ended.
-async fn quiet(requests: &TaskTracker, begun: &Notify, first: Duration, further: Duration) {
+/// Resolves when there is no request within `first`, or within `further` after the last request has finished.
+async fn wait_until_idle(requests: &TaskTracker, started: &Notify, first: Duration, further: Duration) {
     let mut limit = first;
     loop {
         requests.wait().await;
-        if timeout(limit, begun.notified()).await.is_err() {
+        if timeout(limit, started.notified()).await.is_err() {
             return;
         }
         limit = further;

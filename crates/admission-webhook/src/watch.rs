@@ -1,4 +1,4 @@
-//! Which kinds are watched: pods, nodes, maintenances and drain rules, each in a cache that the rules read.
+//! Watches pods, nodes, maintenances and drain rules. Each kind has a cache that the rules read.
 
 use std::sync::Arc;
 
@@ -13,25 +13,25 @@ use kube::core::PartialObjectMeta;
 
 use crate::metrics::Metrics;
 
-/// What is known of the cluster. Clones are the same.
+/// The caches. Clones share them.
 #[derive(Clone)]
 pub struct Caches {
     pods: PodCache,
-    /// Nodes: their names and labels.
+    /// Names and labels of nodes.
     pub nodes: Arc<Store<PartialObjectMeta<Node>>>,
-    /// The maintenances that can be read, without plan and status.
+    /// Readable maintenances, without plan and status.
     pub maintenances: Arc<Store<NodeMaintenance>>,
-    /// The drain rules that can be read.
+    /// Readable drain rules.
     pub drain_rules: Arc<Store<DrainRule>>,
     metrics: Metrics,
 }
 
 impl Caches {
-    /// Starts to watch. The service is ready once all of it has been listed.
+    /// Starts the watches. The service is ready after all of them have synced.
     pub fn start(context: &Context, term: &mut Term, metrics: Metrics) -> Self {
         const CACHES: &str = "caches";
         context.readiness.wait_for(CACHES);
-        // Labels alone are read; a node's annotations and field managers are most of its metadata.
+        // Only labels are read. Annotations and managed fields are most of a node's metadata.
         let slim_node = |node: &mut PartialObjectMeta<Node>| {
             node.metadata.annotations = None;
             node.metadata.managed_fields = None;
@@ -58,7 +58,7 @@ impl Caches {
         caches
     }
 
-    /// This pod, if the cache has it and is up to date.
+    /// The referenced pod, if the cache has it and its watch has no gap.
     pub fn pod(&self, namespace: &str, wanted: &LocalPodReference) -> Option<Arc<Pod>> {
         let current = self.pods.continuity().gap_since.is_none();
         let cached = current.then(|| self.pods.read().find(namespace, &wanted.name).cloned()).flatten();

@@ -1,17 +1,17 @@
-//! Conditions in a status, as every Kubernetes controller writes them, and when a terminating pod is worth one.
+//! Status conditions, and when a terminating pod is overdue.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-/// How long a pod may take longer than its grace period before that is reported: kubelets need a moment, too.
-pub const TERMINATION_PATIENCE: SignedDuration = SignedDuration::from_mins(1);
+/// How long after its grace period a pod is reported as overdue. Kubelets need some time, too.
+pub const TERMINATION_MARGIN: SignedDuration = SignedDuration::from_mins(1);
 
-/// When a pod that has to have ended by `deadline` is overdue.
+/// When a pod is overdue that should have terminated by `deadline`.
 pub fn overdue(deadline: Timestamp) -> Timestamp {
-    deadline.saturating_add(TERMINATION_PATIENCE).unwrap_or(Timestamp::MAX)
+    deadline.saturating_add(TERMINATION_MARGIN).unwrap_or(Timestamp::MAX)
 }
 
-/// A condition that has had this status since then.
+/// A condition with this status since this time.
 pub fn condition(type_: &str, is_true: bool, reason: &str, message: &str, since: Timestamp) -> Condition {
     Condition {
         type_: type_.into(),
@@ -23,18 +23,18 @@ pub fn condition(type_: &str, is_true: bool, reason: &str, message: &str, since:
     }
 }
 
-/// The condition of this type.
+/// Finds the condition of this type.
 pub fn find<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
     conditions.iter().find(|known| known.type_ == type_)
 }
 
-/// Whether there is a condition of this type that is true.
+/// Whether the condition of this type is true.
 pub fn is_true(conditions: &[Condition], type_: &str) -> bool {
     find(conditions, type_).is_some_and(|known| known.status == "True")
 }
 
-/// Adds a condition or replaces the one of its type, which keeps its transition time unless its status changes. They stay
-/// sorted by type, so that equal conditions are equal bytes.
+/// Adds or replaces a condition. The transition time changes only with the status. Conditions are sorted by type, so that
+/// equal conditions are equal bytes.
 pub fn set(conditions: &mut Vec<Condition>, mut condition: Condition) {
     if let Some(known) = conditions.iter_mut().find(|known| known.type_ == condition.type_) {
         if known.status == condition.status {
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn transition_time_changes_with_the_status_alone() {
+    fn transition_time_changes_only_with_the_status() {
         let at = |second| Timestamp::from_second(second).unwrap();
         let mut all = vec![condition("Z", true, "R", "m", at(1))];
         for (type_, status, now, expected) in [("Z", true, 2, 1), ("Z", false, 3, 3), ("A", true, 4, 4)] {

@@ -1,5 +1,4 @@
-//! Drain plans: the entries that every plan has, the order in which entries are reached, and which pods
-//! an entry selects.
+//! Drain plans: the default entries, the order of entries, and which pods an entry selects.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -9,23 +8,23 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use crate::node_maintenance::{DrainPlanEntry, PodType};
 use crate::selector::{LabelMatcher, Labels, SelectorError};
 
-/// The priorities at which every plan stops for every pod type: the highest that users can give, those
-/// of `system-cluster-critical` and `system-node-critical`, and the highest there is.
+/// The priorities of the default entries, for every pod type: the highest user-defined priority, `system-cluster-critical`,
+/// `system-node-critical`, and the maximum.
 pub const DEFAULT_PRIORITIES: [i32; 4] = [1_000_000_000, 2_000_000_000, 2_000_001_000, i32::MAX];
 
-/// The twelve entries that every plan has.
+/// The twelve default entries of every plan.
 pub fn default_entries() -> impl Iterator<Item = DrainPlanEntry> {
     PodType::ALL.into_iter().flat_map(|pod_type| {
         DEFAULT_PRIORITIES.map(|pod_priority| DrainPlanEntry { pod_selector: None, pod_priority, pod_type })
     })
 }
 
-/// The plan as it is carried out: with the default entries, in order, nothing twice. Entries with
-/// different selectors at the same type and priority keep the order that the user gave them.
+/// The effective plan: with the default entries, sorted, without duplicates. Entries of the same type and priority with
+/// different selectors keep the order in the user's plan.
 pub fn normalise(plan: &[DrainPlanEntry]) -> Vec<DrainPlanEntry> {
     let mut entries: Vec<DrainPlanEntry> = Vec::with_capacity(plan.len() + 12);
     for mut entry in plan.iter().cloned().chain(default_entries()) {
-        // An empty selector selects what no selector selects.
+        // An empty selector is equivalent to no selector.
         entry.pod_selector = entry.pod_selector.filter(|selector| !is_empty(selector));
         if !entries.contains(&entry) {
             entries.push(entry);
@@ -35,8 +34,8 @@ pub fn normalise(plan: &[DrainPlanEntry]) -> Vec<DrainPlanEntry> {
     entries
 }
 
-/// The order of entries: by pod type, then priority, and with a selector before without. Entries that
-/// differ in their selectors alone are equal to it.
+/// Compares entries by pod type, then priority. Entries with a selector come before those without. Entries that differ
+/// only in their selectors are equal.
 pub fn compare(a: &DrainPlanEntry, b: &DrainPlanEntry) -> Ordering {
     let key = |entry: &DrainPlanEntry| {
         (entry.pod_type, entry.pod_priority, entry.pod_selector.as_ref().is_none_or(is_empty))
@@ -49,19 +48,19 @@ fn is_empty(selector: &LabelSelector) -> bool {
         && selector.match_expressions.as_ref().is_none_or(Vec::is_empty)
 }
 
-/// An entry of a drain plan, ready to match.
+/// A parsed entry of a drain plan.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EntryMatcher {
-    /// The type that it selects.
+    /// The pod type that the entry selects.
     pub pod_type: PodType,
-    /// The highest priority that it selects.
+    /// The highest priority that the entry selects.
     pub pod_priority: i32,
-    /// The labels that it selects.
+    /// The labels that the entry selects.
     pub selector: LabelMatcher,
 }
 
 impl EntryMatcher {
-    /// Reads an entry.
+    /// Parses an entry.
     pub fn new(entry: &DrainPlanEntry) -> Result<Self, SelectorError> {
         Ok(Self {
             pod_type: entry.pod_type,
@@ -70,19 +69,19 @@ impl EntryMatcher {
         })
     }
 
-    /// Whether the entry selects a pod of this type, priority and labels.
+    /// Whether the entry selects a pod of this type and priority with these labels.
     pub fn selects(&self, pod_type: PodType, priority: i32, labels: &impl Labels) -> bool {
         self.pod_type == pod_type && priority <= self.pod_priority && self.selector.matches(labels)
     }
 
-    /// Whether it plainly selects all that `other` selects.
+    /// Whether the entry selects everything that `other` selects. False negatives are possible.
     pub fn includes(&self, other: &Self) -> bool {
         self.pod_type == other.pod_type
             && other.pod_priority <= self.pod_priority
             && other.selector.narrows(&self.selector)
     }
 
-    /// What both select; `None` if they are about different types.
+    /// An entry that selects what both select. `None` if their types differ.
     pub fn and(&self, other: &Self) -> Option<Self> {
         (self.pod_type == other.pod_type).then(|| Self {
             pod_type: self.pod_type,
@@ -91,7 +90,7 @@ impl EntryMatcher {
         })
     }
 
-    /// The entry in the words of the API.
+    /// Converts the entry to the API type.
     pub fn to_entry(&self) -> DrainPlanEntry {
         DrainPlanEntry {
             pod_selector: self.selector.to_selector(),
@@ -125,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_plan_becomes_the_twelve_entries_of_the_kep() {
+    fn empty_plan_has_the_twelve_entries_of_the_kep() {
         assert_eq!(
             show(&normalise(&[])),
             [
@@ -146,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_ordered_by_type_then_priority_with_selectors_first() {
+    fn entries_are_sorted_by_type_priority_and_selector() {
         use PodType::{DaemonSet, Default, Static};
         let mut empty_selector = entry(Default, 2000, None);
         empty_selector.pod_selector = Some(LabelSelector::default());
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_selects_by_type_priority_and_labels() {
+    fn entry_selects_by_type_priority_and_labels() {
         let web = BTreeMap::from([("app".to_string(), "web".to_string())]);
         let bare = BTreeMap::new();
         let matcher = |e: DrainPlanEntry| EntryMatcher::new(&e).unwrap();
@@ -210,7 +209,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn normalising_is_sorted_complete_without_duplicates_and_idempotent(plan in any_plan()) {
+        fn normalised_plan_is_sorted_complete_and_unique(plan in any_plan()) {
             let normal = normalise(&plan);
             prop_assert!(normal.is_sorted_by(|a, b| compare(a, b) != Ordering::Greater));
             prop_assert!(plan.iter().chain(&default_entries().collect::<Vec<_>>()).all(|e| normal.contains(e)));
@@ -218,7 +217,7 @@ mod tests {
             prop_assert_eq!(&normalise(&normal), &normal);
         }
 
-        /// In the end a drain reaches every pod, whatever the plan.
+        /// A drain reaches every pod in the end, with any plan.
         #[test]
         fn every_pod_is_selected_by_some_entry(plan in any_plan(), priority: i32, kind in 0usize..3) {
             let pod_type = PodType::ALL[kind];

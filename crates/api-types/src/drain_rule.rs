@@ -1,5 +1,5 @@
-//! DrainRule (Cluster API's MachineDrainRules, for nodes): which pods a drain leaves out, waits for or
-//! takes later than the others.
+//! DrainRule (Cluster API's MachineDrainRules, for nodes): which pods a drain skips, waits for, or evacuates earlier or
+//! later.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::{CustomResource, KubeSchema};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::node_maintenance::PodType;
 use crate::schema;
 
-/// Which pods on which nodes the rule is about, and what a drain does with them.
+/// Specification of a DrainRule: the nodes and pods to which it applies, and what a drain does with the pods.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 #[kube(
@@ -21,23 +21,23 @@ use crate::schema;
     category = "haulout",
     derive = "PartialEq",
     derive = "Default",
-    doc = "DrainRule says how a drain treats certain pods: in which order they leave, whether they are left alone, or waited for until they finish. Of all rules that match a pod, the first in alphabetical order applies; the pod label cluster.x-k8s.io/drain (skip or wait-completed) beats every rule.",
+    doc = "DrainRule changes how drains handle selected pods: the order in which they leave, whether they stay, or whether the drain waits until they finish. If several rules match a pod, the first in alphabetical order applies. The pod label cluster.x-k8s.io/drain (skip or wait-completed) overrides all rules.",
     printcolumn(
         name = "Behavior",
         type_ = "string",
         json_path = ".spec.drain.behavior",
-        description = "What a drain does with the pods."
+        description = "How drains handle the pods."
     ),
     printcolumn(
         name = "Order",
         type_ = "integer",
         json_path = ".spec.drain.order",
-        description = "When the pods leave; higher is later."
+        description = "Order in which the pods leave. Higher is later."
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 pub struct DrainRuleSpec {
-    /// What a drain does with the pods that the rule matches.
+    /// How drains handle the pods that match the rule.
     pub drain: DrainRuleDrain,
 
     /// The nodes to which the rule applies, ORed. Absent or empty: all nodes.
@@ -53,7 +53,7 @@ pub struct DrainRuleSpec {
     pub pods: Vec<DrainRulePods>,
 }
 
-/// What a drain does with matching pods.
+/// How drains handle matching pods.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[x_kube(
     validation = Rule::new("!has(self.order) || self.behavior == 'Drain'")
@@ -61,31 +61,31 @@ pub struct DrainRuleSpec {
         .field_path(".order"),
 )]
 pub struct DrainRuleDrain {
-    /// Drain: the pods are evacuated, in the given order. Skip: they are left alone, and neither they
-    /// nor their volumes are waited for. WaitCompleted: they are not evacuated, and the drain of their node
-    /// waits until they have finished; it applies to pods of type Default only.
+    /// Drain: the pods are evacuated, in the given order. Skip: the pods stay, and the drain waits neither for them nor for
+    /// their volumes. WaitCompleted: the pods are not evacuated, and the drain of their node waits until they have finished;
+    /// applies to pods of type Default only.
     pub behavior: DrainBehavior,
 
-    /// When the pods leave, with behavior Drain: those with a higher order leave later. Pods that no
-    /// rule matches have order 0; a negative order leaves before them, a positive one after them.
+    /// Order in which the pods leave, with behavior Drain. Pods with a higher order leave later. Pods that no rule matches
+    /// have order 0. Pods with a negative order leave before them, pods with a positive order after them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = i32::MIN, max = i32::MAX))]
     pub order: Option<i32>,
 }
 
-/// What a drain does with a pod.
+/// How a drain handles a pod.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DrainBehavior {
-    /// Evacuate it.
+    /// The drain evacuates the pod.
     #[default]
     Drain,
-    /// Leave it alone; wait neither for it nor for its volumes.
+    /// The pod stays. The drain waits neither for it nor for its volumes.
     Skip,
-    /// Wait until it has finished by itself. Only for pods of type Default.
+    /// The drain waits until the pod has finished. Applies to pods of type Default only.
     WaitCompleted,
 }
 
-/// Nodes that a rule applies to.
+/// Nodes to which a rule applies.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct DrainRuleNodes {
     /// Labels of the node. Empty: all nodes.
@@ -93,7 +93,7 @@ pub struct DrainRuleNodes {
     pub selector: LabelSelector,
 }
 
-/// Pods that a rule applies to. All that is given must match.
+/// Pods to which a rule applies. All given fields must match.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(

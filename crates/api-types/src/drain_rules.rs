@@ -1,21 +1,21 @@
-//! Matching drain rules: what a drain does with one pod, and which rule or label says so.
+//! Evaluates DrainRules: how a drain handles one pod, and which rule or label decides this.
 
 use crate::drain_rule::{DrainBehavior, DrainRule, DrainRuleDrain};
 use crate::names::DRAIN_LABEL;
 use crate::node_maintenance::PodType;
 use crate::selector::{LabelMatcher, Labels, SelectorError};
 
-/// All drain rules of a cluster, ready to match.
+/// All DrainRules of a cluster, parsed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DrainRules(Vec<Rule>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Rule {
     name: String,
-    /// `None` if the rule cannot be read: it may say anything, of any pod.
+    /// `None` if the rule is unreadable. It might then apply to any pod.
     drain: Option<(DrainBehavior, i32)>,
     nodes: Vec<LabelMatcher>,
-    /// Any of them; without one, the rule matches no pod.
+    /// ORed. If empty, the rule matches no pod.
     pods: Vec<PodMatcher>,
 }
 
@@ -26,35 +26,36 @@ struct PodMatcher {
     types: Vec<PodType>,
 }
 
-/// What a drain does with a pod.
+/// How a drain handles a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Treatment<'a> {
-    /// Evacuate it, leave it alone or wait for it.
+pub struct Evaluation<'a> {
+    /// Whether the pod is evacuated, stays, or is waited for.
     pub behavior: DrainBehavior,
-    /// When it leaves, if it is evacuated; lower is earlier.
+    /// Order in which the pod leaves. Lower is earlier.
     pub order: i32,
-    /// Who says so.
+    /// Which rule or label decides.
     pub source: Source<'a>,
 }
 
-/// Where a treatment comes from.
+/// What an evaluation is based on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source<'a> {
     /// The pod's label `cluster.x-k8s.io/drain`.
     PodLabel,
-    /// The drain rule of this name.
+    /// The DrainRule with this name.
     Rule(&'a str),
-    /// The drain rule of this name cannot be read and may say something else: better wait.
+    /// The DrainRule with this name is unreadable and might exclude the pod, so the drain waits.
     Unreadable(&'a str),
-    /// The drain rule of this name matches if the labels of the pod's namespace do, which are not known yet: better wait.
+    /// The DrainRule with this name might exclude the pod, depending on the labels of its namespace, which are not
+    /// known yet. The drain waits.
     NamespaceUnknown(&'a str),
-    /// Nothing matched.
+    /// No rule and no label applies.
     Default,
 }
 
 impl DrainRules {
-    /// Reads rules. One that cannot be read is returned by name, and takes every pod that no rule before it takes:
-    /// nobody knows whether it would spare it.
+    /// Parses rules. Invalid rules are returned with their errors. They hold every pod that no earlier rule matches,
+    /// because they might exclude it.
     pub fn new<'a>(rules: impl IntoIterator<Item = &'a DrainRule>) -> (Self, Vec<(String, SelectorError)>) {
         let mut read = Vec::new();
         let mut invalid = Vec::new();
@@ -72,7 +73,7 @@ impl DrainRules {
         (Self(read), invalid)
     }
 
-    /// Adds rules of which only the names can be read.
+    /// Adds unreadable rules, of which only the names are known.
     #[must_use]
     pub fn with_unreadable<'a>(mut self, names: impl IntoIterator<Item = &'a str>) -> Self {
         self.0.extend(names.into_iter().map(|name| Rule::unreadable(name.into())));
@@ -80,44 +81,44 @@ impl DrainRules {
         self
     }
 
-    /// What a drain does with a pod of this type and these labels on a node with those. The pod's own
-    /// label comes first, then the first rule in alphabetical order that matches. Only Default pods are
-    /// waited for. `namespace` is `None` while the labels of the pod's namespace are not known.
-    pub fn treat(
+    /// How a drain handles a pod with these labels on a node with these labels. The pod's own label overrides all
+    /// rules. Otherwise the first matching rule in alphabetical order applies. Only Default pods are waited for.
+    /// `namespace` is `None` while the labels of the pod's namespace are not known.
+    pub fn evaluate(
         &self,
         node: &impl Labels,
         namespace: Option<&impl Labels>,
         pod: &impl Labels,
         pod_type: PodType,
-    ) -> Treatment<'_> {
-        let treatment = |behavior, order, source| Treatment { behavior, order, source };
+    ) -> Evaluation<'_> {
+        let evaluation = |behavior, order, source| Evaluation { behavior, order, source };
         let applies = |behavior: &DrainBehavior| {
             *behavior != DrainBehavior::WaitCompleted || pod_type == PodType::Default
         };
         if let Some(behavior) = pod.label(DRAIN_LABEL).and_then(behavior_of_label).filter(applies) {
-            return treatment(behavior, 0, Source::PodLabel);
+            return evaluation(behavior, 0, Source::PodLabel);
         }
         for rule in &self.0 {
             let source = match (rule.matches(node, namespace, pod, pod_type), &rule.drain) {
                 (Some(false), _) => continue,
                 (Some(true), Some((behavior, order))) => {
-                    return treatment(*behavior, *order, Source::Rule(&rule.name));
+                    return evaluation(*behavior, *order, Source::Rule(&rule.name));
                 }
                 (Some(true), None) => Source::Unreadable(&rule.name),
                 (None, _) => Source::NamespaceUnknown(&rule.name),
             };
-            return treatment(DrainBehavior::WaitCompleted, 0, source);
+            return evaluation(DrainBehavior::WaitCompleted, 0, source);
         }
-        treatment(DrainBehavior::Drain, 0, Source::Default)
+        evaluation(DrainBehavior::Drain, 0, Source::Default)
     }
 
-    /// Whether what becomes of a pod can depend on the labels of its namespace.
-    pub fn read_namespaces(&self) -> bool {
+    /// Whether any rule depends on the labels of namespaces.
+    pub fn use_namespaces(&self) -> bool {
         self.0.iter().flat_map(|rule| &rule.pods).any(|pods| !pods.namespace.matches_everything())
     }
 
-    /// The first rule that takes every pod from the rule of this name, so that it never applies. What
-    /// several rules only hide together is not found.
+    /// The first earlier rule that matches every pod of the rule with this name, so that the latter never applies.
+    /// Shadowing by a combination of several rules is not detected.
     pub fn shadowing(&self, name: &str) -> Option<&str> {
         let shadowed = self.0.iter().find(|rule| rule.name == name)?;
         let earlier = self.0.iter().take_while(|rule| rule.name.as_str() < name);
@@ -158,7 +159,7 @@ impl Rule {
         }
         let DrainRuleDrain { behavior, order } = &rule.spec.drain;
         if *behavior == DrainBehavior::WaitCompleted {
-            pods.retain(|pods| pods.takes(PodType::Default));
+            pods.retain(|pods| pods.includes_type(PodType::Default));
             for pods in &mut pods {
                 pods.types = vec![PodType::Default];
             }
@@ -170,7 +171,7 @@ impl Rule {
         Self { name, drain: None, nodes: Vec::new(), pods: vec![PodMatcher::default()] }
     }
 
-    /// Whether it matches; `None` if that depends on the labels of the namespace, which are not known.
+    /// Whether the rule matches. `None` if this depends on the unknown labels of the namespace.
     fn matches(
         &self,
         node: &impl Labels,
@@ -181,7 +182,7 @@ impl Rule {
         if !self.nodes.is_empty() && !self.nodes.iter().any(|nodes| nodes.matches(node)) {
             return Some(false);
         }
-        let matching = self.pods.iter().filter(|pods| pods.takes(pod_type) && pods.pod.matches(pod));
+        let matching = self.pods.iter().filter(|pods| pods.includes_type(pod_type) && pods.pod.matches(pod));
         let mut unknown = false;
         for pods in matching {
             match namespace {
@@ -194,11 +195,11 @@ impl Rule {
         (!unknown).then_some(false)
     }
 
-    /// Whether it matches whatever the other one matches.
+    /// Whether this rule matches everything that the other rule matches.
     fn covers(&self, other: &Self) -> bool {
-        // No entry at all is one entry that matches everything.
-        let everywhere = [LabelMatcher::default()];
-        let nodes = if other.nodes.is_empty() { &everywhere[..] } else { &other.nodes };
+        // An empty list is equivalent to one entry that matches everything.
+        let all_nodes = [LabelMatcher::default()];
+        let nodes = if other.nodes.is_empty() { &all_nodes[..] } else { &other.nodes };
         (self.nodes.is_empty()
             || nodes.iter().all(|narrow| self.nodes.iter().any(|wide| narrow.implies(wide))))
             && other.pods.iter().all(|narrow| self.pods.iter().any(|wide| narrow.implies(wide)))
@@ -206,12 +207,14 @@ impl Rule {
 }
 
 impl PodMatcher {
-    fn takes(&self, pod_type: PodType) -> bool {
+    fn includes_type(&self, pod_type: PodType) -> bool {
         self.types.is_empty() || self.types.contains(&pod_type)
     }
 
     fn implies(&self, other: &Self) -> bool {
-        PodType::ALL.into_iter().all(|pod_type| !self.takes(pod_type) || other.takes(pod_type))
+        PodType::ALL
+            .into_iter()
+            .all(|pod_type| !self.includes_type(pod_type) || other.includes_type(pod_type))
             && self.pod.implies(&other.pod)
             && self.namespace.implies(&other.namespace)
     }
@@ -254,7 +257,7 @@ mod tests {
 
     /// The samples of the MachineDrainRules proposal.
     #[test]
-    fn skip_by_labels_and_namespace_and_order_by_label() {
+    fn rules_select_by_labels_and_namespace() {
         let rules = rules(&[
             (
                 "skip-pods",
@@ -280,41 +283,45 @@ mod tests {
             ("shop", "portworx", DrainBehavior::Drain, 100, Source::Rule("portworx")),
         ];
         for (ns, app, behavior, order, source) in cases {
-            let treatment =
-                rules.treat(&node, Some(&namespace(ns)), &labels(&[("app", app)]), PodType::Default);
-            assert_eq!(treatment, Treatment { behavior, order, source }, "{ns}/{app}");
+            let evaluation =
+                rules.evaluate(&node, Some(&namespace(ns)), &labels(&[("app", app)]), PodType::Default);
+            assert_eq!(evaluation, Evaluation { behavior, order, source }, "{ns}/{app}");
         }
     }
 
     #[test]
-    fn the_first_rule_in_alphabetical_order_wins_and_the_label_beats_them_all() {
+    fn first_rule_by_name_applies_and_the_label_overrides_it() {
         let rules = rules(&[
             ("b", skip(json!({}))),
             ("a", json!({"drain": {"behavior": "Drain", "order": -3}})),
             ("c", json!({"drain": {"behavior": "WaitCompleted"}})),
         ]);
         let none = labels(&[]);
-        let treat = |pod: &Map| {
-            let treatment = rules.treat(&none, Some(&none), pod, PodType::Default);
-            (treatment.behavior, treatment.order, treatment.source)
+        let evaluate = |pod: &Map| {
+            let evaluation = rules.evaluate(&none, Some(&none), pod, PodType::Default);
+            (evaluation.behavior, evaluation.order, evaluation.source)
         };
-        assert_eq!(treat(&none), (DrainBehavior::Drain, -3, Source::Rule("a")));
+        assert_eq!(evaluate(&none), (DrainBehavior::Drain, -3, Source::Rule("a")));
         for (value, behavior) in [
             ("skip", DrainBehavior::Skip),
             ("Skip", DrainBehavior::Skip),
             ("wait-completed", DrainBehavior::WaitCompleted),
         ] {
-            assert_eq!(treat(&labels(&[(DRAIN_LABEL, value)])), (behavior, 0, Source::PodLabel), "{value}");
+            assert_eq!(
+                evaluate(&labels(&[(DRAIN_LABEL, value)])),
+                (behavior, 0, Source::PodLabel),
+                "{value}"
+            );
         }
         assert_eq!(
-            treat(&labels(&[(DRAIN_LABEL, "later")])).2,
+            evaluate(&labels(&[(DRAIN_LABEL, "later")])).2,
             Source::Rule("a"),
             "an unknown value counts for nothing"
         );
     }
 
     #[test]
-    fn nodes_and_pod_types_narrow_a_rule() {
+    fn nodes_and_pod_types_restrict_a_rule() {
         let rules = rules(&[(
             "a",
             skip(json!({
@@ -329,7 +336,7 @@ mod tests {
             ("c", PodType::Static, false),
             ("a", PodType::Default, false),
         ] {
-            let source = rules.treat(&labels(&[("zone", zone)]), Some(&none), &none, pod_type).source;
+            let source = rules.evaluate(&labels(&[("zone", zone)]), Some(&none), &none, pod_type).source;
             assert_eq!(source != Source::Default, matched, "{zone} {pod_type:?}");
         }
     }
@@ -354,13 +361,17 @@ mod tests {
             (&own_skip, PodType::DaemonSet, Source::PodLabel),
         ];
         for (pod, pod_type, source) in cases {
-            assert_eq!(rules.treat(&none, Some(&none), pod, pod_type).source, source, "{pod:?} {pod_type:?}");
+            assert_eq!(
+                rules.evaluate(&none, Some(&none), pod, pod_type).source,
+                source,
+                "{pod:?} {pod_type:?}"
+            );
         }
-        assert_eq!(rules.shadowing("c"), None, "the first one takes no Static pod from it");
+        assert_eq!(rules.shadowing("c"), None, "the first rule matches no Static pod");
     }
 
     #[test]
-    fn a_namespace_that_is_not_known_holds_what_a_rule_may_mean() {
+    fn unknown_namespace_holds_pods_that_a_rule_may_match() {
         let in_shop = json!({"matchLabels": {"kubernetes.io/metadata.name": "shop"}});
         let web = json!({"matchLabels": {"app": "web"}});
         let rules = rules(&[
@@ -386,16 +397,16 @@ mod tests {
             (skipped, Source::PodLabel),
         ];
         for (pod, source) in cases {
-            let treatment = rules.treat(&none, None::<&Map>, &pod, PodType::Default);
-            assert_eq!(treatment.source, source, "{pod:?}");
-            let waits = treatment.behavior == DrainBehavior::WaitCompleted;
+            let evaluation = rules.evaluate(&none, None::<&Map>, &pod, PodType::Default);
+            assert_eq!(evaluation.source, source, "{pod:?}");
+            let waits = evaluation.behavior == DrainBehavior::WaitCompleted;
             assert_eq!(waits, matches!(source, Source::NamespaceUnknown(_)));
         }
-        assert_eq!(rules.treat(&none, Some(&none), &app("web"), PodType::Default).source, Source::Default);
+        assert_eq!(rules.evaluate(&none, Some(&none), &app("web"), PodType::Default).source, Source::Default);
     }
 
     #[test]
-    fn a_rule_that_cannot_be_read_is_named_and_holds_what_no_earlier_rule_takes() {
+    fn unreadable_rule_holds_pods_that_no_earlier_rule_matches() {
         let rule = |name: &str, operator: &str| -> DrainRule {
             serde_json::from_value(json!({
                 "apiVersion": "nodemaintenance.k8s.io/v1alpha1", "kind": "DrainRule", "metadata": {"name": name},
@@ -407,16 +418,16 @@ mod tests {
             DrainRules::new(&[rule("b", "in"), rule("a", "Exists"), rule("c", "DoesNotExist")]);
         let none = labels(&[]);
         let x = labels(&[("x", "")]);
-        let treat = |rules: &DrainRules, namespace: &Map| {
-            let Treatment { behavior, source, .. } =
-                rules.treat(&none, Some(namespace), &none, PodType::Default);
+        let evaluate = |rules: &DrainRules, namespace: &Map| {
+            let Evaluation { behavior, source, .. } =
+                rules.evaluate(&none, Some(namespace), &none, PodType::Default);
             (behavior, format!("{source:?}"))
         };
-        assert_eq!(treat(&rules, &x), (DrainBehavior::Skip, r#"Rule("a")"#.into()));
-        assert_eq!(treat(&rules, &none), (DrainBehavior::WaitCompleted, r#"Unreadable("b")"#.into()));
+        assert_eq!(evaluate(&rules, &x), (DrainBehavior::Skip, r#"Rule("a")"#.into()));
+        assert_eq!(evaluate(&rules, &none), (DrainBehavior::WaitCompleted, r#"Unreadable("b")"#.into()));
         assert_eq!(rules.shadowing("c"), None, "it may match nothing");
         let rules = rules.with_unreadable(["A"]);
-        assert_eq!(treat(&rules, &x), (DrainBehavior::WaitCompleted, r#"Unreadable("A")"#.into()));
+        assert_eq!(evaluate(&rules, &x), (DrainBehavior::WaitCompleted, r#"Unreadable("A")"#.into()));
         assert_eq!(invalid[0].0, "b");
         assert_eq!(
             invalid[0].1.to_string(),
@@ -425,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_is_shadowed_by_an_earlier_one_that_matches_all_that_it_matches() {
+    fn rule_is_shadowed_by_an_earlier_broader_rule() {
         let web = json!({"matchLabels": {"app": "web"}});
         let zone = |zone: &str| json!({"selector": {"matchLabels": {"zone": zone}}});
         let all = json!({});
@@ -468,7 +479,7 @@ mod tests {
     proptest! {
         /// The order in which rules are listed or arrive does not matter.
         #[test]
-        fn the_result_depends_on_names_alone(
+        fn result_depends_only_on_rule_names(
             names in proptest::collection::btree_set("[a-e]{1,2}", 1..6).prop_map(|names| names.into_iter().collect::<Vec<_>>()).prop_shuffle(),
             app in "[a-e]",
         ) {
@@ -477,7 +488,7 @@ mod tests {
             let none = labels(&[]);
             let rules = rules(&all);
             let first = names.iter().filter(|name| name[..1] != app).min();
-            let source = rules.treat(&none, Some(&none), &labels(&[("app", &app)]), PodType::Default).source;
+            let source = rules.evaluate(&none, Some(&none), &labels(&[("app", &app)]), PodType::Default).source;
             prop_assert_eq!(source, first.map_or(Source::Default, |name| Source::Rule(name)));
         }
     }

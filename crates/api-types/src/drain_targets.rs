@@ -1,5 +1,5 @@
-//! Drain targets: the pods that a drain has reached, as a set that grows, is intersected with others, and
-//! is written down as entries of a plan.
+//! Drain targets: the set of pods that a drain has reached. The set only grows, can be intersected with other sets, and is
+//! stored as drain plan entries.
 
 use std::cmp::Reverse;
 
@@ -7,14 +7,14 @@ use crate::drain_plan::EntryMatcher;
 use crate::node_maintenance::{DrainPlanEntry, PodType};
 use crate::selector::{LabelMatcher, Labels, SelectorError};
 
-/// How many entries an intersection may have. Plans with many different selectors multiply; beyond this the
-/// narrowest entries are left out, which makes the set smaller, never larger.
-const MAX_INTERSECTION: usize = 64;
+/// Maximum number of entries of an intersection. The number of combinations grows with the number of selectors. Beyond the
+/// maximum, the narrowest entries are omitted, which makes the set smaller, never larger.
+const MAX_INTERSECTION_ENTRIES: usize = 64;
 
-/// How many entries are written down: what the schema of a status allows.
-const MAX_WRITTEN: usize = 112;
+/// Maximum number of stored entries, as in the schema of the status.
+const MAX_STORED_ENTRIES: usize = 112;
 
-/// A set of pods, as the union of what its entries select. No entry is included in another.
+/// A set of pods: the union of what its entries select. No entry includes another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DrainTargets(Vec<EntryMatcher>);
 
@@ -29,23 +29,23 @@ impl FromIterator<EntryMatcher> for DrainTargets {
 }
 
 impl DrainTargets {
-    /// Reads what was written down. An entry that cannot be read is an error, and so are the others then:
-    /// half of the targets would be a step back.
+    /// Parses stored entries. If one entry is invalid, the result is an error, because a part of the targets would be a
+    /// smaller set.
     pub fn read(entries: &[DrainPlanEntry]) -> Result<Self, SelectorError> {
         entries.iter().map(EntryMatcher::new).collect()
     }
 
-    /// Whether it has no entry.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Its entries, in order.
+    /// The entries, in order.
     pub fn iter(&self) -> impl Iterator<Item = &EntryMatcher> {
         self.0.iter()
     }
 
-    /// Adds what an entry selects; tells whether that was new.
+    /// Adds what an entry selects. Returns whether the set has grown.
     pub fn insert(&mut self, entry: EntryMatcher) -> bool {
         if self.includes_entry(&entry) {
             return false;
@@ -56,7 +56,7 @@ impl DrainTargets {
         true
     }
 
-    /// Adds all of `other`; tells whether that was new.
+    /// Adds all of `other`. Returns whether the set has grown.
     pub fn extend(&mut self, other: &Self) -> bool {
         let mut grown = false;
         for entry in &other.0 {
@@ -67,7 +67,7 @@ impl DrainTargets {
         grown
     }
 
-    /// What is in both. A type that both have reached stays reached, even if nothing can be in both.
+    /// The intersection of both sets. A pod type that both have reached stays reached, even if no pod can be in both.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         if other.includes(self) {
@@ -78,7 +78,7 @@ impl DrainTargets {
         }
         let pairs = self.0.iter().flat_map(|a| other.0.iter().filter_map(|b| a.and(b)));
         let mut both: Self = pairs.collect();
-        if both.0.len() > MAX_INTERSECTION {
+        if both.0.len() > MAX_INTERSECTION_ENTRIES {
             let width = |entry: &EntryMatcher| {
                 (
                     entry.selector.requirements(),
@@ -88,40 +88,40 @@ impl DrainTargets {
                 )
             };
             both.0.sort_by_cached_key(width);
-            both.0.truncate(MAX_INTERSECTION);
+            both.0.truncate(MAX_INTERSECTION_ENTRIES);
             both.0.sort();
         }
         both
     }
 
-    /// Whether all of `other` is plainly in here.
+    /// Whether the set includes all of `other`. False negatives are possible.
     pub fn includes(&self, other: &Self) -> bool {
         other.0.iter().all(|entry| self.includes_entry(entry))
     }
 
-    /// Whether all that the entry selects is plainly in here.
+    /// Whether the set includes everything that the entry selects. False negatives are possible.
     pub fn includes_entry(&self, entry: &EntryMatcher) -> bool {
         self.0.iter().any(|existing| existing.includes(entry))
     }
 
-    /// Whether a pod of this type, priority and labels is in it.
+    /// Whether the set contains a pod of this type and priority with these labels.
     pub fn selects(&self, pod_type: PodType, priority: i32, labels: &impl Labels) -> bool {
         self.0.iter().any(|entry| entry.selects(pod_type, priority, labels))
     }
 
-    /// Whether pods of this type have been reached at all.
+    /// Whether the drain has reached pods of this type.
     pub fn has_type(&self, pod_type: PodType) -> bool {
         self.0.iter().any(|entry| entry.pod_type == pod_type)
     }
 
-    /// Up to which priority pods of this type and selector have all been reached.
+    /// The priority up to which all pods of this type and selector are reached.
     pub fn reach(&self, pod_type: PodType, selector: &LabelMatcher) -> Option<i32> {
         let covering =
             self.0.iter().filter(|entry| entry.pod_type == pod_type && selector.narrows(&entry.selector));
         covering.map(|entry| entry.pod_priority).max()
     }
 
-    /// The same set in as few entries as can be had by putting values of one label together.
+    /// The same set with fewer entries: values of the same label are combined.
     #[must_use]
     pub fn merged(&self) -> Self {
         let mut merged: Vec<EntryMatcher> = Vec::new();
@@ -142,8 +142,8 @@ impl DrainTargets {
         Self(merged)
     }
 
-    /// Writes it down: for every type that has been reached, how far it has come without a selector, with
-    /// each selector of the plans (given as `slots`), and whatever else is in it.
+    /// Converts the set to entries for storage. For every pod type that is reached, there is an entry without a
+    /// selector, one for each selector of the plans (`slots`), and the remaining entries of the set.
     pub fn describe<'a>(
         &'a self,
         slots: impl IntoIterator<Item = (PodType, &'a LabelMatcher)>,
@@ -151,21 +151,21 @@ impl DrainTargets {
         static EVERYTHING: LabelMatcher = LabelMatcher::everything();
         let own = self.0.iter().map(|entry| (entry.pod_type, &entry.selector));
         let plain = PodType::ALL.map(|pod_type| (pod_type, &EVERYTHING));
-        let mut seen: Vec<(PodType, &LabelMatcher)> = Vec::new();
+        let mut listed: Vec<(PodType, &LabelMatcher)> = Vec::new();
         for slot in plain.into_iter().chain(slots).chain(own.clone()) {
-            if !seen.contains(&slot) {
-                seen.push(slot);
+            if !listed.contains(&slot) {
+                listed.push(slot);
             }
         }
-        if seen.len() > MAX_WRITTEN {
-            seen = own.collect();
+        if listed.len() > MAX_STORED_ENTRIES {
+            listed = own.collect();
         }
-        seen.sort_by_key(|(pod_type, _)| *pod_type);
-        let written = seen.into_iter().filter_map(|(pod_type, selector)| {
+        listed.sort_by_key(|(pod_type, _)| *pod_type);
+        let written = listed.into_iter().filter_map(|(pod_type, selector)| {
             let pod_priority = self.reach(pod_type, selector)?;
             Some(EntryMatcher { pod_type, pod_priority, selector: selector.clone() }.to_entry())
         });
-        written.take(MAX_WRITTEN).collect()
+        written.take(MAX_STORED_ENTRIES).collect()
     }
 }
 
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_is_written_with_the_reach_that_it_has_through_wider_entries() {
+    fn selector_is_listed_with_the_priority_it_has_reached() {
         let postgres = entry(PodType::Default, 2000, Some("postgres"));
         let slots = [(PodType::Default, &postgres.selector)];
         let show = |targets: &DrainTargets| -> Vec<(i32, bool)> {
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_combinations_make_the_intersection_smaller_and_keep_its_types() {
+    fn large_intersection_is_truncated_and_keeps_its_types() {
         let many = |key: &str| -> DrainTargets {
             (0..20)
                 .map(|i| {
@@ -217,7 +217,7 @@ mod tests {
                 .collect()
         };
         let both = many("a").intersection(&many("b"));
-        assert_eq!(both.iter().count(), MAX_INTERSECTION);
+        assert_eq!(both.iter().count(), MAX_INTERSECTION_ENTRIES);
         assert!(both.has_type(PodType::Default));
         assert!(both.iter().all(|e| e.pod_priority > 10), "those of high priority select most");
     }
@@ -239,7 +239,7 @@ mod tests {
         }
 
         #[test]
-        fn merging_changes_no_pod(a in any_targets(), priority in 0..6, kind in 0usize..3, app in "[xyz]") {
+        fn merging_selects_the_same_pods(a in any_targets(), priority in 0..6, kind in 0usize..3, app in "[xyz]") {
             let (pod_type, labels) = (PodType::ALL[kind], BTreeMap::from([("app".to_string(), app)]));
             let has = |targets: &DrainTargets| targets.selects(pod_type, priority, &labels);
             prop_assert_eq!(has(&a.merged()), has(&a));
@@ -247,7 +247,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_down_is_read_again(a in any_targets(), b in any_targets()) {
+        fn targets_round_trip_through_entries(a in any_targets(), b in any_targets()) {
             let slots: Vec<_> = b.iter().map(|e| (e.pod_type, &e.selector)).collect();
             prop_assert_eq!(DrainTargets::read(&a.describe(slots)).unwrap(), a);
         }

@@ -1,4 +1,4 @@
-//! Evacuation (KEP-4563): the wish that one pod leaves its node, and who is helping it to do so.
+//! Evacuation (KEP-4563): a request that one pod leaves its node.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::core::Rule;
@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::schema;
 
-/// How long an evacuator may stay silent unless the instigator says otherwise: half an hour.
+/// The default of `spec.progressDeadlineSeconds`: half an hour.
 pub const DEFAULT_PROGRESS_DEADLINE_SECONDS: i32 = 1800;
 
-/// What is to be evacuated and by whom. Everything in it is fixed at creation.
+/// Specification of an Evacuation: the pod and its evacuators. Immutable.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 #[kube(
@@ -25,16 +25,16 @@ pub const DEFAULT_PROGRESS_DEADLINE_SECONDS: i32 = 1800;
     status = "EvacuationStatus",
     derive = "PartialEq",
     derive = "Default",
-    doc = "Evacuation asks for one pod to leave its node. Evacuators that know the pod act first, by priority; if none of them helps, the pod is evicted through the Eviction API. The object is named after the pod: its UID, a dash, and at most 150 characters of its name. Finalizers that start with evacuation.coordination.k8s.io/instigator_ tell who asked.",
+    doc = "Evacuation requests that one pod leaves its node. The evacuators of the pod are activated one after the other, highest priority first. After the last one, or if there is none, the pod is evicted through the Eviction API. The name of an Evacuation is the UID of the pod, a dash, and at most 150 characters of the pod's name. Finalizers that start with evacuation.coordination.k8s.io/instigator_ show who requests the evacuation.",
     selectable = ".spec.podRef.name",
     selectable = ".spec.podRef.uid",
     selectable = ".status.activeEvacuatorClass",
-    printcolumn(name = "Pod", type_ = "string", json_path = ".spec.podRef.name", description = "The pod that is to leave."),
-    printcolumn(name = "Evacuator", type_ = "string", json_path = ".status.activeEvacuatorClass", description = "The evacuator that is in charge; none means eviction."),
-    printcolumn(name = "Blocked", type_ = "string", json_path = r#".status.conditions[?(@.type=="Blocked")].reason"#, description = "What keeps the pod from leaving; NotBlocked or Evacuating when nothing does any more."),
-    printcolumn(name = "Failed Evictions", type_ = "integer", json_path = ".status.failedEvictionCounter", description = "How many attempts to evict the pod have failed."),
-    printcolumn(name = "Expected", type_ = "string", json_path = ".status.expectedEvacuationFinishTime", description = "When the evacuator expects to be done.", priority = 1),
-    printcolumn(name = "Message", type_ = "string", json_path = ".status.message", description = "What is going on.", priority = 1),
+    printcolumn(name = "Pod", type_ = "string", json_path = ".spec.podRef.name", description = "Pod that should leave."),
+    printcolumn(name = "Evacuator", type_ = "string", json_path = ".status.activeEvacuatorClass", description = "Active evacuator. If empty, the pod is evicted."),
+    printcolumn(name = "Blocked", type_ = "string", json_path = r#".status.conditions[?(@.type=="Blocked")].reason"#, description = "What blocks the pod. NotBlocked or Evacuating: nothing blocks it any more."),
+    printcolumn(name = "Failed Evictions", type_ = "integer", json_path = ".status.failedEvictionCounter", description = "Number of failed evictions."),
+    printcolumn(name = "Expected", type_ = "string", json_path = ".status.expectedEvacuationFinishTime", description = "When the evacuator expects to finish.", priority = 1),
+    printcolumn(name = "Message", type_ = "string", json_path = ".status.message", description = "Current state, as text.", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     validation = named_after_pod(),
     validation = Rule::new("!has(self.metadata.generateName)").message("metadata.generateName is not supported: name the Evacuation <pod UID>-<pod name>"),
@@ -47,11 +47,11 @@ pub const DEFAULT_PROGRESS_DEADLINE_SECONDS: i32 = 1800;
     validation = schema::immutable_list("evacuators", "true", "they are resolved once, when the Evacuation is created"),
 )]
 pub struct EvacuationSpec {
-    /// The pod that is to leave. Immutable.
+    /// Pod that should leave. Immutable.
     pub pod_ref: LocalPodReference,
 
-    /// Who may act on this evacuation, highest priority first. Leave it empty: it is resolved at
-    /// admission from the pod's annotations. With none, the pod is evicted. Immutable.
+    /// Evacuators of the pod, highest priority first. Leave this empty: it is set at admission from the pod's annotations.
+    /// Without evacuators, the pod is evicted. Immutable.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 100))]
     #[x_kube(
@@ -61,8 +61,8 @@ pub struct EvacuationSpec {
     )]
     pub evacuators: Vec<Evacuator>,
 
-    /// How long, in seconds, the active evacuator may go without updating evacuationProgressTimestamp
-    /// before the next one is given control. From 600 to 21600. Immutable.
+    /// Maximum time in seconds between two updates of evacuationProgressTimestamp by the active evacuator. After that, the
+    /// next evacuator becomes active. From 600 to 21600. Immutable.
     #[serde(default = "default_progress_deadline")]
     #[schemars(range(min = 600, max = 21600))]
     pub progress_deadline_seconds: i32,
@@ -82,7 +82,7 @@ fn default_progress_deadline() -> i32 {
     DEFAULT_PROGRESS_DEADLINE_SECONDS
 }
 
-/// A cut that would end in `-` or `.`, which no object name may, is shortened further.
+/// Object names must not end with `-` or `.`, so these are removed at the end of a shortened name.
 fn named_after_pod() -> Rule {
     Rule::new(
         "self.metadata.name.startsWith(self.spec.podRef.uid + '-') && (size(self.spec.podRef.name) <= 150 \
@@ -95,7 +95,7 @@ fn named_after_pod() -> Rule {
     )
 }
 
-/// On the root, so that dropping the whole status and writing it anew is no way round it.
+/// The rule is on the root object, because otherwise removing the whole status would bypass it.
 fn counter_only_grows() -> Rule {
     Rule::new(
         "!has(oldSelf.status) || !has(oldSelf.status.failedEvictionCounter) || (has(self.status) \
@@ -119,12 +119,12 @@ pub struct LocalPodReference {
     /// Name of the pod.
     #[schemars(length(min = 1, max = 253), regex(pattern = schema::DNS_SUBDOMAIN))]
     pub name: String,
-    /// UID of the pod: a pod that is made anew under the same name is another pod.
+    /// UID of the pod. A new pod with the same name is a different pod.
     #[schemars(length(max = 36), regex(pattern = schema::UID))]
     pub uid: String,
 }
 
-/// Someone who may act on an evacuation. Read from the pod's annotation
+/// Program that knows how to move the pod. Set from the pod's annotation
 /// `evacuation.coordination.k8s.io/priority_${EVACUATOR_CLASS}: ${PRIORITY}/${ROLE}`.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
@@ -135,35 +135,34 @@ pub struct LocalPodReference {
         .message("evacuator classes in nodemaintenance.k8s.io are reserved for Haulout's own instigators"),
 )]
 pub struct Evacuator {
-    /// DNS subdomain that identifies the evacuator, of at most 54 characters, such as foo.example.com.
+    /// DNS subdomain that identifies the evacuator, such as foo.example.com. At most 54 characters.
     #[schemars(length(min = 1, max = 54), regex(pattern = schema::DNS_SUBDOMAIN))]
     pub evacuator_class: String,
 
-    /// Higher priorities are asked first. The pod's managing controller always has 10000; others
-    /// choose a value above or below that. From 0 to 100000.
+    /// Evacuators with a higher priority become active first. The pod's managing controller always has 10000; others choose
+    /// a higher or lower value. From 0 to 100000.
     #[schemars(range(min = 0, max = 100_000))]
     pub priority: i32,
 
-    /// What kind of evacuator it is. The value controller is reserved for the pod's managing controller.
+    /// Role of the evacuator. The value controller is reserved for the pod's managing controller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub role: Option<String>,
 }
 
-/// How far an evacuation has come. Written by the active evacuator and the evacuation controller, so
-/// that whoever writes it patches the fields that are its own.
+/// Status of an evacuation. The active evacuator and the evacuation controller both write it, so each patches only its own
+/// fields.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct EvacuationStatus {
-    /// The evacuator that is in charge. It adopts the evacuation by updating
-    /// evacuationProgressTimestamp, or declines it by setting activeEvacuatorCompleted. Written only by
-    /// the evacuation controller.
+    /// Active evacuator. It accepts the evacuation by updating evacuationProgressTimestamp, or declines it by setting
+    /// activeEvacuatorCompleted. Written only by the evacuation controller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 54))]
     pub active_evacuator_class: Option<String>,
 
-    /// Set to true by the active evacuator when it has done its part. The next one is then given
-    /// control; with none left and the pod still there, the pod is evicted.
+    /// Set to true by the active evacuator when it has completed. The next evacuator then becomes active. After the last one,
+    /// the pod is evicted if it still exists.
     #[serde(default)]
     pub active_evacuator_completed: bool,
 
@@ -171,31 +170,31 @@ pub struct EvacuationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evacuation_progress_timestamp: Option<Time>,
 
-    /// When the active evacuator expects to be done; absent if it cannot tell.
+    /// When the active evacuator expects to finish. Absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected_evacuation_finish_time: Option<Time>,
 
-    /// Set to Forbid by an evacuator that cannot stop half-way: the evacuation then cannot be cancelled
-    /// while the pod exists. Not reset when another evacuator takes over, which should reconsider it.
+    /// Set to Forbid by an evacuator that cannot stop: the evacuation then cannot be cancelled while the pod exists. It
+    /// is not reset when another evacuator becomes active, which should set it again.
     #[serde(default)]
     pub evacuation_cancellation_policy: CancellationPolicy,
 
-    /// How many attempts to evict the pod have failed, for whatever reason. Only grows.
+    /// Number of failed evictions, for any reason. Never decreases.
     #[serde(default)]
     #[schemars(range(min = 0, max = i32::MAX))]
     pub failed_eviction_counter: i32,
 
-    /// When an attempt to evict the pod last failed. Together with the counter it tells when the next
-    /// attempt is due, whoever makes it.
+    /// When an eviction last failed. Together with failedEvictionCounter, it determines when the next eviction is attempted,
+    /// also after a restart of the controller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_failed_eviction_time: Option<Time>,
 
-    /// What is going on, for people.
+    /// Current state, as text for people.
     #[serde(default)]
     #[schemars(length(max = 32768))]
     pub message: String,
 
-    /// Blocked, and whatever evacuators want to share.
+    /// Blocked, and conditions that evacuators add.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
@@ -207,6 +206,6 @@ pub enum CancellationPolicy {
     /// The evacuation is cancelled when its last instigator removes its finalizer.
     #[default]
     Allow,
-    /// The evacuation goes on until the pod is gone.
+    /// The evacuation continues until the pod is gone.
     Forbid,
 }

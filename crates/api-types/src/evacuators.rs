@@ -1,6 +1,5 @@
-//! Who may evacuate a pod: the annotations with which evacuators register, and the one function that
-//! makes the whole Evacuation for a pod. Instigators and the webhook share it, so that an Evacuation
-//! looks the same whoever asks for it, and whether or not the webhook is up.
+//! Evacuator annotations of pods, and the function that builds the Evacuation of a pod. Instigators and the webhook share it,
+//! so that all Evacuations are equal, with and without the webhook.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,65 +13,65 @@ use crate::evacuation::{
 use crate::names::{self, CONTROLLER_PRIORITY, CONTROLLER_ROLE, EVACUATOR_ANNOTATION_PREFIX};
 use crate::{instigators, pod};
 
-/// How many evacuators a pod can have beside its controller, for which one slot is kept.
+/// Maximum number of evacuators of a pod, besides its controller.
 pub const MAX_OTHER_EVACUATORS: usize = 99;
-/// How much of a pod's name goes into the name of its Evacuation.
+/// Maximum length of the pod's name in the name of its Evacuation.
 pub const MAX_NAME_PREFIX: usize = 150;
 
 const MAX_CLASS: usize = 54;
 const MAX_ROLE: usize = 253;
 const PRIORITIES: std::ops::RangeInclusive<i32> = 0..=100_000;
 
-/// An evacuator annotation that breaks a rule.
+/// An invalid evacuator annotation.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("annotation {annotation}: {problem}")]
 pub struct Violation {
     /// The annotation's key.
     pub annotation: String,
-    /// The rule.
+    /// What is wrong.
     pub problem: Problem,
 }
 
 /// What can be wrong with an evacuator annotation.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Problem {
-    /// The class is no DNS subdomain, or too long.
+    /// The class is not a DNS subdomain, or too long.
     #[error("the evacuator class must be a DNS subdomain of at most 54 characters, such as foo.example.com")]
     Class,
-    /// The class is one of ours, and would make our own wish look like an evacuator's clean-up.
+    /// The class is reserved: our own instigator finalizer would look like the finalizer of an evacuator.
     #[error("evacuator classes in nodemaintenance.k8s.io are reserved for Haulout's own instigators")]
     ReservedClass,
-    /// The priority is no number in the range.
+    /// The priority is not a number in the range.
     #[error("the priority must be a whole number from 0 to 100000, not {0:?}")]
     Priority(String),
-    /// There is a slash and no role after it, or a very long one.
+    /// The role after the slash is empty or too long.
     #[error("the role after the slash must have 1 to 253 characters")]
     Role,
-    /// The controller has another priority than its own.
+    /// The controller has a priority other than 10000.
     #[error("the role controller must have the priority 10000, not {0}")]
     ControllerPriority(i32),
-    /// Somebody else has the controller's priority.
+    /// Another evacuator has the controller's priority.
     #[error(
         "the priority 10000 is reserved for the role controller: choose another, or set 10000/controller"
     )]
     ReservedPriority,
     /// There is more than one controller.
-    #[error("only one annotation can have the role controller, and that of {0} has it already")]
+    #[error("only one annotation can have the role controller, and the annotation of {0} already has it")]
     SecondController(String),
-    /// There are more evacuators than fit.
+    /// There are too many evacuators.
     #[error(
-        "at most 99 evacuators besides the controller are allowed, and 99 of higher priority are there already"
+        "at most 99 evacuators besides the controller are allowed, and 99 with a higher priority exist already"
     )]
     TooMany,
 }
 
 impl Evacuator {
-    /// Whether it is the pod's managing controller.
+    /// Whether the evacuator is the pod's managing controller.
     pub fn is_controller(&self) -> bool {
         self.role.as_deref() == Some(CONTROLLER_ROLE)
     }
 
-    /// The annotation, key and value, with which it registers on a pod.
+    /// The key and value of the pod annotation for this evacuator.
     pub fn annotation(&self) -> (String, String) {
         let value = match &self.role {
             Some(role) => format!("{}/{role}", self.priority),
@@ -81,7 +80,7 @@ impl Evacuator {
         (format!("{EVACUATOR_ANNOTATION_PREFIX}{}", self.evacuator_class), value)
     }
 
-    /// Reads one annotation, judged on its own. The opposite of [`Evacuator::annotation`].
+    /// Parses one annotation. The inverse of [`Evacuator::annotation`].
     pub fn parse(class: &str, value: &str) -> Result<Self, Problem> {
         if class.len() > MAX_CLASS || !is_dns_subdomain(class) {
             return Err(Problem::Class);
@@ -103,13 +102,13 @@ impl Evacuator {
     }
 }
 
-/// Whether only our own instigators may be called so.
+/// Whether the class is reserved for Haulout's own instigators.
 fn is_reserved(class: &str) -> bool {
     let rest = class.strip_suffix(names::NODE_MAINTENANCE_GROUP);
     rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
-/// Only the form in which we would print it: no sign, no leading zeros.
+/// Accepts only the canonical form: no sign, no leading zeros.
 fn parse_priority(text: &str) -> Option<i32> {
     let number = text.parse().ok().filter(|number| PRIORITIES.contains(number))?;
     (number.to_string() == text).then_some(number)
@@ -124,8 +123,8 @@ fn is_dns_subdomain(text: &str) -> bool {
     })
 }
 
-/// Reads all evacuator annotations of a pod: the evacuators, first to act first, and what had to be
-/// left out.
+/// Parses all evacuator annotations of a pod. Returns the evacuators in the order in which they become active, and the
+/// invalid annotations.
 pub fn read(annotations: &BTreeMap<String, String>) -> (Vec<Evacuator>, Vec<Violation>) {
     let mut evacuators: Vec<Evacuator> = Vec::new();
     let mut violations = Vec::new();
@@ -158,15 +157,15 @@ pub fn read(annotations: &BTreeMap<String, String>) -> (Vec<Evacuator>, Vec<Viol
     (evacuators, violations)
 }
 
-/// Puts evacuators into the order in which they act: by priority, equal ones by class.
+/// Sorts evacuators in the order in which they become active: by priority, highest first, then by class.
 pub fn sort(evacuators: &mut [Evacuator]) {
     evacuators.sort_by(|a, b| {
         (Reverse(a.priority), &a.evacuator_class).cmp(&(Reverse(b.priority), &b.evacuator_class))
     });
 }
 
-/// The evacuators of the pod with this metadata: those of its annotations and, where no annotation
-/// claims that role, the built-in controller class of its owner if this installation serves it.
+/// The evacuators of the pod with this metadata: those of its annotations and, if no annotation has the role controller, the
+/// built-in class of its owner if this installation serves it.
 pub fn resolve(pod: &ObjectMeta, served: &BTreeSet<String>) -> (Vec<Evacuator>, Vec<Violation>) {
     let none = BTreeMap::new();
     let (mut evacuators, violations) = read(pod.annotations.as_ref().unwrap_or(&none));
@@ -184,8 +183,8 @@ pub fn resolve(pod: &ObjectMeta, served: &BTreeSet<String>) -> (Vec<Evacuator>, 
     (evacuators, violations)
 }
 
-/// The class of the workload controller behind a pod. A pod of a Deployment belongs to a ReplicaSet, or
-/// to the Deployment itself while it is being replaced before it leaves.
+/// The class of the pod's workload controller. A pod of a Deployment is owned by a ReplicaSet, or by the Deployment itself
+/// while its replacement starts.
 fn built_in_class(pod: &ObjectMeta) -> Option<&'static str> {
     let owner = pod::controller_of(pod).filter(|owner| owner.api_version.starts_with("apps/"))?;
     let of_deployment =
@@ -199,8 +198,8 @@ fn built_in_class(pod: &ObjectMeta) -> Option<&'static str> {
     }
 }
 
-/// The name of the Evacuation for a pod: its UID, a dash, and at most 150 characters of its name. A cut
-/// that would end in `-` or `.`, which no object name may, is shortened further.
+/// The name of the Evacuation for a pod: its UID, a dash, and at most 150 characters of its name. Object names must not end
+/// with `-` or `.`, so these are removed at the end of a shortened name.
 pub fn evacuation_name(uid: &str, pod_name: &str) -> String {
     let prefix = match pod_name.char_indices().nth(MAX_NAME_PREFIX) {
         Some((cut, _)) => pod_name.get(..cut).unwrap_or(pod_name).trim_end_matches(['-', '.']),
@@ -209,7 +208,7 @@ pub fn evacuation_name(uid: &str, pod_name: &str) -> String {
     format!("{uid}-{prefix}")
 }
 
-/// Labels for an Evacuation: its own and the pod's, which win.
+/// The labels of an Evacuation: its own and those of the pod. Labels of the pod override its own.
 pub fn merge_labels(
     own: Option<BTreeMap<String, String>>,
     of_pod: Option<&BTreeMap<String, String>>,
@@ -219,13 +218,12 @@ pub fn merge_labels(
     (!merged.is_empty()).then_some(merged)
 }
 
-/// A pod whose metadata cannot come from the API server.
+/// A pod with incomplete metadata.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("the pod has no metadata.{0}, so no Evacuation can be made for it")]
+#[error("the pod has no metadata.{0}, so no Evacuation can be created for it")]
 pub struct IncompletePod(&'static str);
 
-/// The Evacuation that `instigator` (a subdomain) wants for the pod with this metadata, and the
-/// annotations of the pod that had to be left out.
+/// Builds the Evacuation of a pod for an instigator, given by its subdomain. Also returns the pod's invalid annotations.
 pub fn evacuation_for(
     pod: &ObjectMeta,
     instigator: &str,

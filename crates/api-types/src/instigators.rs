@@ -1,9 +1,9 @@
-//! Instigator finalizers: who asked for an evacuation and still wants it, and when an evacuation is cancelled.
+//! Instigator finalizers: who requests an evacuation, and when an evacuation is cancelled.
 
 use crate::evacuation::{CancellationPolicy, Evacuation, Evacuator};
 use crate::names::INSTIGATOR_FINALIZER_PREFIX;
 
-/// The finalizer with which an instigator of this subdomain (at most 52 characters) marks its wish.
+/// The finalizer of the instigator with this subdomain, which has at most 52 characters.
 pub fn finalizer(subdomain: &str) -> String {
     format!("{INSTIGATOR_FINALIZER_PREFIX}{subdomain}")
 }
@@ -13,9 +13,9 @@ pub fn subdomain(finalizer: &str) -> Option<&str> {
     finalizer.strip_prefix(INSTIGATOR_FINALIZER_PREFIX).filter(|subdomain| !subdomain.is_empty())
 }
 
-/// The subdomains of the instigators among these finalizers. A finalizer of the instigator form whose subdomain is
-/// one of the evacuator classes belongs to an evacuator that wants to clean up, and is no instigator's.
-pub fn among<'a>(
+/// The subdomains of the instigators with a finalizer in this list. If the subdomain is an evacuator class of the Evacuation,
+/// the finalizer belongs to an evacuator that has to clean up, not to an instigator.
+pub fn subdomains<'a>(
     finalizers: impl IntoIterator<Item = &'a str>,
     evacuators: &'a [Evacuator],
 ) -> impl Iterator<Item = &'a str> {
@@ -23,15 +23,14 @@ pub fn among<'a>(
     finalizers.into_iter().filter_map(subdomain).filter(move |name| !is_evacuator(name))
 }
 
-/// Whether an evacuation with these finalizers is cancelled: no instigator is left, and its policy allows to cancel
-/// it. Only this counts. A `deletionTimestamp` does not: a deleted Evacuation goes on while an instigator's finalizer
-/// is on it.
+/// Whether an evacuation with these finalizers is cancelled: no instigator is left, and the policy allows cancellation. A
+/// `deletionTimestamp` does not cancel: a deleted Evacuation continues while it has an instigator finalizer.
 pub fn is_cancelled<'a>(
     finalizers: impl IntoIterator<Item = &'a str>,
     evacuators: &'a [Evacuator],
     policy: CancellationPolicy,
 ) -> bool {
-    policy == CancellationPolicy::Allow && among(finalizers, evacuators).next().is_none()
+    policy == CancellationPolicy::Allow && subdomains(finalizers, evacuators).next().is_none()
 }
 
 impl Evacuation {
@@ -39,24 +38,24 @@ impl Evacuation {
         self.metadata.finalizers.iter().flatten().map(String::as_str)
     }
 
-    /// The subdomains of those who want this evacuation: see [`among`].
+    /// The subdomains of the instigators of this evacuation: see [`subdomains`].
     pub fn instigators(&self) -> impl Iterator<Item = &str> {
-        among(self.all_finalizers(), &self.spec.evacuators)
+        subdomains(self.all_finalizers(), &self.spec.evacuators)
     }
 
-    /// Whether the evacuation is cancelled, so that its pod stays: see [`is_cancelled`]. Evacuators stop then, and
-    /// undo what they have done.
+    /// Whether the evacuation is cancelled and its pod stays: see [`is_cancelled`]. Evacuators then stop and undo their
+    /// work.
     pub fn is_cancelled(&self) -> bool {
         is_cancelled(self.all_finalizers(), &self.spec.evacuators, self.cancellation_policy())
     }
 
-    /// Its cancellation policy, which is `Allow` until an evacuator says otherwise.
+    /// The cancellation policy. The default is `Allow`.
     pub fn cancellation_policy(&self) -> CancellationPolicy {
         self.status.as_ref().map(|status| status.evacuation_cancellation_policy).unwrap_or_default()
     }
 
-    /// Whether the instigator of this subdomain wants this evacuation.
-    pub fn is_wanted_by(&self, instigator: &str) -> bool {
+    /// Whether the instigator with this subdomain requests this evacuation.
+    pub fn has_instigator(&self, instigator: &str) -> bool {
         self.instigators().any(|name| name == instigator)
     }
 }
@@ -80,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn only_instigator_finalizers_count_and_those_of_evacuators_do_not() {
+    fn finalizers_of_evacuators_are_not_instigators() {
         let mine = finalizer(names::instigator::NODE_MAINTENANCE);
         let descheduler = "evacuation.coordination.k8s.io/instigator_descheduler.example.com";
         let evacuator = "evacuation.coordination.k8s.io/instigator_deployment.apps.k8s.io";
@@ -96,13 +95,13 @@ mod tests {
             let evacuation = evacuation(finalizers, classes);
             assert_eq!(evacuation.instigators().collect::<Vec<_>>(), expected);
         }
-        assert!(evacuation(&[&mine], &[]).is_wanted_by(names::instigator::NODE_MAINTENANCE));
+        assert!(evacuation(&[&mine], &[]).has_instigator(names::instigator::NODE_MAINTENANCE));
         let finalizers = [mine.as_str(), foreign, evacuator];
         assert_eq!(finalizers.into_iter().filter_map(subdomain).count(), 2);
     }
 
     #[test]
-    fn cancelled_means_no_instigator_left_and_not_forbid() {
+    fn cancelled_if_no_instigator_is_left_and_policy_allows() {
         let instigator = "evacuation.coordination.k8s.io/instigator_descheduler.example.com";
         let evacuator = "evacuation.coordination.k8s.io/instigator_a.example.com";
         let foreign = "example.com/cleanup";
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_finalizers_fit_a_qualified_name() {
+    fn own_finalizers_are_qualified_names() {
         for name in [names::instigator::NODE_MAINTENANCE, names::instigator::TAINT_MANAGER] {
             let finalizer = finalizer(name);
             assert!(finalizer.split_once('/').unwrap().1.len() <= 63, "{finalizer}");
@@ -140,13 +139,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_finalizer_gives_its_subdomain_back(name in "[a-z]([a-z.-]{0,50}[a-z])?") {
+        fn finalizer_round_trips_its_subdomain(name in "[a-z]([a-z.-]{0,50}[a-z])?") {
             let finalizer = finalizer(&name);
             prop_assert_eq!(subdomain(&finalizer), Some(name.as_str()));
         }
 
         #[test]
-        fn no_other_text_is_taken_for_one(text in ".{0,80}") {
+        fn other_text_is_not_an_instigator_finalizer(text in ".{0,80}") {
             prop_assume!(!text.starts_with(INSTIGATOR_FINALIZER_PREFIX));
             prop_assert_eq!(subdomain(&text), None);
         }

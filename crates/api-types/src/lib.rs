@@ -1,6 +1,6 @@
-//! Haulout's Kubernetes API and the pure rules on it: types, names, parsing, defaulting, ordering,
-//! selection. There is no client, clock or async code in here, so that controllers, the admission
-//! webhook and third-party evacuators all judge an object in the same way.
+//! Haulout's Kubernetes API: types, names, and pure functions for parsing, defaulting, ordering and selection. This crate has
+//! no client, clock or async code. Controllers, the admission webhook and other evacuators share it, so that they interpret
+//! objects in the same way.
 //!
 //! | question | module |
 //! |---|---|
@@ -13,8 +13,8 @@
 //! | does this selector match? does this pod tolerate that taint? | [`selector`], [`tolerations`] |
 //! | which pod is it? | [`uid`] |
 //!
-//! A reader may be older than the objects it reads: an enum may have grown. Read lists and watches through
-//! kube's `DeserializeGuard`, so that one object that cannot be read does not hide all the others.
+//! Objects can be newer than their reader and have unknown enum values. Read lists and watches through kube's
+//! `DeserializeGuard`, so that one unreadable object does not make the whole list unreadable.
 
 pub mod conditions;
 pub mod drain_plan;
@@ -40,7 +40,7 @@ pub use node_maintenance::{NodeMaintenance, NodeMaintenanceSpec, NodeMaintenance
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 
-/// All custom resource definitions of this API, in the order in which people read about them.
+/// All custom resource definitions of this API.
 pub fn crds() -> [CustomResourceDefinition; 3] {
     [NodeMaintenance::crd(), Evacuation::crd(), DrainRule::crd()].map(schema::finish)
 }
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_and_versions_are_those_of_the_names_module() {
+    fn crds_use_groups_and_versions_of_names() {
         let found =
             crds().map(|crd| (crd.spec.group, crd.spec.versions[0].name.clone(), crd.spec.names.kind));
         let expected = [
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn no_field_takes_null_for_a_value_and_every_field_is_explained() {
+    fn every_field_has_a_description_and_rejects_null() {
         fn walk(path: &str, schema: &serde_json::Value) {
             let map_value = path.ends_with("matchLabels[]");
             assert!(map_value || schema.get("nullable").is_none(), "{path} is nullable");

@@ -1,28 +1,27 @@
-//! The well-known names of the API: groups, annotations, finalizers, evacuator classes, condition
-//! types, reasons. Each stands here once; logs, events, metrics and docs use the same word.
+//! The names of the API: groups, annotations, finalizers, evacuator classes, condition types, reasons. Logs, events, metrics
+//! and docs use the same names.
 
 /// API group of [`NodeMaintenance`](crate::NodeMaintenance) and [`DrainRule`](crate::DrainRule).
 pub const NODE_MAINTENANCE_GROUP: &str = "nodemaintenance.k8s.io";
 /// API group of [`Evacuation`](crate::Evacuation). (CRDs in `coordination.k8s.io` itself are never served.)
 pub const EVACUATION_GROUP: &str = "evacuation.coordination.k8s.io";
-/// The one version of both groups.
+/// The version of both groups.
 pub const VERSION: &str = "v1alpha1";
 
-/// What comes before the evacuator class in the key of a pod's evacuator annotation.
+/// Prefix of a pod's evacuator annotation, before the evacuator class.
 pub const EVACUATOR_ANNOTATION_PREFIX: &str = "evacuation.coordination.k8s.io/priority_";
-/// What comes before the instigator's subdomain in an instigator finalizer.
+/// Prefix of an instigator finalizer, before the instigator's subdomain.
 pub const INSTIGATOR_FINALIZER_PREFIX: &str = "evacuation.coordination.k8s.io/instigator_";
 
 /// The kubelet marks the mirror of a static pod with this annotation.
 pub const MIRROR_POD_ANNOTATION: &str = "kubernetes.io/config.mirror";
 /// On a Node under maintenance: drain targets and message as JSON.
 pub const MAINTENANCE_STATUS_ANNOTATION: &str = "nodemaintenance.k8s.io/maintenance-status";
-/// On a Node under maintenance: how it was before, as JSON, so that it can be put back.
+/// On a Node under maintenance: its state before the maintenance as JSON, to restore it later.
 pub const BEFORE_MAINTENANCE_ANNOTATION: &str = "nodemaintenance.k8s.io/before-maintenance";
-/// On a Node, set by its admin: a drain of it does not wait until volumes are detached.
+/// On a Node, set by an admin: drains do not wait until its volumes are detached.
 pub const EXCLUDE_VOLUME_DETACH_ANNOTATION: &str = "nodemaintenance.k8s.io/exclude-wait-for-volume-detach";
-/// On an Evacuation that the maintenance controller wants: the NodeMaintenances for which the pod leaves, with their
-/// reasons, for people.
+/// On an Evacuation of the maintenance controller: the NodeMaintenances that evacuate the pod, with their reasons, as text.
 pub const MAINTENANCES_ANNOTATION: &str = "nodemaintenance.k8s.io/maintenances";
 /// Keeps cluster-autoscaler from removing the node while it is under maintenance.
 pub const SCALE_DOWN_DISABLED_ANNOTATION: &str = "cluster-autoscaler.kubernetes.io/scale-down-disabled";
@@ -30,18 +29,17 @@ pub const SCALE_DOWN_DISABLED_ANNOTATION: &str = "cluster-autoscaler.kubernetes.
 pub const DO_NOT_DISRUPT_ANNOTATION: &str = "karpenter.sh/do-not-disrupt";
 /// Pod label with which the pod's owner overrides every drain rule: `skip` or `wait-completed`.
 pub const DRAIN_LABEL: &str = "cluster.x-k8s.io/drain";
-/// On a Node: when those of its `NoExecute` taints that do not say so themselves were first seen, as JSON.
+/// On a Node: when the taint manager first observed `NoExecute` taints without `timeAdded`, as JSON.
 pub const TAINTS_FIRST_SEEN_ANNOTATION: &str = "nodemaintenance.k8s.io/taints-first-seen";
-/// Pod label with which the pod's owner asks to leave a tainted node in a gentler way than the taint
-/// manager's policy has it: `Evict` or `Evacuate`.
+/// Pod label with which the pod's owner requests a gentler action than the taint manager's policy: `Evict` or `Evacuate`.
 pub const TAINT_ACTION_LABEL: &str = "nodemaintenance.k8s.io/taint-action";
-/// A Deployment's pods carry this label; pods of a bare ReplicaSet do not.
+/// Label of pods of a Deployment. Pods of a ReplicaSet without a Deployment do not have it.
 pub const POD_TEMPLATE_HASH_LABEL: &str = "pod-template-hash";
 
-/// On a NodeMaintenance beyond Idle: its completion (uncordon, cancel) must run before it goes.
+/// On a NodeMaintenance after Idle: it must be completed (uncordon, cancel) before it is removed.
 pub const COMPLETION_FINALIZER: &str = "nodemaintenance.k8s.io/maintenance-completion";
 
-/// Subdomains under which our own services ask for evacuations.
+/// Subdomains of Haulout's own instigators.
 pub mod instigator {
     /// The maintenance controller.
     pub const NODE_MAINTENANCE: &str = "nodemaintenance.k8s.io";
@@ -61,7 +59,7 @@ pub mod class {
 
 /// The role that is reserved for the managing controller of a pod.
 pub const CONTROLLER_ROLE: &str = "controller";
-/// The priority that the managing controller always has, and nobody else.
+/// The priority that is reserved for the managing controller of a pod.
 pub const CONTROLLER_PRIORITY: i32 = 10_000;
 
 /// Condition types.
@@ -70,13 +68,13 @@ pub mod condition {
     pub const DRAINED: &str = "Drained";
     /// NodeMaintenance: every selected node is cordoned.
     pub const CORDONED: &str = "Cordoned";
-    /// NodeMaintenance and Evacuation: something keeps pods from leaving; the reason says what.
+    /// NodeMaintenance and Evacuation: something keeps pods from leaving. The reason says what.
     pub const BLOCKED: &str = "Blocked";
-    /// Node: at least one NodeMaintenance beyond Idle selects it.
+    /// Node: at least one NodeMaintenance in a stage after Idle selects it.
     pub const MAINTENANCE_IN_PROGRESS: &str = "MaintenanceInProgress";
     /// Node: pods are being evacuated from it.
     pub const DRAIN_IN_PROGRESS: &str = "DrainInProgress";
-    /// Pod: it is about to be removed, and why. Set right before the deletion.
+    /// Pod: it is about to be deleted, and why. Set right before the deletion.
     pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
 }
 
@@ -87,8 +85,8 @@ pub mod reason {
         ($($(#[$doc:meta])* pub const $name:ident: &str = $text:literal;)+) => {
             $($(#[$doc])* pub const $name: &str = $text;)+
 
-            /// All of them: what is read of others' objects is one of these or [`OTHER`], so that neither a status nor
-            /// a metric can be flooded.
+            /// All reasons. Reasons in objects of other programs are mapped to one of these or [`OTHER`], which bounds the
+            /// labels of metrics.
             pub const ALL: &[&str] = &[$($name),+];
         };
     }
@@ -96,87 +94,87 @@ pub mod reason {
     reasons! {
         /// The pod's PodDisruptionBudget allows no further disruption now.
         pub const BUDGET_EXHAUSTED: &str = "DisruptionBudgetExhausted";
-        /// The PodDisruptionBudget has changed and its status has not caught up.
+        /// The PodDisruptionBudget has changed and its status is outdated.
         pub const BUDGET_STALE: &str = "DisruptionBudgetStale";
-        /// More than one PodDisruptionBudget selects the pod, which the Eviction API refuses to judge.
+        /// More than one PodDisruptionBudget selects the pod, which the Eviction API rejects.
         pub const SEVERAL_BUDGETS: &str = "SeveralDisruptionBudgets";
         /// The pod's namespace is being deleted, and evictions in it are forbidden.
         pub const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
-        /// Another admission webhook or policy refused the eviction.
+        /// An admission webhook, a policy or RBAC rejects the eviction.
         pub const EVICTION_FORBIDDEN: &str = "EvictionForbidden";
-        /// Somebody else moves the pod and refuses evictions meanwhile, as KubeVirt does during a live migration.
+        /// A webhook rejects the eviction because another program moves the pod, as KubeVirt does during a live migration.
         pub const HANDLED_ELSEWHERE: &str = "HandledElsewhere";
-        /// The API server asked us to slow down, failed, or did not answer.
+        /// The API server is overloaded, failed, or did not answer.
         pub const SERVER_BUSY: &str = "ServerBusy";
-        /// The evacuation has ended, and finalizers keep its Evacuation from being removed.
+        /// The evacuation is over, and finalizers hold the Evacuation.
         pub const EVACUATION_HELD: &str = "EvacuationHeld";
-        /// The pod tolerates the cordon and comes back to the node each time it leaves.
+        /// The pod was created on the node after the drain started.
         pub const RETURNS_TO_NODE: &str = "ReturnsToNode";
-        /// The pod is terminating and does not finish.
+        /// The pod should have terminated already.
         pub const TERMINATING: &str = "Terminating";
-        /// The pod's type has no evacuator in this installation, so it is left alone.
+        /// The pod belongs to a DaemonSet or is static, and has no evacuator left.
         pub const UNSUPPORTED: &str = "Unsupported";
         /// A volume of a pod that has left is still attached to the node.
         pub const VOLUMES_ATTACHED: &str = "VolumesAttached";
-        /// A drain rule says to wait until the pod has finished by itself.
+        /// A DrainRule or the pod's label requires waiting until the pod has finished.
         pub const WAITING_FOR_COMPLETION: &str = "WaitingForCompletion";
-        /// A drain rule that cannot be read may say that the pod stays.
+        /// An unreadable DrainRule might exclude the pod.
         pub const DRAIN_RULE_UNREADABLE: &str = "DrainRuleUnreadable";
-        /// Drain rules ask for the labels of the pod's namespace, which are not known yet.
+        /// A DrainRule might exclude the pod, depending on the labels of its namespace, which are not known yet.
         pub const NAMESPACE_UNKNOWN: &str = "NamespaceUnknown";
-        /// An older maintenance on the same nodes has to get further first.
+        /// Another maintenance on the same nodes has to progress first.
         pub const WAITING_FOR_MAINTENANCE: &str = "WaitingForMaintenance";
-        /// Pods are on their way out and nothing holds them up.
+        /// Pods are leaving and nothing blocks them.
         pub const EVACUATING: &str = "Evacuating";
-        /// The drain targets of the node do not fit into its annotation, and pods that are not announced stay.
+        /// The drain targets of the node do not fit into its annotation, so further pods stay.
         pub const DRAIN_TARGETS_TOO_LARGE: &str = "DrainTargetsTooLarge";
-        /// A pod of Haulout itself stays, because no other node would take it.
+        /// A pod of Haulout itself stays, because no other node accepts it.
         pub const NO_NODE_FOR_CONTROLLER: &str = "NoNodeForController";
         /// Nothing keeps pods from leaving.
         pub const NOT_BLOCKED: &str = "NotBlocked";
         /// Nothing is left to evacuate.
         pub const COMPLETE: &str = "Complete";
-        /// The nodes are made unschedulable, not all of them are yet.
+        /// Not all nodes are cordoned yet.
         pub const CORDONING: &str = "Cordoning";
-        /// Somebody makes a node schedulable again and again, and its cordon is put back after a growing pause.
+        /// Somebody uncordons a node repeatedly. It is cordoned again after a growing delay.
         pub const CORDON_RACE: &str = "CordonRace";
-        /// The nodes are unschedulable.
+        /// The nodes are cordoned.
         pub const CORDONED: &str = "Cordoned";
-        /// The maintenance is over, and the nodes are schedulable unless somebody else holds them.
+        /// The maintenance is complete, and the nodes are schedulable unless somebody else holds them.
         pub const RELEASED: &str = "Released";
-        /// The controller cannot read what is asked for, and leaves everything as it is.
-        pub const NOT_FOLLOWED: &str = "NotFollowed";
+        /// The controller cannot parse the object, and changes nothing.
+        pub const UNREADABLE: &str = "Unreadable";
         /// The selector has never matched a node.
         pub const NO_NODES: &str = "NoNodes";
-        /// Every node that was selected was deleted or relabelled before it was drained.
+        /// The last selected node was deleted or relabelled before it was drained.
         pub const NO_NODES_LEFT: &str = "NoNodesLeft";
         /// The selector names a node that does not exist.
         pub const NODE_MISSING: &str = "NodeMissing";
-        /// An evacuator is in charge of the pod and at work.
+        /// An evacuator is active for the pod.
         pub const EVACUATOR_ACTIVE: &str = "EvacuatorActive";
         /// The pod is terminating, and its grace period is not over.
         pub const TERMINATION_GRACE_PERIOD: &str = "TerminationGracePeriod";
-        /// The pod is to get an Evacuation once its node is cordoned and announces that.
+        /// The pod gets an Evacuation when its node is cordoned and its annotation lists the pod's target.
         pub const WAITING_FOR_NODE: &str = "WaitingForNode";
-        /// The pod is about to get an Evacuation of the maintenance controller.
+        /// The pod's Evacuation is about to be created.
         pub const EVACUATION_PENDING: &str = "EvacuationPending";
         /// The pod has an Evacuation, and the evacuation controller has not acted on it yet.
         pub const EVACUATION_REQUESTED: &str = "EvacuationRequested";
-        /// A drain rule has other pods leave the node before this one.
+        /// A DrainRule orders other pods on the node before this pod.
         pub const WAITING_FOR_ORDER: &str = "WaitingForOrder";
-        /// No evacuation controller leads, so no Evacuation makes progress.
+        /// No evacuation controller has renewed its Lease, so no pod leaves.
         pub const EVACUATION_CONTROLLER_UNAVAILABLE: &str = "EvacuationControllerUnavailable";
-        /// The API server refuses the pod's Evacuation, or a change of it.
+        /// The API server rejects a write of the pod's Evacuation.
         pub const EVACUATION_REFUSED: &str = "EvacuationRefused";
-        /// The API server refuses a change of the node.
+        /// The API server rejects a write of the node.
         pub const NODE_UPDATE_REFUSED: &str = "NodeUpdateRefused";
-        /// The API server refuses a change of the NodeMaintenance.
+        /// The API server rejects a write of the NodeMaintenance.
         pub const MAINTENANCE_UPDATE_REFUSED: &str = "MaintenanceUpdateRefused";
-        /// A reason that somebody else has written and that is none of these.
+        /// A reason of another program that Haulout does not know.
         pub const OTHER: &str = "Other";
     }
 
-    /// The reason itself if it is one of ours, and [`OTHER`] if it is not.
+    /// Maps unknown reasons to [`OTHER`].
     pub fn known(reason: &str) -> &'static str {
         ALL.iter().find(|known| **known == reason).copied().unwrap_or(OTHER)
     }
@@ -184,51 +182,51 @@ pub mod reason {
 
 /// Reasons of the events that our services emit.
 pub mod event {
-    /// NodeMaintenance: a new stage began.
+    /// NodeMaintenance: a new stage started.
     pub const STAGE_STARTED: &str = "StageStarted";
-    /// NodeMaintenance: somebody makes a node under maintenance schedulable again and again.
+    /// NodeMaintenance: somebody uncordons a node under maintenance repeatedly.
     pub const CORDON_RACE: &str = "CordonRace";
-    /// NodeMaintenance: an older maintenance had already drained further than this plan would have.
+    /// NodeMaintenance: an older maintenance has already drained pods of later entries of this plan.
     pub const FAST_FORWARDED: &str = "FastForwarded";
-    /// NodeMaintenance: a node that someone else had cordoned stays cordoned at the end.
+    /// NodeMaintenance: a node was cordoned before the maintenance and stays cordoned.
     pub const LEFT_CORDONED: &str = "LeftCordoned";
     /// NodeMaintenance and Evacuation: a blocker has appeared.
     pub const BLOCKED: &str = "Blocked";
     /// NodeMaintenance and Evacuation: the last blocker is gone.
     pub const UNBLOCKED: &str = "Unblocked";
-    /// NodeMaintenance, DrainRule and Node: the controller cannot read it, as may be after a downgrade.
-    pub const NOT_FOLLOWED: &str = "NotFollowed";
-    /// NodeMaintenance: volumes are still attached to a node, and are not waited for, as an admin wishes.
+    /// NodeMaintenance, DrainRule and Node: the controller cannot parse it, for example after a downgrade.
+    pub const UNREADABLE: &str = "Unreadable";
+    /// NodeMaintenance: the drain continues although volumes are attached to a node.
     pub const VOLUMES_IGNORED: &str = "VolumesIgnored";
     /// NodeMaintenance: all selected nodes are drained.
     pub const DRAINED: &str = "Drained";
-    /// Evacuation: the first evacuator has been given control.
+    /// Evacuation: the first evacuator is active.
     pub const EVACUATOR_ACTIVATED: &str = "EvacuatorActivated";
-    /// Evacuation: control has passed to the next evacuator.
+    /// Evacuation: the next evacuator is active.
     pub const EVACUATOR_SWITCHED: &str = "EvacuatorSwitched";
-    /// Evacuation: no evacuator is left, the Eviction API is being tried.
+    /// Evacuation: no evacuator is left, so the pod is evicted.
     pub const EVICTING: &str = "Evicting";
     /// Evacuation: the pod is gone.
     pub const EVACUATED: &str = "Evacuated";
-    /// Evacuation: nobody wants it any longer.
+    /// Evacuation: all instigators withdrew.
     pub const CANCELLED: &str = "Cancelled";
-    /// Pod: it has to leave a tainted node, or does not have to any longer. The word is Kubernetes' own.
+    /// Pod: it has to leave a tainted node, or no longer has to. Kubernetes uses the same reason.
     pub const TAINT_MANAGER_EVICTION: &str = "TaintManagerEviction";
-    /// Pod: it could not be made to leave a tainted node, and will be tried again.
+    /// Pod: removing it from a tainted node failed and is retried.
     pub const TAINT_EVICTION_FAILED: &str = "TaintEvictionFailed";
-    /// Pod: it hung in termination on a node that cannot be asked, and is deleted by force.
+    /// Pod: it is stuck in termination on an unreachable node and is force-deleted.
     pub const FORCED_DELETION: &str = "ForcedDeletion";
-    /// The taint manager's own pod: somebody else acts on the same taints.
-    pub const RIVAL_TAINT_EVICTION: &str = "RivalTaintEviction";
-    /// The taint manager's own pod: a new policy cannot be used, and the one of before stays in force.
-    pub const POLICY_REFUSED: &str = "PolicyRefused";
+    /// The taint manager's own pod: another program acts on the same taints.
+    pub const CONFLICTING_TAINT_EVICTION: &str = "ConflictingTaintEviction";
+    /// The taint manager's own pod: a new policy is invalid, and the previous policy is kept.
+    pub const POLICY_REJECTED: &str = "PolicyRejected";
 }
 
 #[cfg(test)]
 mod tests {
     use super::reason;
 
-    /// A constant that is missing in the list would be shown as `Other`.
+    /// A constant that is missing from the list would be mapped to `Other`.
     #[test]
     fn every_reason_is_listed() {
         let (_, rest) = include_str!("names.rs").split_once("pub mod reason {").unwrap();

@@ -1,4 +1,4 @@
-//! NodeMaintenance (KEP-4212): which nodes are to be maintained, how far, and how far it has come.
+//! NodeMaintenance (KEP-4212): a request to cordon, drain or release nodes, and its status.
 
 use std::collections::BTreeMap;
 
@@ -12,15 +12,15 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::drain_plan::DEFAULT_PRIORITIES;
 use crate::schema;
 
-/// How many blockers the status lists; the metric counts them all.
+/// Maximum number of blockers in the status. The metric counts all of them.
 pub const MAX_BLOCKERS: usize = 20;
-/// How many pods the status lists that are waited for.
+/// Maximum number of entries in `waitingFor` of the status.
 pub const MAX_WAITING_FOR: usize = 20;
 
-/// How many names of drained nodes the status lists.
+/// Maximum number of drained nodes in the status.
 pub const MAX_DRAINED_NODES: usize = 100;
 
-/// The desired maintenance. Nodes and plan are fixed at creation.
+/// Specification of a maintenance. Node selector and drain plan are immutable.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 #[kube(
@@ -33,13 +33,13 @@ pub const MAX_DRAINED_NODES: usize = 100;
     status = "NodeMaintenanceStatus",
     derive = "PartialEq",
     derive = "Default",
-    doc = "NodeMaintenance declares that a set of nodes is to be maintained: its stage says whether they are cordoned, drained or back in service, its status how far that has come and what is in the way.",
+    doc = "NodeMaintenance requests that the selected nodes are cordoned, drained or returned to service, depending on its stage. Its status shows the progress and what blocks it.",
     selectable = ".spec.stage",
     printcolumn(
         name = "Stage",
         type_ = "string",
         json_path = ".spec.stage",
-        description = "How far the maintenance is to go."
+        description = "Requested stage."
     ),
     printcolumn(
         name = "Drained",
@@ -51,19 +51,19 @@ pub const MAX_DRAINED_NODES: usize = 100;
         name = "Nodes",
         type_ = "integer",
         json_path = ".status.nodesSelected",
-        description = "How many nodes are selected."
+        description = "Number of selected nodes."
     ),
     printcolumn(
         name = "Pods Left",
         type_ = "integer",
         json_path = ".status.drainStatus.podsLeft",
-        description = "How many pods still have to leave."
+        description = "Number of pods that still have to leave."
     ),
     printcolumn(
         name = "Blocked",
         type_ = "string",
         json_path = r#".status.conditions[?(@.type=="Blocked")].reason"#,
-        description = "What keeps pods from leaving; status.drainStatus.blockers has more."
+        description = "What blocks the drain. See status.drainStatus.blockers for details."
     ),
     printcolumn(
         name = "Message",
@@ -76,14 +76,14 @@ pub const MAX_DRAINED_NODES: usize = 100;
         name = "Nodes Drained",
         type_ = "integer",
         json_path = ".status.drainStatus.nodesDrained",
-        description = "How many of the selected nodes are drained.",
+        description = "Number of selected nodes that are drained.",
         priority = 1
     ),
     printcolumn(
         name = "Reason",
         type_ = "string",
         json_path = ".spec.reason",
-        description = "Why the maintenance takes place."
+        description = "Reason for the maintenance."
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
@@ -93,20 +93,19 @@ pub const MAX_DRAINED_NODES: usize = 100;
     validation = legal_transition(),
 )]
 pub struct NodeMaintenanceSpec {
-    /// Selects the nodes. Terms are ORed, requirements within a term are ANDed, and a term without
-    /// requirements matches nothing. Nodes that come to match later are maintained too. Immutable.
+    /// Selects the nodes. Terms are ORed, requirements within a term are ANDed, and a term without requirements matches
+    /// nothing. Nodes that match later are included. Immutable.
     #[schemars(schema_with = "schema::node_selector")]
     pub node_selector: NodeSelector,
 
-    /// How far the maintenance is to go: Idle, Cordon, Drain, Complete, in this order. Stages can be
-    /// skipped, never gone back to. Deleting a NodeMaintenance beyond Idle completes it first.
+    /// Requested stage: Idle, Cordon, Drain or Complete. Stages can be skipped. A maintenance cannot return to an earlier
+    /// stage. Deleting a NodeMaintenance after Idle completes it first.
     #[serde(default)]
     pub stage: Stage,
 
-    /// The order in which pods leave, entry by entry: Default pods before DaemonSet pods before static
-    /// pods, and lower priorities first. For every pod type, entries for the priorities 1000000000,
-    /// 2000000000, 2000001000 and 2147483647 are carried out even where they are missing. Immutable,
-    /// apart from those; at most 100 entries besides them.
+    /// Order in which pods leave, entry by entry: Default pods before DaemonSet pods before static pods, and lower priorities
+    /// first. For every pod type, the plan always includes the default entries, with the priorities 1000000000, 2000000000,
+    /// 2000001000 and 2147483647. Immutable, except for default entries. At most 100 entries besides them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 112))]
     #[x_kube(
@@ -117,44 +116,42 @@ pub struct NodeMaintenanceSpec {
     )]
     pub drain_plan: Vec<DrainPlanEntry>,
 
-    /// How many seconds a drain waits on each node for volumes to be detached once the pods that used them have left, before
-    /// it goes on without. Where several NodeMaintenances drain a node, the longest counts. Absent: as long as it takes.
+    /// How long, in seconds, the drain of a node waits for volumes to be detached after their pods have left. If several
+    /// NodeMaintenances drain a node, the longest timeout applies. Absent: no timeout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = i32::MAX))]
     pub volume_detach_timeout_seconds: Option<i32>,
 
-    /// How many seconds after its completion the NodeMaintenance is deleted. Absent: it stays.
+    /// Time in seconds after completion until the NodeMaintenance is deleted. Absent: it is not deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = i32::MAX))]
     pub ttl_seconds_after_complete: Option<i32>,
 
-    /// Whether cluster-autoscaler and Karpenter are kept from removing the nodes while they are under maintenance, where
-    /// the installation does that. Absent: true. If several NodeMaintenances hold a node, one that does not say false is
-    /// enough.
+    /// Whether to keep cluster-autoscaler and Karpenter from removing nodes under maintenance, if the installation enables
+    /// this. Absent: true. If several NodeMaintenances hold a node, it is enough that one of them is not false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold_autoscalers: Option<bool>,
 
-    /// Why the maintenance takes place, for people.
+    /// Reason for the maintenance, as text for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
     pub reason: String,
 }
 
-/// CEL: the entry `e` is none of the twelve that every plan has. Those count for nothing when plans are
-/// compared, so that a manifest without them can be applied again after somebody has added them.
+/// CEL expression: the entry `e` is not a default entry. Default entries are ignored when plans are compared, so that a
+/// manifest without them can still be applied after they were added.
 fn not_default() -> String {
     format!("has(e.podSelector) || !(e.podPriority in {DEFAULT_PRIORITIES:?})")
 }
 
-/// Only judged when the plan changes: comparing all with all is slow, and rules run again with every write of the
-/// status.
+/// Evaluated only when the plan changes, because comparing all pairs is slow and rules run with every status update.
 fn no_entry_twice() -> Rule {
     Rule::new("(oldSelf.hasValue() && oldSelf.value() == self) || self.all(a, self.exists_one(b, a == b))")
         .message("drainPlan must not have the same entry twice")
         .optional_old_self(true)
 }
 
-/// Where the rule stands it sees the defaulted stage, so leaving the field out is going back to Idle.
+/// The rule is evaluated after defaulting, so removing the field means returning to Idle.
 fn legal_transition() -> Rule {
     Rule::new(
         "self.stage == oldSelf.stage || oldSelf.stage == 'Idle' \
@@ -171,28 +168,28 @@ fn legal_transition() -> Rule {
     .field_path(".stage")
 }
 
-/// How far a maintenance is to go.
+/// Stage of a maintenance.
 #[derive(
     Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
 )]
 pub enum Stage {
-    /// Planned only: nothing in the cluster is touched.
+    /// Nothing happens.
     #[default]
     Idle,
-    /// The nodes are made unschedulable and kept so.
+    /// The nodes are cordoned and stay cordoned.
     Cordon,
-    /// The nodes are cordoned and their pods evacuated, following the drain plan.
+    /// The nodes are cordoned, and their pods are evacuated in the order of the drain plan.
     Drain,
-    /// Evacuations of this maintenance are cancelled and the nodes made schedulable again, unless
-    /// another maintenance holds them.
+    /// Evacuations of this maintenance are cancelled, and the nodes are schedulable again, unless another maintenance holds
+    /// them.
     Complete,
 }
 
 impl Stage {
-    /// All stages in their order: an update leaves the stage as it is or goes to a later one.
+    /// All stages, in order. An update can only keep the stage or move to a later one.
     pub const ALL: [Self; 4] = [Self::Idle, Self::Cordon, Self::Drain, Self::Complete];
 
-    /// The word that stands in the API.
+    /// The value in the API.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Idle => "Idle",
@@ -203,22 +200,22 @@ impl Stage {
     }
 }
 
-/// What kind of pod it is, as far as a drain is concerned. The order is the order of leaving.
+/// Type of a pod. Pods leave in the order of these types.
 #[derive(
     Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
 )]
 pub enum PodType {
-    /// Every pod that is of neither of the other types.
+    /// All other pods.
     #[default]
     Default,
     /// A pod whose controller is a DaemonSet.
     DaemonSet,
-    /// A static pod, seen through its mirror.
+    /// A static pod, represented by its mirror pod.
     Static,
 }
 
 impl PodType {
-    /// All types in the order of leaving.
+    /// All types, in the order in which their pods leave.
     pub const ALL: [Self; 3] = [Self::Default, Self::DaemonSet, Self::Static];
 }
 
@@ -232,7 +229,7 @@ pub struct DrainPlanEntry {
     pub pod_selector: Option<LabelSelector>,
 
     /// Selects pods whose priority is less than or equal to this value.
-    // API servers before 1.36 do not check the format, and we could not read a number that does not fit.
+    // API servers before 1.36 do not check the format, and a larger number would make the object unreadable.
     #[schemars(range(min = i32::MIN, max = i32::MAX))]
     pub pod_priority: i32,
 
@@ -241,11 +238,11 @@ pub struct DrainPlanEntry {
     pub pod_type: PodType,
 }
 
-/// How far a maintenance has come.
+/// Status of a maintenance.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeMaintenanceStatus {
-    /// The generation of the spec that this status describes.
+    /// Generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
@@ -254,13 +251,13 @@ pub struct NodeMaintenanceStatus {
     #[schemars(range(min = 0))]
     pub nodes_selected: i32,
 
-    /// When each stage began.
+    /// When each stage started.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub stage_statuses: Vec<StageStatus>,
 
-    /// How far the drain has come; from Complete on, how far it had come when it was completed.
+    /// Progress of the drain. After Complete, it keeps its last value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain_status: Option<DrainStatus>,
 
@@ -270,34 +267,33 @@ pub struct NodeMaintenanceStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// When a stage began.
+/// When a stage started.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct StageStatus {
-    /// The stage.
+    /// Stage.
     pub name: Stage,
-    /// When it began.
+    /// When the stage started.
     pub start_timestamp: Time,
 }
 
-/// How far a drain has come over all selected nodes.
+/// Progress of the drain on all selected nodes.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainStatus {
-    /// The pods that are being evacuated from every selected node: the lowest drain targets among
-    /// them. A node may be further; its own annotation tells. Those of a node only ever grow; these
-    /// may fall when another node comes to be selected.
+    /// Drain targets that all selected nodes have reached. A single node can be ahead, as its annotation shows. The
+    /// targets of a node never shrink. These targets can shrink when another node is selected.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 112))]
     #[x_kube(merge_strategy = ListMerge::Atomic)]
     pub reached_drain_targets: Vec<DrainPlanEntry>,
 
-    /// What the drain is doing, or which maintenance it waits for.
+    /// What the drain does, or which maintenance it waits for.
     #[serde(default)]
     #[schemars(length(max = 32768))]
     pub drain_message: String,
 
-    /// Number of pods that still have to leave: those pending and those evacuating.
+    /// Number of pods that still have to leave: pending and evacuating.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub pods_left: i32,
@@ -312,18 +308,18 @@ pub struct DrainStatus {
     #[schemars(range(min = 0))]
     pub pods_evacuating: i32,
 
-    /// Number of pods that have left since the drain began.
+    /// Number of pods that have left since the drain started.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub pods_evacuated: i32,
 
-    /// Number of pods that are left alone because nothing in this installation evacuates their type.
+    /// Number of pods that stay because this installation does not evacuate their type.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub pods_unsupported: i32,
 
-    /// Number of pods that are left alone because a DrainRule or their label cluster.x-k8s.io/drain says so; the condition
-    /// Drained names the first of them.
+    /// Number of pods that stay because of a DrainRule or their label cluster.x-k8s.io/drain. The condition Drained names the
+    /// first of them.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub pods_skipped: i32,
@@ -333,18 +329,18 @@ pub struct DrainStatus {
     #[schemars(range(min = 0))]
     pub nodes_selected: i32,
 
-    /// Number of selected nodes that are drained: cordoned, and nothing is left on them that has to leave.
+    /// Number of selected nodes that are drained: they are cordoned and have no pod left that has to leave.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub nodes_drained: i32,
 
-    /// Number of nodes that were deleted after they had been drained. A node that is created again under
-    /// the same name has to be drained again and is no longer counted here.
+    /// Number of nodes that were deleted after they were drained. A new node with the same name has to be drained again
+    /// and is no longer counted here.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub nodes_drained_and_deleted: i32,
 
-    /// Names of drained nodes, at most 100: first those that have been deleted since.
+    /// Names of drained nodes, at most 100. Deleted nodes come first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 100))]
     #[x_kube(merge_strategy = ListMerge::Atomic)]
@@ -356,77 +352,77 @@ pub struct DrainStatus {
     #[x_kube(merge_strategy = ListMerge::Atomic)]
     pub blockers: Vec<Blocker>,
 
-    /// The first 20 pods that are on their way out, what the drain waits for with each of them, and until when.
+    /// The first 20 pods that are leaving: what the drain waits for, since when and until when.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20))]
     #[x_kube(merge_strategy = ListMerge::Atomic)]
     pub waiting_for: Vec<WaitingFor>,
 }
 
-/// Something that keeps a node from being drained.
+/// Something that blocks the drain of a node.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Blocker {
-    /// The node that is not drained because of it; absent where all nodes are concerned.
+    /// Node that is blocked. Absent if all nodes are affected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Namespace of the pod; absent where no pod is to blame.
+    /// Namespace of the pod. Absent if no pod is the cause.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Name of the pod; absent where no pod is to blame, as with an attached volume.
+    /// Name of the pod. Absent if no pod is the cause, for example for an attached volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
-    /// Why, in one word for machines.
+    /// Machine-readable reason.
     pub reason: String,
-    /// Why, and what can be done about it, for people.
+    /// What blocks the drain and what to do, as text for people.
     pub message: String,
-    /// Since when.
+    /// Since when the drain is blocked.
     pub since: Time,
 }
 
-/// A pod that is on its way out, and what the drain waits for.
+/// A pod that is leaving, and what the drain waits for.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct WaitingFor {
-    /// The node that the pod is on.
+    /// Node of the pod.
     pub node: String,
     /// Namespace of the pod.
     pub namespace: String,
     /// Name of the pod.
     pub pod: String,
-    /// What is waited for, in one word for machines.
+    /// Machine-readable reason.
     pub reason: String,
-    /// The evacuator that is in charge.
+    /// Active evacuator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evacuator_class: Option<String>,
-    /// What is waited for, for people; with the evacuator's own message.
+    /// What the drain waits for, as text for people. Includes the message of the evacuator.
     pub message: String,
-    /// Since when.
+    /// Since when the drain waits.
     pub since: Time,
-    /// When the wait ends at the latest, rounded up to the minute: the next evacuator takes over, unless the one in
-    /// charge reports progress before then; or the pod's grace period is over. Absent where nobody can tell.
+    /// When the wait ends at the latest, rounded up to the minute: the progress deadline of the active evacuator, which a
+    /// progress report extends, or the end of the pod's grace period. Absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<Time>,
-    /// When the evacuator in charge expects to be done, rounded up to the minute; absent if it does not say.
+    /// When the active evacuator expects to finish, rounded up to the minute. Absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected_finish_time: Option<Time>,
 }
 
-/// What the annotation `nodemaintenance.k8s.io/maintenance-status` of a Node holds as JSON.
+/// The content of the Node annotation `nodemaintenance.k8s.io/maintenance-status`, as JSON.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct MaintenanceStatus {
-    /// The maintenances that hold this node, and those that have drained it since its targets began to grow. Absent if it
-    /// was written by a version that did not record them.
+    /// The maintenances that hold this node, and completed ones to whose drain its targets belong. Absent if an earlier
+    /// version wrote the annotation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenances: Option<Vec<MaintenanceOnNode>>,
-    /// The pods that are being evacuated from this node. Targets only ever grow.
+    /// The drain targets of this node. They never shrink.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drain_targets: Vec<DrainPlanEntry>,
-    /// What the drain of this node is doing, or which maintenance it waits for.
+    /// What the drain of this node does, or which maintenance it waits for.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub drain_message: String,
-    /// Set while volumes are attached whose pods have left, if they are waited for no longer than for a while.
+    /// Set while the node waits, with a timeout, for volumes whose pods have left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume_wait: Option<VolumeWait>,
 }
@@ -435,14 +431,14 @@ pub struct MaintenanceStatus {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeWait {
-    /// Since when they are waited for.
+    /// Since when the node waits.
     pub since: Time,
-    /// Whether that was long enough, and the drain goes on without.
+    /// Whether the timeout has passed and the drain continues.
     #[serde(default)]
     pub over: bool,
 }
 
-/// A maintenance of a node, as the node's annotation has it.
+/// A maintenance in the annotation of a node.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct MaintenanceOnNode {
@@ -450,8 +446,8 @@ pub struct MaintenanceOnNode {
     pub uid: String,
     /// Its name.
     pub name: String,
-    /// Cordon or Drain while it holds the node; Complete for one that has let go of it, and whose drain the targets
-    /// are of. One of a later version that this one does not know is taken for Drain: it holds the node.
+    /// Cordon or Drain while it holds the node. Complete if it has released the node and the targets belong to its drain. An
+    /// unknown stage counts as Drain: the maintenance holds the node.
     #[serde(deserialize_with = "known_or_drain")]
     pub stage: Stage,
 }
@@ -461,23 +457,23 @@ fn known_or_drain<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Stage, D
     Ok(serde_json::from_value(value).unwrap_or(Stage::Drain))
 }
 
-/// What the annotation `nodemaintenance.k8s.io/before-maintenance` of a Node holds as JSON: how the node was
-/// when the first maintenance reached it.
+/// The content of the Node annotation `nodemaintenance.k8s.io/before-maintenance`, as JSON: the state of the node before its
+/// first maintenance.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct BeforeMaintenance {
-    /// Whether somebody had cordoned it.
+    /// Whether the node was cordoned.
     #[serde(default)]
     pub unschedulable: bool,
-    /// The annotations that a maintenance has set, with the values that they had, if they were there.
+    /// The annotations that a maintenance has set, with their earlier values.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, Option<String>>,
-    /// How often the cordon was put back after somebody had taken it off.
+    /// How often the controller cordoned the node again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reverts: Option<CordonReverts>,
 }
 
-/// How often, and when last, a node was cordoned again that somebody had made schedulable during its maintenance.
+/// How often, and when last, the controller cordoned a node again that somebody had uncordoned during its maintenance.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct CordonReverts {
@@ -510,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_for_stages_are_those_of_the_api() {
+    fn stage_names_match_the_api() {
         for stage in Stage::ALL {
             assert_eq!(serde_json::to_value(stage).unwrap(), stage.as_str());
         }

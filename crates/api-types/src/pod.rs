@@ -1,11 +1,11 @@
-//! What a drain needs to know of a pod beyond its labels: its type, and whether it has finished.
+//! The type of a pod, and whether it has finished.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
 use crate::names::MIRROR_POD_ANNOTATION;
 use crate::node_maintenance::PodType;
 
-/// The owner that manages the object, if any.
+/// The owner reference of the managing controller.
 pub fn controller_of(meta: &ObjectMeta) -> Option<&OwnerReference> {
     meta.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
 }
@@ -17,8 +17,8 @@ impl PodType {
         Self::classify(mirror, controller_of(meta).map(|owner| owner.kind.as_str()))
     }
 
-    /// The type of a pod from the two facts that decide it. Only the kind of the controller counts:
-    /// a DaemonSet of another API group puts pods onto cordoned nodes just the same.
+    /// The type of a pod, from its mirror annotation and the kind of its controller. The API group of the controller does not
+    /// matter: DaemonSets of other groups also create pods on cordoned nodes.
     pub fn classify(is_mirror: bool, controller_kind: Option<&str>) -> Self {
         match controller_kind {
             _ if is_mirror => Self::Static,
@@ -40,7 +40,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_type_follows_from_the_mirror_annotation_and_the_controller() {
+    fn pod_type_depends_on_mirror_annotation_and_controller() {
         let owner = |kind: &str, controller: bool| json!({"apiVersion": "apps/v1", "kind": kind, "name": "x", "uid": "u", "controller": controller});
         let mirror = json!({MIRROR_POD_ANNOTATION: "hash"});
         let cases = [
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn finished_pods_are_those_that_succeeded_or_failed() {
+    fn finished_pods_succeeded_or_failed() {
         let finished: Vec<_> =
             [None, Some("Pending"), Some("Running"), Some("Succeeded"), Some("Failed"), Some("Unknown")]
                 .into_iter()
@@ -68,7 +68,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever else owns it: a mirror is static, and only the managing owner makes a DaemonSet pod.
+        /// A mirror pod is Static, and only the managing owner decides about DaemonSet.
         #[test]
         fn mirrors_are_static_and_only_the_controller_counts(
             mirror: bool,

@@ -1,6 +1,6 @@
-//! Reports of evacuators: whether an evacuator is active, how often it reports, and the merge patches that it sends. Each patch
-//! has the resourceVersion of the Evacuation that was read, so that the API server rejects a report that comes after another
-//! evacuator became active.
+//! Reports of evacuators: whether an evacuator is active, how often it reports, and the merge patches that it sends.
+//! Each patch has the resourceVersion of the Evacuation that was read, so that the API server rejects a report that
+//! comes after another evacuator became active.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 use crate::evacuation::{CancellationPolicy, Evacuation};
 
-/// How far a progress time may be ahead of the reader's clock. A time that is further ahead counts as now.
+/// Maximum time by which a progress timestamp may be ahead of the reader's clock. A later timestamp counts as now.
 pub const MAX_AHEAD: SignedDuration = SignedDuration::from_secs(30);
 
 impl Evacuation {
-    /// Whether the evacuator of this class is active and has not completed. If not, it has to stop. It also has to stop when the
-    /// evacuation [is cancelled](Evacuation::is_cancelled).
+    /// Whether the evacuator of this class is active and has not completed. If not, it has to stop. It also has to stop
+    /// when the evacuation [is cancelled](Evacuation::is_cancelled).
     pub fn is_active(&self, class: &str) -> bool {
         self.status.as_ref().is_some_and(|status| {
             status.active_evacuator_class.as_deref() == Some(class) && !status.active_evacuator_completed
@@ -45,8 +45,8 @@ pub fn progress(
     )
 }
 
-/// Reports that the evacuator has completed, or has nothing to do. The next evacuator becomes active; after the last one the pod is
-/// evicted.
+/// Reports that the evacuator has completed, or has nothing to do. The next evacuator becomes active; after the last
+/// one the pod is evicted.
 pub fn completed(evacuation: &Evacuation, message: &str) -> Value {
     report(evacuation, json!({"activeEvacuatorCompleted": true, "message": message}))
 }

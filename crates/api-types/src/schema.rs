@@ -1,6 +1,5 @@
-//! JSON schemas for the Kubernetes types that we embed, with the limits that their own schemas leave
-//! out: CEL's cost budget needs a bound on everything that a rule walks over, and without the webhook
-//! nobody else would refuse a selector that can never match.
+//! JSON schemas for embedded Kubernetes types, with limits that their own schemas lack. CEL's cost budget needs a bound on
+//! everything that a rule iterates over. Without the webhook, only the schema rejects invalid selectors.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
@@ -12,33 +11,33 @@ use serde_json::{Value, json};
 /// The syntax of a label key: an optional DNS prefix and a name.
 const LABEL_KEY: &str = "^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?\
                          [A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
-/// The syntax of a label value, the empty one included.
+/// The syntax of a label value, including the empty value.
 const LABEL_VALUE: &str = "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$";
 /// A label value, or a number for Gt and Lt to compare with.
 const LABEL_VALUE_OR_NUMBER: &str = "^(-?[0-9]{1,18}|[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$";
-/// RFC 1123 subdomain; its length is limited apart from it.
+/// RFC 1123 subdomain. Its length is limited separately.
 pub(crate) const DNS_SUBDOMAIN: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
-/// A UID as the API server makes them.
+/// A UID that the API server assigns.
 pub(crate) const UID: &str = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$";
-/// A time that every client can read. The API server's own check of `date-time` lets through what none
-/// can, and one such value in a status would break every list and watch of its kind.
+/// A time that every client can parse. The API server's own check of `date-time` accepts values that no client can parse, and
+/// one such value would break every list and watch of its kind.
 const TIME: &str = "^[12][0-9]{3}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]{1,9})?\
                     (Z|[+-](0[0-9]|1[0-4]):[0-5][0-9])$";
 
-/// A rule that the required `field` of the object it stands on never changes.
-pub(crate) fn immutable(field: &str, way_out: &str) -> Rule {
+/// A rule that makes a required field of the object immutable.
+pub(crate) fn immutable(field: &str, hint: &str) -> Rule {
     Rule::new(format!("self.{field} == oldSelf.{field}"))
-        .message(format!("{field} is immutable: {way_out}").as_str())
+        .message(format!("{field} is immutable: {hint}").as_str())
         .field_path(format!(".{field}"))
 }
 
-/// As [`immutable`], for a list that may be absent: removing it and setting it again is a change too.
-/// Only elements `e` that meet the condition are compared; absent and empty are equal.
-pub(crate) fn immutable_list(field: &str, condition: &str, way_out: &str) -> Rule {
+/// Like [`immutable`], for an optional list. Only elements `e` that meet the condition are compared. Absent and empty are
+/// equal.
+pub(crate) fn immutable_list(field: &str, condition: &str, hint: &str) -> Rule {
     let list = |of: &str| format!("(has({of}.{field}) ? {of}.{field}.filter(e, {condition}) : [])");
-    // A field path to a list that is absent now would be refused, so the message alone names it.
+    // The API server rejects a field path to an absent list, so only the message names the field.
     Rule::new(format!("{} == {}", list("self"), list("oldSelf")))
-        .message(format!("{field} is immutable: {way_out}").as_str())
+        .message(format!("{field} is immutable: {hint}").as_str())
 }
 
 /// `metav1.LabelSelector`.
@@ -54,8 +53,8 @@ pub(crate) fn label_selector(_: &mut SchemaGenerator) -> Schema {
                 "type": "object",
                 "description": "Label keys and the values that they must have.",
                 "maxProperties": 16,
-                // A forgotten value is null. It has to arrive to be refused: dropped, as null is elsewhere,
-                // it would leave a selector that matches everything.
+                // A missing value is null. It is nullable here so that the rule can reject it. If it were dropped, as null is
+                // elsewhere, the selector would match everything.
                 "additionalProperties": {"type": "string", "nullable": true, "maxLength": 63, "pattern": LABEL_VALUE},
                 "x-kubernetes-validations": [
                     {
@@ -89,7 +88,7 @@ pub(crate) fn node_selector(_: &mut SchemaGenerator) -> Schema {
     let by_name = requirement(
         &["In", "NotIn"],
         &json!({"type": "string", "enum": ["metadata.name"],
-                "description": "The field that the requirement is about; only metadata.name is supported."}),
+                "description": "The field to match. Only metadata.name is supported."}),
         &json!({"maxItems": 1000, "items": {"type": "string", "maxLength": 253, "pattern": DNS_SUBDOMAIN}}),
         &[],
     );
@@ -98,13 +97,13 @@ pub(crate) fn node_selector(_: &mut SchemaGenerator) -> Schema {
         "properties": {
             "nodeSelectorTerms": {
                 "type": "array",
-                "description": "Terms, ORed: a node is selected when one of them matches it.",
+                "description": "Terms, ORed: a node is selected if one of them matches.",
                 "minItems": 1,
                 "maxItems": 100,
                 "x-kubernetes-list-type": "atomic",
                 "items": {
                     "type": "object",
-                    "description": "Requirements, ANDed. A term without any matches no node.",
+                    "description": "Requirements, ANDed. A term without requirements matches no node.",
                     "properties": {
                         "matchExpressions": requirements(&by_label, "Requirements on the node's labels."),
                         "matchFields": requirements(&by_name, "Requirements on the node's fields.")
@@ -152,7 +151,7 @@ fn requirement(operators: &[&str], key: &Value, values: &Value, more_rules: &[Va
             "operator": {
                 "type": "string",
                 "enum": operators,
-                "description": "How the key relates to the values."
+                "description": "Relation between the key and the values."
             },
             "values": {
                 "type": "array",
@@ -177,14 +176,14 @@ pub(crate) fn conditions(_: &mut SchemaGenerator) -> Schema {
         "items": {
             "type": "object",
             "properties": {
-                "type": {"type": "string", "maxLength": 316, "pattern": LABEL_KEY, "description": "What the condition is about."},
-                "status": {"type": "string", "enum": ["True", "False", "Unknown"], "description": "Whether it holds."},
+                "type": {"type": "string", "maxLength": 316, "pattern": LABEL_KEY, "description": "Type of the condition."},
+                "status": {"type": "string", "enum": ["True", "False", "Unknown"], "description": "Status of the condition."},
                 "reason": {
                     "type": "string", "minLength": 1, "maxLength": 1024,
                     "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
-                    "description": "Why, in one word for machines."
+                    "description": "Machine-readable reason."
                 },
-                "message": {"type": "string", "maxLength": 32768, "description": "Why, for people. May be empty."},
+                "message": {"type": "string", "maxLength": 32768, "description": "Text for people. May be empty."},
                 "lastTransitionTime": {"type": "string", "format": "date-time", "description": "When the status last changed."},
                 "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0, "description": "The generation of the spec that the condition describes."}
             },
@@ -193,14 +192,13 @@ pub(crate) fn conditions(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// What the derive cannot say:
-/// - `null` means "absent" everywhere. Schemars marks every optional field as nullable, and for a nullable
-///   field the API server keeps a `null`, which CEL's `has()` then takes for a value. (Only the values of
-///   maps stay as they are.)
-/// - A time is one that every client can read.
-/// - A comment's line breaks are not the reader's, so a paragraph becomes a line.
-/// - The API server refuses definitions in `*.k8s.io` without a word on their approval. (The derive's own
-///   `annotation` would put it onto every object that is made with `new`, too.)
+/// Adjusts the derived CRD:
+/// - `null` means "absent" everywhere. Schemars marks every optional field as nullable. For a nullable field, the API server
+///   keeps a `null`, which CEL's `has()` then treats as a value. Values of maps stay as they are.
+/// - Times have a pattern that every client can parse.
+/// - Line breaks of comments are removed, so that a paragraph is one line.
+/// - The annotation for API approval is added. The API server rejects definitions in `*.k8s.io` without it. The derive's own
+///   `annotation` would also add it to every object that is created with `new`.
 pub(crate) fn finish(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
     let approval = "unapproved, out-of-tree implementation of KEP-4212 and KEP-4563";
     let annotations = crd.metadata.annotations.get_or_insert_default();

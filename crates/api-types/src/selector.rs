@@ -1,5 +1,5 @@
-//! Selectors, read once and matched often: Kubernetes' label selectors and node selectors with all
-//! their operators. A selector that the schema would have refused is an error here, never a match.
+//! Parsed label selectors and node selectors, with all operators of Kubernetes. A selector that the schema would reject is an
+//! error here and never matches.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use thiserror::Error;
 
 mod implies;
 
-/// A set of labels, however it is stored.
+/// A set of labels.
 pub trait Labels {
     /// The value of the label with this key.
     fn label(&self, key: &str) -> Option<&str>;
@@ -33,27 +33,27 @@ impl<L: Labels + ?Sized> Labels for &L {
     }
 }
 
-/// A selector that cannot be read: where, and what is wrong with it.
+/// An invalid selector.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("{path}: {problem}")]
 pub struct SelectorError {
     /// The field, relative to the selector.
     pub path: String,
-    /// What is wrong, and what would be right.
+    /// What is wrong, and how to fix it.
     pub problem: String,
 }
 
-/// A label selector, ready to match. An empty one matches everything.
+/// A parsed label selector. An empty selector matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LabelMatcher(Vec<Requirement>);
 
 impl LabelMatcher {
-    /// Matches every object.
+    /// A selector that matches every object.
     pub const fn everything() -> Self {
         Self(Vec::new())
     }
 
-    /// Reads a selector.
+    /// Parses a selector.
     pub fn new(selector: &LabelSelector) -> Result<Self, SelectorError> {
         let equalities = selector.match_labels.iter().flatten().map(|(key, value)| {
             Ok(Requirement { key: key.clone(), test: Test::In(BTreeSet::from([value.clone()])) })
@@ -70,45 +70,45 @@ impl LabelMatcher {
         equalities.chain(expressions).collect::<Result<_, _>>().map(Self::canonical)
     }
 
-    /// One order and nothing twice, so that selectors that read the same are equal.
+    /// Sorts and deduplicates requirements, so that equivalent selectors are equal.
     fn canonical(mut requirements: Vec<Requirement>) -> Self {
         requirements.sort();
         requirements.dedup();
         Self(requirements)
     }
 
-    /// Reads a selector that may be absent; an absent one matches everything, as an empty one does.
+    /// Parses an optional selector. An absent selector matches everything, like an empty one.
     pub fn from_optional(selector: Option<&LabelSelector>) -> Result<Self, SelectorError> {
         selector.map_or_else(|| Ok(Self::default()), Self::new)
     }
 
-    /// Whether an object with these labels is selected.
+    /// Whether the selector matches an object with these labels.
     pub fn matches(&self, labels: &impl Labels) -> bool {
         self.0.iter().all(|requirement| requirement.matches(labels.label(&requirement.key)))
     }
 
-    /// Whether it matches every object.
+    /// Whether the selector matches every object.
     pub fn matches_everything(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many requirements it has.
+    /// The number of requirements.
     pub fn requirements(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether all that `other` asks for is asked for here too, so that this one cannot match more.
+    /// Whether this selector has all requirements of `other`, so that it cannot match more.
     pub fn narrows(&self, other: &Self) -> bool {
         other.0.iter().all(|requirement| self.0.binary_search(requirement).is_ok())
     }
 
-    /// What both match.
+    /// A selector that matches what both match.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
         Self::canonical(self.0.iter().chain(&other.0).cloned().collect())
     }
 
-    /// What either of them matches, if they ask for different values of one label and otherwise for the same.
+    /// A selector that matches what either matches, if they differ only in the values of one label.
     pub fn or(&self, other: &Self) -> Option<Self> {
         let common: BTreeSet<&Requirement> = self.0.iter().filter(|r| other.0.contains(r)).collect();
         let differs = |of: &'_ Self| -> Option<Requirement> {
@@ -126,7 +126,7 @@ impl LabelMatcher {
         })
     }
 
-    /// The selector in the words of the API; `None` if it matches everything.
+    /// Converts the selector to the API type. `None` if it matches everything.
     pub fn to_selector(&self) -> Option<LabelSelector> {
         let mut selector = LabelSelector::default();
         for Requirement { key, test } in &self.0 {
@@ -142,7 +142,7 @@ impl LabelMatcher {
                 Test::In(values) => ("In", Some(values)),
                 Test::NotIn(values) => ("NotIn", Some(values)),
                 Test::DoesNotExist => ("DoesNotExist", None),
-                // Label selectors know no comparisons, and reading refuses them.
+                // Label selectors have no comparisons, and parsing rejects them.
                 Test::Exists | Test::Gt(_) | Test::Lt(_) => ("Exists", None),
             };
             selector.match_expressions.get_or_insert_default().push(LabelSelectorRequirement {
@@ -155,19 +155,19 @@ impl LabelMatcher {
     }
 }
 
-/// A node selector, ready to match.
+/// A parsed node selector.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeMatcher(Vec<Term>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Term {
     labels: Vec<Requirement>,
-    /// All of them are about `metadata.name`.
+    /// Requirements on `metadata.name`.
     names: Vec<Requirement>,
 }
 
 impl NodeMatcher {
-    /// Reads a selector.
+    /// Parses a selector.
     pub fn new(selector: &NodeSelector) -> Result<Self, SelectorError> {
         let terms = selector.node_selector_terms.iter().enumerate().map(|(index, term)| {
             let path = |field: &str, i: usize| format!("nodeSelectorTerms[{index}].{field}[{i}]");
@@ -202,7 +202,7 @@ impl NodeMatcher {
         terms.collect::<Result<_, _>>().map(Self)
     }
 
-    /// Whether the node with this name and these labels is selected.
+    /// Whether the selector matches the node with this name and these labels.
     pub fn matches(&self, name: &str, labels: &impl Labels) -> bool {
         self.0.iter().any(|term| {
             !term.is_empty()
@@ -211,8 +211,8 @@ impl NodeMatcher {
         })
     }
 
-    /// The only nodes that it can ever match, if it names them; `None` if a node that is made or
-    /// labelled later could match too.
+    /// The names of all nodes that the selector can ever match. `None` if it could also match nodes that are created or
+    /// labelled later.
     pub fn named_nodes(&self) -> Option<BTreeSet<&str>> {
         let mut all = BTreeSet::new();
         for term in self.0.iter().filter(|term| !term.is_empty()) {
@@ -221,12 +221,12 @@ impl NodeMatcher {
         Some(all)
     }
 
-    /// All nodes that some term names, whatever other terms match.
+    /// All nodes that any term names.
     pub fn names(&self) -> BTreeSet<&str> {
         self.0.iter().filter_map(Term::named).flatten().collect()
     }
 
-    /// Whether some term names this node.
+    /// Whether any term names this node.
     pub fn names_node(&self, name: &str) -> bool {
         self.0.iter().any(|term| {
             let named = |requirement: &Requirement| matches!(requirement.test, Test::In(_));
@@ -244,7 +244,7 @@ impl Term {
         self.names.iter().all(|requirement| requirement.matches(Some(name)))
     }
 
-    /// The names of the only nodes that it can match, if it says so.
+    /// The names of all nodes that the term can match, if it is limited to names.
     fn named(&self) -> Option<impl Iterator<Item = &str>> {
         let names = self.names.iter().find_map(|requirement| match &requirement.test {
             Test::In(names) => Some(names),
@@ -294,7 +294,7 @@ impl Requirement {
     }
 
     fn matches(&self, value: Option<&str>) -> bool {
-        // As in Kubernetes, a label that is absent or no number compares with nothing.
+        // As in Kubernetes, comparisons never match a label that is absent or not a number.
         let number = || value.and_then(|value| value.parse::<i64>().ok());
         match &self.test {
             Test::In(values) => value.is_some_and(|value| values.contains(value)),

@@ -1,22 +1,22 @@
 //! Whether a pod tolerates a taint.
 
-/// A toleration as the API has it; an empty field is an absent one.
+/// A toleration. Empty fields are absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Toleration {
-    /// The taint's key; absent, with the operator `Exists`, it is every key.
+    /// The taint's key. Absent, with the operator `Exists`: every key.
     pub key: Option<Box<str>>,
-    /// How value and taint are compared; absent it is `Equal`.
+    /// How the value is compared with the taint's value. Absent: `Equal`.
     pub operator: Option<Box<str>>,
-    /// What the taint's value is compared with.
+    /// The value to compare with the taint's value.
     pub value: Option<Box<str>>,
-    /// The taint's effect; absent it is every effect.
+    /// The taint's effect. Absent: every effect.
     pub effect: Option<Box<str>>,
-    /// For how long it holds; absent it is for ever.
+    /// How long the pod tolerates the taint, in seconds. Absent: forever.
     pub seconds: Option<i64>,
 }
 
 impl Toleration {
-    /// Whether it matches a taint, by the rules of the API server and the scheduler.
+    /// Whether the toleration matches a taint, by the rules of the API server and the scheduler.
     pub fn matches(&self, key: &str, value: &str, effect: &str) -> bool {
         if self.effect.as_deref().is_some_and(|own| own != effect)
             || self.key.as_deref().is_some_and(|own| own != key)
@@ -27,7 +27,7 @@ impl Toleration {
         match self.operator.as_deref() {
             None | Some("Equal") => own == value,
             Some("Exists") => true,
-            // An API server that does not have these two operators takes no pod that uses them.
+            // API servers without these two operators reject pods that use them.
             Some("Lt") => compare(own, value, |bound, value| value < bound),
             Some("Gt") => compare(own, value, |bound, value| value > bound),
             Some(_) => false,
@@ -39,7 +39,7 @@ fn compare(bound: &str, value: &str, holds: impl Fn(i64, i64) -> bool) -> bool {
     integer(bound).zip(integer(value)).is_some_and(|(bound, value)| holds(bound, value))
 }
 
-/// A number as people write it: `-7`, `0`, `42`, but not `+42`, `042` or `-0`.
+/// An integer in canonical form: `-7`, `0`, `42`, but not `+42`, `042` or `-0`.
 fn integer(text: &str) -> Option<i64> {
     text.parse().ok().filter(|number: &i64| number.to_string() == text)
 }

@@ -5,24 +5,24 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-/// A pod's UID, which is a UUID: the API server gives it, nobody else.
+/// A pod's UID: a UUID that the API server assigns.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Uid([u8; 16]);
 
 impl Uid {
-    /// The least of all, where a range begins.
+    /// The smallest UID, for the start of a range.
     pub const MIN: Self = Self([0; 16]);
 }
 
-/// A text that is no UID of a pod.
+/// Text that is not a UID.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("{0:?} is not a UID as the API server gives them, such as 1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11")]
-pub struct NotAUid(String);
+#[error("{0:?} is not a UID, such as 1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11")]
+pub struct InvalidUid(String);
 
 impl FromStr for Uid {
-    type Err = NotAUid;
+    type Err = InvalidUid;
 
-    fn from_str(text: &str) -> Result<Self, NotAUid> {
+    fn from_str(text: &str) -> Result<Self, InvalidUid> {
         let digit = |digit: u8| match digit {
             b'0'..=b'9' => Some(digit - b'0'),
             b'a'..=b'f' => Some(digit - b'a' + 10),
@@ -38,7 +38,7 @@ impl FromStr for Uid {
             }
             DASHES.iter().all(|place| text.get(*place) == Some(&b'-')).then_some(Self(bytes))
         };
-        read().ok_or_else(|| NotAUid(text.to_owned()))
+        read().ok_or_else(|| InvalidUid(text.to_owned()))
     }
 }
 
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_uid_is_read_and_written_as_the_api_server_does() {
+    fn uid_round_trips() {
         let text = "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11";
         assert_eq!(text.parse::<Uid>().unwrap().to_string(), text);
         for odd in [
@@ -79,7 +79,7 @@ mod tests {
             "1f0c3a52_7f0e-4a52-9f57-0d8a1c7f0e11",
             "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e1ä",
         ] {
-            assert_eq!(odd.parse::<Uid>(), Err(NotAUid(odd.to_owned())));
+            assert_eq!(odd.parse::<Uid>(), Err(InvalidUid(odd.to_owned())));
         }
     }
 }

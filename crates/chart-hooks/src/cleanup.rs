@@ -1,19 +1,19 @@
-//! `chart-hooks cleanup`: the end of an installation. Takes away from the services what they need to
-//! write, and then everything that they have left in the cluster, so that no cordon, mark or finalizer outlives
-//! those who would remove it. NodeMaintenances and DrainRules stay: they are the users' own.
+//! `chart-hooks cleanup`: removes what an installation leaves in the cluster. It first deletes the RBAC bindings of the
+//! services, so that they can no longer write. It then removes cordons, annotations, conditions, finalizers and
+//! Evacuations, which nobody would remove after the uninstall. NodeMaintenances and DrainRules stay: users own them.
 //!
-//! An evacuator that cannot stop half-way says so in its Evacuation. As long as such a pod is there nothing is
-//! changed, unless somebody insists.
+//! If an Evacuation forbids cancellation and its pod exists, the cleanup fails before it changes anything. `--force`
+//! overrides this.
 //!
-//! Each pass looks at the whole cluster; the last one finds nothing, so that a write that was under way when the
-//! rights were taken is found too. It can be repeated at any time.
+//! The cleanup repeats passes over the whole cluster until a pass finds nothing. This also covers writes that were in
+//! flight when the bindings were deleted. The cleanup can be repeated at any time.
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use haulout_api_types::names::{COMPLETION_FINALIZER, TAINTS_FIRST_SEEN_ANNOTATION, instigator};
 use haulout_api_types::{NodeMaintenance, names};
-use haulout_drain_planner::cordon::{self, NodeMarks};
+use haulout_drain_planner::cordon::{self, NodeMarkers};
 use haulout_service_runtime::access::{Permission, lease_name};
-use haulout_service_runtime::api::{Doing, Object, RequestError, Writer, Written};
+use haulout_service_runtime::api::{Object, Operation, RequestError, Writer, Written};
 use haulout_service_runtime::service::Context;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Secret};
@@ -30,65 +30,66 @@ use tracing::info;
 
 use crate::evacuations;
 
-/// The services of a release, as the chart names them.
+/// The services of a release, by their names in the chart.
 const SERVICES: [&str; 4] =
     ["admission-webhook", "evacuation-controller", "maintenance-controller", "taint-manager"];
-/// How many objects are asked for at once, and changed at once.
-const PAGE: u32 = 500;
-pub(crate) const AT_ONCE: usize = 16;
-/// How many Evacuations an error names.
-const NAMED: usize = 10;
+/// Number of objects per page of a list.
+const PAGE_SIZE: u32 = 500;
+/// Number of concurrent requests.
+pub(crate) const CONCURRENCY: usize = 16;
+/// Maximum number of Evacuations that an error names.
+const MAX_NAMED: usize = 10;
 
-/// Puts nodes back as they were and removes what would hang without Haulout; the chart runs this on uninstall
+/// Restore nodes and remove finalizers and Evacuations; the chart runs this on uninstall
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Args {
-    /// The release whose services lose their rights first, and its Leases and certificate at the end, as
-    /// `namespace.name` that the chart's cluster-scoped objects begin with
+    /// Release whose RBAC bindings, Leases and certificate are deleted, as `namespace.name`: the prefix of the chart's
+    /// cluster-scoped objects
     #[arg(long)]
     pub release: Option<String>,
 
-    /// Leaves Evacuations to somebody else's evacuation controller, but for our own wish in them
+    /// Keep Evacuations for another evacuation controller, and only remove Haulout's own instigator finalizers
     #[arg(long)]
     pub keep_evacuations: bool,
 
-    /// Cancels Evacuations that forbid it, too, although their pods are still there
+    /// Also delete Evacuations that forbid cancellation and whose pods still exist
     #[arg(long)]
     pub force: bool,
 }
 
-/// Why something is left.
+/// Why the cleanup failed.
 #[derive(Debug, Error)]
 pub enum CleanupError {
-    /// The API server refused, or did not answer.
-    #[error("{0}; what was cleaned up so far stays so, and it can be repeated")]
+    /// A request to the API server failed.
+    #[error("{0}; the cleanup is incomplete, run it again")]
     Api(#[from] RequestError),
-    /// Evacuators are at work that cannot stop half-way.
+    /// Evacuations forbid cancellation, and their pods exist.
     #[error(
-        "evacuators of these Evacuations forbid cancellation and the pods are still there: {evacuations}; {so_far}. \
-         To go on, wait until the pods have left and run this again, or run it with --force (chart value \
-         cleanup.force=true), which can destroy what is being moved"
+        "these Evacuations forbid cancellation and their pods still exist: {evacuations}; {progress}. To continue, wait until \
+         the pods have left and run the cleanup again, or run it with --force (chart value cleanup.force=true), which \
+         can destroy data that an evacuator is moving"
     )]
-    PastRecall {
-        /// Their names.
+    CancellationForbidden {
+        /// Their namespaces and names.
         evacuations: String,
-        /// What has been changed before this was found.
-        so_far: &'static str,
+        /// What the cleanup has changed so far.
+        progress: &'static str,
     },
 }
 
 impl CleanupError {
-    /// Names not more Evacuations than a reader takes in.
-    pub(crate) fn past_recall(evacuations: &[String], so_far: &'static str) -> Self {
-        let evacuations = match evacuations.split_at_checked(NAMED) {
+    /// Names the first [`MAX_NAMED`] Evacuations.
+    pub(crate) fn cancellation_forbidden(evacuations: &[String], progress: &'static str) -> Self {
+        let evacuations = match evacuations.split_at_checked(MAX_NAMED) {
             Some((named, others @ [_, ..])) => format!("{} and {} others", named.join(", "), others.len()),
             _ => evacuations.join(", "),
         };
-        Self::PastRecall { evacuations, so_far }
+        Self::CancellationForbidden { evacuations, progress }
     }
 }
 
 impl Args {
-    /// What it has to be allowed.
+    /// The permissions that this command needs.
     pub fn permissions(&self) -> Vec<Permission> {
         const RBAC: &str = "rbac.authorization.k8s.io";
         let mut needed = vec![
@@ -103,10 +104,10 @@ impl Args {
         if !self.keep_evacuations {
             needed.push(Permission::cluster("delete", names::EVACUATION_GROUP, "evacuations"));
         }
-        if self.asks_first() {
+        if self.checks_cancellation() {
             needed.push(Permission::cluster("get", "", "pods"));
         }
-        if let Some((release, name)) = self.names() {
+        if let Some((release, name)) = self.release_names() {
             for service in SERVICES {
                 needed.extend([
                     Permission::cluster("delete", RBAC, "clusterrolebindings")
@@ -115,59 +116,59 @@ impl Args {
                     Permission::own("delete", "coordination.k8s.io", "leases").on(&lease_name(service)),
                 ]);
             }
-            needed.push(Permission::own("delete", "", "secrets").on(&certificate(name)));
+            needed.push(Permission::own("delete", "", "secrets").on(&certificate_name(name)));
         }
         needed
     }
 
-    /// Whether an Evacuation that forbids cancellation stops it. One that is kept is not cancelled.
-    fn asks_first(&self) -> bool {
+    /// Whether an Evacuation that forbids cancellation is an error. Kept Evacuations are not cancelled.
+    fn checks_cancellation(&self) -> bool {
         !self.keep_evacuations && !self.force
     }
 
-    /// How the release's cluster-scoped objects begin, and its others. A namespace has no dot in its name.
-    fn names(&self) -> Option<(&str, &str)> {
+    /// The name prefixes of the release's cluster-scoped and namespaced objects. A namespace name contains no dot.
+    fn release_names(&self) -> Option<(&str, &str)> {
         let release = self.release.as_deref().filter(|release| !release.is_empty())?;
         Some((release, release.split_once('.').map_or(release, |(_, name)| name)))
     }
 }
 
-/// The Secret in which the webhook keeps its own certificate.
-fn certificate(name: &str) -> String {
+/// The Secret with the webhook's self-signed certificate.
+fn certificate_name(name: &str) -> String {
     format!("{name}-admission-webhook-certificate")
 }
 
-/// Cleans up, and returns when nothing is left.
+/// Cleans up until nothing is left.
 pub async fn run(args: Args, context: Context) -> Result<(), CleanupError> {
     let (client, namespace) = (&context.clients.retrying, &context.namespace);
-    if args.asks_first() {
+    if args.checks_cancellation() {
         let all = evacuations::list(client).await?;
-        evacuations::refuse_past_recall(client, &all, "nothing has been changed").await?;
+        evacuations::reject_forbidden_cancellation(client, &all, "nothing was changed").await?;
     }
-    if let Some((release, name)) = args.names() {
+    if let Some((release, name)) = args.release_names() {
         for service in SERVICES {
             remove(&Api::<ClusterRoleBinding>::all(client.clone()), &format!("{release}-{service}")).await?;
             let bindings: Api<RoleBinding> = Api::namespaced(client.clone(), namespace);
             remove(&bindings, &format!("{name}-{service}")).await?;
         }
-        info!(release, "the services may not write any more");
+        info!(release, "RBAC bindings deleted");
     }
     loop {
-        let evacuations = end_evacuations(client, &args).await?;
-        let maintenances = maintenances(client).await?;
-        let nodes = nodes(client).await?;
-        info!(evacuations, maintenances, nodes, "cleaned up");
+        let evacuations = clean_evacuations(client, &args).await?;
+        let maintenances = clean_maintenances(client).await?;
+        let nodes = clean_nodes(client).await?;
+        info!(evacuations, maintenances, nodes, "cleanup pass finished");
         if evacuations + maintenances + nodes == 0 {
             break;
         }
     }
-    if let Some((_, name)) = args.names() {
+    if let Some((_, name)) = args.release_names() {
         for service in SERVICES {
             remove(&Api::<Lease>::namespaced(client.clone(), namespace), &lease_name(service)).await?;
         }
-        remove(&Api::<Secret>::namespaced(client.clone(), namespace), &certificate(name)).await?;
+        remove(&Api::<Secret>::namespaced(client.clone(), namespace), &certificate_name(name)).await?;
     }
-    info!("nothing is left");
+    info!("cleanup complete");
     Ok(())
 }
 
@@ -179,21 +180,21 @@ where
     if matches!(&answer, Err(kube::Error::Api(status)) if status.code == 404) {
         return Ok(());
     }
-    // Not even a conflict may leave it there: then nobody would lose their rights.
-    Doing::new("delete", K::kind(&()), "", name).result(answer)?;
+    // A conflict is an error too: otherwise the service would keep its permissions.
+    Operation::new("delete", K::kind(&()), "", name).result(answer)?;
     Ok(())
 }
 
-/// All objects of a kind, page by page; none if the kind is no longer served.
+/// Lists all objects of a kind, page by page. Returns none if the kind is no longer served.
 pub(crate) async fn pages<T: Clone>(
     kind: &'static str,
     page: impl AsyncFn(&ListParams) -> kube::Result<ObjectList<T>>,
 ) -> Result<Vec<T>, CleanupError> {
-    let (mut found, mut params) = (Vec::new(), ListParams::default().limit(PAGE));
+    let (mut found, mut params) = (Vec::new(), ListParams::default().limit(PAGE_SIZE));
     loop {
         let page = match page(&params).await {
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(found),
-            answer => Doing::new("list", kind, "", "").result(answer)?,
+            answer => Operation::new("list", kind, "", "").result(answer)?,
         };
         found.extend(page.items);
         params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
@@ -203,9 +204,8 @@ pub(crate) async fn pages<T: Clone>(
     }
 }
 
-/// Takes finalizers off an object, if it has any of them; `None` if it has none. If the object is gone or somebody wrote
-/// before us, the next pass will tell.
-pub(crate) async fn without_finalizers<K>(
+/// Removes the unwanted finalizers of an object. Returns `None` if it has none of them. The next pass handles conflicts.
+pub(crate) async fn remove_finalizers<K>(
     writer: &Writer,
     metadata: &ObjectMeta,
     unwanted: impl Fn(&str) -> bool,
@@ -221,34 +221,34 @@ where
     Ok(Some(writer.patch(&Object::of(metadata), json!({"metadata": {"finalizers": kept}})).await?))
 }
 
-/// Deletes Evacuations, or withdraws our own where somebody else's evacuation controller goes on.
-async fn end_evacuations(client: &Client, args: &Args) -> Result<usize, CleanupError> {
+/// Deletes all Evacuations, or withdraws our own with `--keep-evacuations`.
+async fn clean_evacuations(client: &Client, args: &Args) -> Result<usize, CleanupError> {
     let all = evacuations::list(client).await?;
     if args.keep_evacuations {
         let ours = [instigator::NODE_MAINTENANCE, instigator::TAINT_MANAGER];
         return evacuations::withdraw(client, &all, &ours).await;
     }
-    if args.asks_first() {
-        // An evacuator may have come to this point since: what is deleted is what was seen here.
-        let so_far = "the services of the release may not write any more, until it is upgraded";
-        evacuations::refuse_past_recall(client, &all, so_far).await?;
+    if args.checks_cancellation() {
+        // An evacuator may have forbidden cancellation since the first check. Deletions carry the version listed here.
+        let progress = "the RBAC bindings of the release are deleted until its next upgrade";
+        evacuations::reject_forbidden_cancellation(client, &all, progress).await?;
     }
-    evacuations::end(client, &all).await
+    evacuations::delete_all(client, &all).await
 }
 
-/// They stay, but nothing hangs when they are deleted.
-async fn maintenances(client: &Client) -> Result<usize, CleanupError> {
+/// Removes the completion finalizer of NodeMaintenances, so that users can delete them.
+async fn clean_maintenances(client: &Client) -> Result<usize, CleanupError> {
     let (api, writer): (Api<NodeMaintenance>, _) = (Api::all(client.clone()), writer(client));
     let found = pages("nodemaintenances", async |params| api.list_metadata(params).await).await?;
     let clean = async |maintenance: &PartialObjectMeta<NodeMaintenance>| {
         let unwanted = |known: &str| known == COMPLETION_FINALIZER;
-        let written = without_finalizers::<NodeMaintenance>(&writer, &maintenance.metadata, unwanted).await?;
+        let written = remove_finalizers::<NodeMaintenance>(&writer, &maintenance.metadata, unwanted).await?;
         Ok(written.is_some())
     };
     count(stream::iter(&found).map(clean)).await
 }
 
-/// A Node, as far as it is read.
+/// The fields of a Node that the cleanup reads.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, Resource)]
 #[resource(inherit = Node)]
 #[serde(default)]
@@ -270,20 +270,20 @@ struct SlimNodeStatus {
     conditions: Vec<NodeCondition>,
 }
 
-/// Cordon, annotations and conditions, as at the end of every maintenance.
-async fn nodes(client: &Client) -> Result<usize, CleanupError> {
+/// Restores cordon, annotations and conditions of all nodes, as at the end of a maintenance.
+async fn clean_nodes(client: &Client) -> Result<usize, CleanupError> {
     let (api, writer): (Api<SlimNode>, _) = (Api::all(client.clone()), writer(client));
-    let found = Doing::new("list", "nodes", "", "").result(api.list(&ListParams::default()).await)?;
+    let found = Operation::new("list", "nodes", "", "").result(api.list(&ListParams::default()).await)?;
     let clean = async |node: SlimNode| {
         let object = Object::of(&node.metadata);
         let annotations = node.metadata.annotations.clone().unwrap_or_default();
-        let timed = annotations.contains_key(TAINTS_FIRST_SEEN_ANNOTATION);
-        let marks = NodeMarks::new(node.spec.unschedulable, annotations, node.status.conditions);
-        let mut changes = cordon::restore(&marks);
-        if timed {
+        let has_taint_times = annotations.contains_key(TAINTS_FIRST_SEEN_ANNOTATION);
+        let markers = NodeMarkers::new(node.spec.unschedulable, annotations, node.status.conditions);
+        let mut changes = cordon::restore(&markers);
+        if has_taint_times {
             changes.annotations.insert(TAINTS_FIRST_SEEN_ANNOTATION.into(), None);
         }
-        // Where a node is gone or somebody wrote before us, the next pass will tell.
+        // The next pass handles conflicts and deleted nodes.
         if let Some(patch) = changes.node_patch()
             && !matches!(writer.patch::<SlimNode>(&object, patch).await?, Written::Done(_))
         {
@@ -298,17 +298,17 @@ async fn nodes(client: &Client) -> Result<usize, CleanupError> {
     count(stream::iter(found.items).map(clean)).await
 }
 
-/// Writes as this program.
+/// A writer with the field manager of this program.
 pub(crate) fn writer(client: &Client) -> Writer {
     Writer::new(client.clone(), "haulout-chart-hooks")
 }
 
-/// Does so many at once, and counts those that were changed.
+/// Runs the futures concurrently and counts how many changed something.
 pub(crate) async fn count<F>(work: impl futures::Stream<Item = F>) -> Result<usize, CleanupError>
 where
     F: Future<Output = Result<bool, CleanupError>>,
 {
-    work.buffer_unordered(AT_ONCE)
+    work.buffer_unordered(CONCURRENCY)
         .try_fold(0, |sum, changed| async move { Ok(sum + usize::from(changed)) })
         .await
 }
@@ -318,22 +318,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_error_names_a_few_evacuations_and_the_way_out() {
+    fn error_names_the_first_evacuations_and_the_fix() {
         let refused = |count: usize| {
             let names: Vec<_> = (1..=count).map(|n| format!("shop/web-{n}")).collect();
-            CleanupError::past_recall(&names, "nothing has been changed").to_string()
+            CleanupError::cancellation_forbidden(&names, "nothing was changed").to_string()
         };
         let (one, many) = (refused(1), refused(12));
-        assert!(one.contains("still there: shop/web-1; nothing has been changed."), "{one}");
+        assert!(one.contains("still exist: shop/web-1; nothing was changed."), "{one}");
         assert!(one.contains("--force (chart value cleanup.force=true)"), "{one}");
         assert!(many.contains("shop/web-10 and 2 others;"), "{many}");
     }
 
     #[test]
-    fn only_who_asks_first_may_look_at_pods() {
-        let looks = |args: Args| args.permissions().contains(&Permission::cluster("get", "", "pods"));
-        assert!(looks(Args::default()));
-        assert!(!looks(Args { force: true, ..Args::default() }));
-        assert!(!looks(Args { keep_evacuations: true, ..Args::default() }));
+    fn pods_are_read_only_to_check_cancellation() {
+        let reads_pods = |args: Args| args.permissions().contains(&Permission::cluster("get", "", "pods"));
+        assert!(reads_pods(Args::default()));
+        assert!(!reads_pods(Args { force: true, ..Args::default() }));
+        assert!(!reads_pods(Args { keep_evacuations: true, ..Args::default() }));
     }
 }

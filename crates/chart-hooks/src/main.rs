@@ -1,5 +1,5 @@
-//! What the chart runs once, as hooks of Helm: `check` says whether an installation works, `cleanup` ends an
-//! installation, and `withdraw` ends one of its services.
+//! Commands that the chart runs as Helm hooks: `check` verifies an installation, `cleanup` cleans up on uninstall, and
+//! `withdraw` withdraws the Evacuations of a service that is switched off.
 
 mod check;
 mod cleanup;
@@ -13,11 +13,11 @@ use haulout_api_types::{DrainRule, Evacuation, NodeMaintenance};
 use haulout_service_runtime::access::{Kind, Permission};
 use haulout_service_runtime::service::{self, CommonArgs, Service};
 
-/// Does once what an installation of Haulout as a whole needs; the chart runs it as hooks
+/// Hooks of Haulout's Helm chart: verify, clean up, withdraw
 #[derive(Debug, clap::Parser)]
 #[command(version)]
 struct Args {
-    /// What every service has.
+    /// The arguments of every service.
     #[command(flatten)]
     common: CommonArgs,
 
@@ -27,11 +27,11 @@ struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Task {
-    /// To see whether it works.
+    /// Verify an installation; the chart runs this on `helm test`
     Check(check::Args),
-    /// At its end.
+    /// Restore nodes and remove finalizers and Evacuations; the chart runs this on uninstall
     Cleanup(cleanup::Args),
-    /// At the end of one of its services.
+    /// Withdraw the Evacuations that a service requested; the chart runs this when the service is switched off
     Withdraw(withdraw::Args),
 }
 

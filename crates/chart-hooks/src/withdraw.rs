@@ -1,7 +1,7 @@
-//! `chart-hooks withdraw`: the end of one service of an installation that goes on. Takes its instigator
-//! off every Evacuation, so that pods do not leave for somebody who is not there any more to take it back.
+//! `chart-hooks withdraw`: removes the instigator finalizers of a service that is switched off, because nobody else would
+//! cancel its Evacuations.
 //!
-//! Each pass looks at the whole cluster; the last one finds nothing. It can be repeated at any time.
+//! It repeats passes over the whole cluster until a pass finds nothing. It can be repeated at any time.
 
 use haulout_api_types::names;
 use haulout_service_runtime::access::Permission;
@@ -11,15 +11,15 @@ use tracing::info;
 use crate::cleanup::CleanupError;
 use crate::evacuations;
 
-/// Withdraws the Evacuations that a service has asked for; the chart runs this when the service is switched off
+/// Withdraw the Evacuations that a service requested; the chart runs this when the service is switched off
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The service that is not there any more
+    /// Service that was switched off
     #[arg(value_enum)]
     pub service: Instigator,
 }
 
-/// The services that ask for Evacuations and can be switched off while others use the evacuation controller.
+/// The services that request Evacuations and can be switched off while the evacuation controller runs.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub enum Instigator {
     /// The taint manager
@@ -27,20 +27,20 @@ pub enum Instigator {
 }
 
 impl Args {
-    /// What it has to be allowed.
+    /// The permissions that this command needs.
     pub fn permissions() -> Vec<Permission> {
         ["list", "patch"].map(|verb| Permission::cluster(verb, names::EVACUATION_GROUP, "evacuations")).into()
     }
 }
 
-/// Withdraws, and returns when nothing is left that can be withdrawn.
+/// Withdraws until nothing is left to withdraw.
 pub async fn run(args: Args, context: Context) -> Result<(), CleanupError> {
     let Instigator::TaintManager = args.service;
     let client = &context.clients.retrying;
     loop {
         let all = evacuations::list(client).await?;
         let withdrawn = evacuations::withdraw(client, &all, &[names::instigator::TAINT_MANAGER]).await?;
-        info!(withdrawn, "withdrew evacuations of the taint manager");
+        info!(withdrawn, "withdrew Evacuations of the taint manager");
         if withdrawn == 0 {
             return Ok(());
         }

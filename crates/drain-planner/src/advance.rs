@@ -1,5 +1,5 @@
-//! Working off changes: who maintains a node, what each maintenance counts on it, how far its targets go, and
-//! the tie-break.
+//! Processes changes: assigns maintenances to nodes, updates the sums of each maintenance, raises the targets of nodes, and
+//! breaks ties.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -16,7 +16,7 @@ use crate::assess::{Assessment, View, assess};
 use crate::facts::PodFacts;
 use crate::intersections;
 use crate::node::{Cordon, Drain, NodeRecord};
-use crate::planner::{Id, Maintenance, Planner, Which};
+use crate::planner::{Id, Maintenance, Planner, PodScope};
 use crate::totals::Sign;
 
 impl<L: Labels + Clone + PartialEq> Planner<L> {
@@ -28,7 +28,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         self.groups = None;
     }
 
-    /// Takes a node that is gone from everybody who maintained it.
+    /// Removes a deleted node from its maintenances.
     pub(crate) fn unassign(&mut self, name: &Arc<str>) {
         let Some(mut record) = self.nodes.remove(name) else { return };
         self.recounted.extend(record.drains.iter().map(|drain| drain.id));
@@ -44,11 +44,11 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         self.changed_nodes.insert(name.clone());
         self.waits_are_stale = true;
         self.groups = None;
-        self.places.forget_node(name);
-        self.note_openness(name);
+        self.own_pods.forget_node(name);
+        self.update_open_node(name);
     }
 
-    /// Finds out who maintains a node, after its labels or somebody's stage have changed.
+    /// Finds the maintenances of a node, after its labels or the stage of a maintenance have changed.
     pub(crate) fn assign(&mut self, name: &Arc<str>) {
         let Some(record) = self.nodes.get_mut(name) else { return };
         self.recounted.extend(record.drains.iter().map(|drain| drain.id));
@@ -74,7 +74,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         let draining: Vec<Id> = members.iter().copied().filter(is_draining).collect();
         let drainers: Vec<MaintenanceOnNode> = draining.iter().filter_map(on_node).collect();
         if record.drains.is_empty() && !draining.is_empty() {
-            begin_drain(record, &drainers);
+            start_drain(record, &drainers);
         } else {
             record.past.extend(record.drains.iter().filter_map(|drain| on_node(&drain.id)));
         }
@@ -108,55 +108,56 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         self.waits_are_stale = true;
         self.groups = None;
         self.changed_nodes.insert(name.clone());
-        self.note_openness(name);
+        self.update_open_node(name);
         self.stale.insert(name.clone());
     }
 
-    /// Looks at a node again, so that its maintenances know what is left there.
+    /// Assesses a node again and updates the sums of its maintenances.
     pub(crate) fn reassess(
         &mut self,
         name: &Arc<str>,
         now: Timestamp,
-        pods: &mut impl FnMut(&Arc<str>, Which) -> Vec<PodFacts<L>>,
+        pods: &mut impl FnMut(&Arc<str>, PodScope) -> Vec<PodFacts<L>>,
     ) {
         let Some(record) = self.nodes.get(name) else { return };
         if !record.drains.is_empty() {
-            self.behind.insert(name.clone());
+            self.to_advance.insert(name.clone());
         }
         let pods = self.read(name, pods);
-        self.find_places(name, &pods);
-        self.look(name, &pods, now);
+        self.find_alternatives(name, &pods);
+        self.assess_node(name, &pods, now);
     }
 
-    /// Brings a node up to where its maintenances are.
+    /// Advances a node to the steps of its maintenances.
     pub(crate) fn advance(
         &mut self,
         name: &Arc<str>,
         now: Timestamp,
-        pods: &mut impl FnMut(&Arc<str>, Which) -> Vec<PodFacts<L>>,
+        pods: &mut impl FnMut(&Arc<str>, PodScope) -> Vec<PodFacts<L>>,
     ) {
         let Some(record) = self.nodes.get_mut(name) else { return };
         let mut moved = mem::take(&mut record.reassigned) || record.extra.is_some();
         for drain in &mut record.drains {
-            let step = self.maintenances.get(&drain.id).map(|m| m.step_on(record.assessment.lingers));
+            let step =
+                self.maintenances.get(&drain.id).map(|m| m.step_on(record.assessment.defers_later_types));
             if drain.at < step {
                 drain.at = step;
                 moved = true;
             }
         }
-        if !moved && record.assessment.cut.is_empty() {
+        if !moved && record.assessment.truncated.is_empty() {
             return;
         }
         self.changed_maintenances.extend(&record.members);
         self.changed_nodes.insert(name.clone());
         let pods = self.read(name, pods);
-        // What is found to be cut now is added at once.
+        // Targets that turn out to be truncated are added at once.
         for _ in 0..2 {
             let Some(record) = self.nodes.get_mut(name) else { return };
-            add_cut(record);
+            add_truncated(record);
             raise_targets(record, &mut self.maintenances);
-            self.look(name, &pods, now);
-            if self.nodes.get(name).is_none_or(|record| record.assessment.cut.is_empty()) {
+            self.assess_node(name, &pods, now);
+            if self.nodes.get(name).is_none_or(|record| record.assessment.truncated.is_empty()) {
                 return;
             }
         }
@@ -165,14 +166,14 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
     fn read(
         &self,
         name: &Arc<str>,
-        pods: &mut impl FnMut(&Arc<str>, Which) -> Vec<PodFacts<L>>,
+        pods: &mut impl FnMut(&Arc<str>, PodScope) -> Vec<PodFacts<L>>,
     ) -> Vec<PodFacts<L>> {
         let drained = self.nodes.get(name).is_some_and(|record| !record.drains.is_empty());
-        pods(name, if drained { Which::All(self.drain_began(name)) } else { Which::WithEvacuation })
+        pods(name, if drained { PodScope::All(self.drain_started(name)) } else { PodScope::WithEvacuation })
     }
 
-    /// Looks at the pods of a node and keeps what is found.
-    fn look(&mut self, name: &Arc<str>, pods: &[PodFacts<L>], now: Timestamp) {
+    /// Assesses a node and stores the result.
+    fn assess_node(&mut self, name: &Arc<str>, pods: &[PodFacts<L>], now: Timestamp) {
         let Some(node) = self.nodes.get(name) else { return };
         let plan = |drain: &'_ Drain| self.maintenances.get(&drain.id).map(|m| &*m.facts.plan);
         let view = View {
@@ -182,24 +183,24 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             node,
             drains: node.drains.iter().filter_map(|drain| Some((drain, plan(drain)?))).collect(),
             unreadable: &self.unreadable,
-            places: &self.places,
+            own_pods: &self.own_pods,
         };
         let found = assess(&view, pods, now);
-        self.keep(name, found);
+        self.store_assessment(name, found);
     }
 
-    /// Keeps what was found on a node, and adds it to its maintenances instead of what was found before.
-    fn keep(&mut self, name: &Arc<str>, found: Assessment) {
+    /// Stores the assessment of a node and replaces the previous one in the sums of its maintenances.
+    fn store_assessment(&mut self, name: &Arc<str>, found: Assessment) {
         let Some(record) = self.nodes.get_mut(name) else { return };
         if found == record.assessment {
             return;
         }
-        let left =
+        let gone =
             record.assessment.pods.iter().filter(|(uid, pod)| pod.leaving && !found.pods.contains_key(uid));
-        let left = u32::try_from(left.count()).unwrap_or(u32::MAX);
-        for drain in record.drains.iter().filter(|_| left > 0) {
+        let gone = u32::try_from(gone.count()).unwrap_or(u32::MAX);
+        for drain in record.drains.iter().filter(|_| gone > 0) {
             if let Some(maintenance) = self.maintenances.get_mut(&drain.id) {
-                maintenance.totals.evacuated = maintenance.totals.evacuated.saturating_add(left);
+                maintenance.totals.evacuated = maintenance.totals.evacuated.saturating_add(gone);
             }
         }
         self.waits_are_stale |= changes_waits(&record.assessment, &found);
@@ -211,7 +212,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         self.changed_nodes.insert(name.clone());
     }
 
-    /// Lets the oldest maintenance of each group win in which nothing moves though something is left.
+    /// In each group of maintenances that makes no progress although pods remain, lets the oldest maintenance win.
     pub(crate) fn break_ties(&mut self) -> bool {
         let groups = self.groups.get_or_insert_with(|| {
             let drains = |(_, maintenance): &(&Id, &Maintenance)| maintenance.facts.stage == Stage::Drain;
@@ -226,23 +227,23 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
                 winners.extend(waiting.min_by(|(_, a), (_, b)| a.age().cmp(&b.age())).map(|(id, _)| id));
             }
         }
-        let mut won = false;
+        let mut raised = false;
         for id in winners {
             let Some(maintenance) = self.maintenances.get_mut(&id) else { continue };
             for name in maintenance.nodes.clone() {
                 let Some(record) = self.nodes.get_mut(&name) else { continue };
-                let targets = maintenance.targets(maintenance.step_on(record.assessment.lingers));
+                let targets = maintenance.targets(maintenance.step_on(record.assessment.defers_later_types));
                 if !record.targets.includes(&targets) {
                     record.extra = Some(targets);
-                    self.behind.insert(name);
-                    won = true;
+                    self.to_advance.insert(name);
+                    raised = true;
                 }
             }
         }
-        won
+        raised
     }
 
-    /// Works out again who waits for whom, if that may have changed.
+    /// Computes again which maintenance waits for which, if that may have changed.
     pub(crate) fn refresh_waits(&mut self) {
         if !mem::take(&mut self.waits_are_stale) {
             return;
@@ -269,7 +270,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
 type Maintenances = BTreeMap<Id, Maintenance>;
 type Neighbours = BTreeMap<(Id, Id), u32>;
 
-/// Whether the answer to "who waits for whom" may be another one.
+/// Whether a new assessment may change which maintenance waits for which.
 fn changes_waits(old: &Assessment, new: &Assessment) -> bool {
     let links = |found: &Assessment| {
         let one = found.drains.iter().map(|drain| (drain.id, drain.own == 0, drain.limited_by.clone()));
@@ -278,9 +279,9 @@ fn changes_waits(old: &Assessment, new: &Assessment) -> bool {
     links(old) != links(new)
 }
 
-/// Takes over the targets that the node announces, if one of those that drain it now has helped to reach them. What others
-/// have reached before, and let go of the node, counts for nothing.
-fn begin_drain<L>(record: &mut NodeRecord<L>, drainers: &[MaintenanceOnNode]) {
+/// Starts with the targets in the node's annotation, if one of the maintenances that drain the node now has reached some of
+/// them. Targets of earlier maintenances are ignored.
+fn start_drain<L>(record: &mut NodeRecord<L>, drainers: &[MaintenanceOnNode]) {
     record.targets = DrainTargets::default();
     record.past.clear();
     let known = record.facts.maintenances.as_deref();
@@ -293,11 +294,11 @@ fn begin_drain<L>(record: &mut NodeRecord<L>, drainers: &[MaintenanceOnNode]) {
     }
 }
 
-/// Adds targets for pods that all have reached and that were cut.
-fn add_cut<L>(record: &mut NodeRecord<L>) {
-    if !record.assessment.cut.is_empty() {
+/// Adds truncated targets for pods that all maintenances have reached.
+fn add_truncated<L>(record: &mut NodeRecord<L>) {
+    if !record.assessment.truncated.is_empty() {
         let mut extra = record.extra.take().map(|extra| DrainTargets::clone(&extra)).unwrap_or_default();
-        for entry in mem::take(&mut record.assessment.cut) {
+        for entry in mem::take(&mut record.assessment.truncated) {
             extra.insert(entry);
         }
         record.extra = Some(Arc::new(extra));
@@ -330,8 +331,8 @@ fn raise_targets<L>(record: &mut NodeRecord<L>, maintenances: &mut Maintenances)
         count_reach(Sign::Minus, &record.drains, &old, maintenances);
         count_reach(Sign::Plus, &record.drains, &record.targets, maintenances);
     }
-    let nobody_here = |entry: &EntryMatcher| !reached.iter().any(|(_, own)| own.includes_entry(entry));
-    let by_past = record.targets.iter().any(nobody_here);
+    let reached_by_none = |entry: &EntryMatcher| !reached.iter().any(|(_, own)| own.includes_entry(entry));
+    let by_past = record.targets.iter().any(reached_by_none);
     count_forwarded(Sign::Minus, record, maintenances);
     if !by_past {
         record.past.clear();
@@ -344,7 +345,7 @@ fn raise_targets<L>(record: &mut NodeRecord<L>, maintenances: &mut Maintenances)
     count_forwarded(Sign::Plus, record, maintenances);
 }
 
-/// Those who have reached targets that this one has not.
+/// The maintenances that have reached targets that this one has not.
 fn ahead_of(own: &DrainTargets, targets: &DrainTargets, reached: &[(Id, Arc<DrainTargets>)]) -> Vec<Id> {
     let beyond: Vec<_> = targets.iter().filter(|entry| !own.includes_entry(entry)).collect();
     let is_ahead = |other: &DrainTargets| beyond.iter().any(|entry| other.includes_entry(entry));
@@ -363,7 +364,7 @@ fn count_forwarded<L>(sign: Sign, record: &NodeRecord<L>, maintenances: &mut Mai
     }
 }
 
-/// Adds or takes back what was found on a node.
+/// Adds or subtracts the assessment of a node.
 fn add<L>(sign: Sign, record: &NodeRecord<L>, name: &Arc<str>, maintenances: &mut Maintenances) {
     for id in &record.members {
         if let Some(maintenance) = maintenances.get_mut(id) {
@@ -377,7 +378,7 @@ fn add<L>(sign: Sign, record: &NodeRecord<L>, name: &Arc<str>, maintenances: &mu
     }
 }
 
-/// Takes back all that a node has added to its maintenances, before these change.
+/// Subtracts everything that a node has added to its maintenances, before these change.
 fn retract<L>(
     record: &mut NodeRecord<L>,
     name: &Arc<str>,
@@ -388,7 +389,7 @@ fn retract<L>(
     count_forwarded(Sign::Minus, record, maintenances);
     count_reach(Sign::Minus, &record.drains, &record.targets, maintenances);
     count_neighbours(Sign::Minus, record, neighbours);
-    // Which pods had to leave is needed to tell who has left.
+    // The pods that had to leave are needed to count those that have left.
     record.assessment = Assessment { pods: mem::take(&mut record.assessment.pods), ..Assessment::default() };
 }
 

@@ -1,18 +1,18 @@
-//! What a node's annotation says of its drain targets. It has to say all of them before a pod may be asked to leave: a
-//! new leader, and whoever acts on targets, read them there.
+//! The drain targets in a node's annotation. A target is listed there before its first pod is asked to leave, because a new
+//! leader and other programs read the targets from the annotation.
 
 use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::node_maintenance::{DrainPlanEntry, PodType};
 use haulout_api_types::selector::LabelMatcher;
 
-/// How much the targets may take. All annotations of a node together may have 256 KiB, and others want some too.
+/// Maximum size of the targets. All annotations of a node share a limit of 256 KiB.
 pub const MAX_BYTES: usize = 48 * 1024;
 
-/// As long as there are no more than this, a description in the words of the plans has them all.
+/// Up to this many targets, a description in the plans' own entries is complete.
 const MAX_DESCRIBED: usize = 100;
 
-/// The targets in the words of the plans, if that fits; else with fewer words; else as much as fits, and at least
-/// what has been announced before.
+/// The targets as entries of the plans, if they fit; otherwise merged; otherwise as many as fit, and at least those that were
+/// announced before.
 pub fn entries<'a>(
     targets: &'a DrainTargets,
     slots: impl IntoIterator<Item = (PodType, &'a LabelMatcher)>,
@@ -22,7 +22,7 @@ pub fn entries<'a>(
     if targets.iter().count() <= MAX_DESCRIBED && fits(&described) {
         return described;
     }
-    let whole = written(targets);
+    let whole = merged_entries(targets);
     if fits(&whole) {
         return whole;
     }
@@ -30,19 +30,19 @@ pub fn entries<'a>(
     for entry in targets.merged().iter() {
         let mut more = part.clone();
         more.insert(entry.clone());
-        if fits(&written(&more)) {
+        if fits(&merged_entries(&more)) {
             part = more;
         }
     }
-    written(&part)
+    merged_entries(&part)
 }
 
 /// Whether all targets can be announced.
 pub fn fit(targets: &DrainTargets) -> bool {
-    fits(&written(targets))
+    fits(&merged_entries(targets))
 }
 
-fn written(targets: &DrainTargets) -> Vec<DrainPlanEntry> {
+fn merged_entries(targets: &DrainTargets) -> Vec<DrainPlanEntry> {
     targets.merged().iter().map(haulout_api_types::drain_plan::EntryMatcher::to_entry).collect()
 }
 
@@ -58,7 +58,7 @@ mod tests {
 
     use super::*;
 
-    /// Targets that select pods by the value of one label, each value in an entry of its own.
+    /// Targets with one entry per label value.
     fn by_label(key: &str, values: usize, length: usize) -> DrainTargets {
         let value = |i: usize| format!("{i:0length$}");
         let entries = (0..values).map(|i| DrainPlanEntry {
@@ -86,14 +86,14 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_left_out_and_what_was_announced_stays() {
+    fn targets_that_do_not_fit_are_omitted() {
         let targets = by_label("app", 2000, 63);
         let announced = by_label("app", 3, 63);
         assert!(!fit(&targets));
         let entries = entries(&targets, [], &announced);
         let read = DrainTargets::read(&entries).unwrap();
         assert!(fits(&entries));
-        assert!((0..3).all(|i| selects(&read, "app", format!("{i:063}"))), "targets never go back");
-        assert!(!selects(&read, "app", format!("{:063}", 5000)), "and never select what is not in them");
+        assert!((0..3).all(|i| selects(&read, "app", format!("{i:063}"))), "targets never shrink");
+        assert!(!selects(&read, "app", format!("{:063}", 5000)), "and never select other pods");
     }
 }

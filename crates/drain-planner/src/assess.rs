@@ -1,5 +1,5 @@
-//! One look at a node and the pods on it: which have to leave, which are asked to leave now, what is in the way, and what
-//! each maintenance still waits for there. A pure function; what it returns is all that the planner keeps of pods.
+//! Assesses a node and its pods: which pods have to leave, which ones leave now, what blocks them, and what each maintenance
+//! still waits for on the node. A pure function. Its result is all that the planner stores about pods.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use fixedbitset::FixedBitSet;
 use haulout_api_types::conditions;
 use haulout_api_types::drain_plan::EntryMatcher;
 use haulout_api_types::drain_rule::DrainBehavior;
-use haulout_api_types::drain_rules::{DrainRules, Source, Treatment};
+use haulout_api_types::drain_rules::{DrainRules, Evaluation, Source};
 use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::names::reason;
 use haulout_api_types::node_maintenance::{MAX_WAITING_FOR, PodType};
@@ -17,245 +17,249 @@ use haulout_api_types::uid::Uid;
 use jiff::Timestamp;
 
 use crate::blockers::{self, Blocker};
-use crate::facts::{EvacuationOf, PodFacts, PodKey};
+use crate::facts::{EvacuationInstigator, PodFacts, PodKey};
 use crate::node::{Cordon, Drain, NodeRecord};
-use crate::places::Places;
-use crate::plan::{Plan, Served, StepNumber, is_targeted};
+use crate::own_pods::OwnPods;
+use crate::plan::{Plan, ServedPodTypes, StepNumber, is_targeted};
 use crate::planner::Id;
-use crate::waiting::{Awaited, Waiting, Waits};
+use crate::waiting::{WaitCounts, WaitReason, WaitingPod};
 
-/// How many of its skipped pods a node names: a message does not list more.
+/// Maximum number of skipped pods that are listed.
 pub const MAX_SKIPPED: usize = 5;
 
-/// What is wanted for a pod.
+/// The desired state of a pod's Evacuation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Desired {
-    /// That it is evacuated.
+    /// The pod has an Evacuation with our instigator finalizer.
     Evacuate {
         /// The maintenances that have reached it, oldest first.
         reached_by: Box<[Id]>,
-        /// Whether the node's annotation, as it was last observed, has the pod among its drain targets. Nobody is asked
-        /// to leave before.
+        /// Whether the observed annotation of the node lists the pod's drain target. The pod is not asked to leave
+        /// before.
         announced: bool,
     },
-    /// That its Evacuation is no longer ours.
+    /// The pod's Evacuation does not have our instigator finalizer.
     Withdraw,
 }
 
-/// What was found of one pod.
+/// The assessment of one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PodAssessment {
     /// Whether it has to leave.
     pub leaving: bool,
-    /// Whose Evacuation it had.
-    pub evacuation: EvacuationOf,
+    /// Whether it had an Evacuation.
+    pub evacuation: EvacuationInstigator,
     pub desired: Option<Desired>,
 }
 
-/// How many of a node's pods and volumes are first selected in which step.
+/// Number of a node's pods and volumes by the first step that selects them.
 pub(crate) type Steps = BTreeMap<StepNumber, u32>;
 
-/// What was found for one maintenance that drains the node.
+/// The assessment of one maintenance that drains the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DrainAssessment {
     pub id: Id,
-    /// What its steps first select here.
+    /// Number of pods and volumes by the first step that selects them.
     pub steps: Steps,
-    /// Of what is targeted, how much it has reached itself.
+    /// Number of targeted pods and volumes that it has reached itself.
     pub own: u32,
-    /// Who holds back pods that it has reached, by their places among those that drain the node.
+    /// The maintenances that limit it, by their index among those that drain the node.
     pub limited_by: FixedBitSet,
 }
 
-/// What a node shows of its maintenances.
+/// Whether a node is cordoned, and whether it is released.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Marks {
+pub(crate) struct HoldState {
     pub cordoned: bool,
-    /// When its cordon is put back that somebody takes off again and again.
+    /// When its cordon is restored, if somebody uncordons it repeatedly.
     pub cordon_due: Option<Timestamp>,
-    /// Whether something of ours is left over on it that nobody wants.
+    /// Whether it still has markers or Evacuations of ours that no maintenance needs.
     pub unreleased: bool,
-    /// Whether that stays, because a maintenance that cannot be followed may want it.
+    /// Whether these stay, because an unreadable maintenance may need them.
     pub held_back: bool,
 }
 
-/// What one look at a node finds.
+/// The assessment of a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Assessment {
-    pub marks: Marks,
+    pub hold_state: HoldState,
     pub counts: Counts,
-    /// The unfinished pods of a node that is drained; of any other, those with an Evacuation that nobody wants.
+    /// The unfinished pods of a node that is being drained; of any other node, the pods whose Evacuation is no longer needed.
     pub pods: HashMap<Uid, PodAssessment>,
     /// One for each maintenance that drains the node, oldest first.
     pub drains: Vec<DrainAssessment>,
-    /// The first pods that a drain rule or their label has skipped.
+    /// The first pods that a DrainRule or their label skips.
     pub skipped: Vec<PodKey>,
     pub blockers: Vec<Blocker>,
-    /// What cannot be written, whoever maintains the node.
+    /// Rejected writes, which concern all maintenances of the node.
     pub refused: Vec<Blocker>,
-    /// The first pods that leave, in order.
-    pub waiting_for: Vec<Awaited>,
-    /// Whether later pod types have to wait for a Default pod that stays for now.
-    pub lingers: bool,
-    /// Entries for pods that all have reached and that are not among the targets, because these were cut.
-    pub cut: Vec<EntryMatcher>,
-    /// When to look again, because time alone changes something.
-    pub wake: Option<Timestamp>,
+    /// The first pods that are leaving, in order.
+    pub waiting_for: Vec<WaitingPod>,
+    /// Whether later pod types wait for a Default pod that stays for now.
+    pub defers_later_types: bool,
+    /// Entries for pods that all maintenances have reached but that are not among the targets, because the intersection of
+    /// the plans was truncated.
+    pub truncated: Vec<EntryMatcher>,
+    /// When to assess the node again, because time alone changes the result.
+    pub requeue_at: Option<Timestamp>,
 }
 
-/// Numbers that all maintenances of a node share.
+/// Numbers of pods and volumes. They are the same for all maintenances of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Pods that have to leave and are not on their way.
+    /// Pods that have to leave, have no Evacuation and are not terminating.
     pub pending: u32,
     /// Pods that have an Evacuation or are terminating.
     pub evacuating: u32,
-    /// Pods that nobody evacuates here.
+    /// Pods of a type that this installation does not evacuate.
     pub unsupported: u32,
-    /// Pods that a drain rule or their label has skipped.
+    /// Pods that a DrainRule or their label skips.
     pub skipped: u32,
-    /// Pods that have to leave and are among the targets, but for those that are waited for or that wait for them.
+    /// Pods that have to leave and are among the targets, except those that the drain waits for until they finish, and those
+    /// that leave after them.
     pub targeted: u32,
-    /// Pods that are waited for until they have finished.
+    /// Pods that the drain waits for until they finish.
     pub completing: u32,
-    /// Pods of Haulout itself that have nowhere to go.
+    /// Haulout's own pods that no other node accepts.
     pub stranded: u32,
-    /// Volumes that are waited for, now that no Default pod is left.
+    /// Volumes that the drain waits for after all Default pods have left.
     pub volumes: u32,
-    /// Volumes that would be waited for, if the node did not say otherwise.
+    /// Volumes that are still attached but that the drain does not wait for.
     pub volumes_ignored: u32,
-    /// Pods and volumes that are left in all.
-    pub left: u32,
-    /// Pods that are targeted and that only an Evacuation makes leave.
+    /// All pods and volumes that still have to leave.
+    pub remaining: u32,
+    /// Targeted pods that leave only through an Evacuation.
     pub to_evacuate: u32,
-    /// Pods that are targeted and that nothing keeps from leaving, by what is waited for.
-    pub waiting: Waits,
+    /// Targeted pods that are not blocked, by what the drain waits for.
+    pub waiting: WaitCounts,
 }
 
 impl Counts {
-    /// What does not wait for any other maintenance to get further: pods that leave or finish or have nowhere to go, and
-    /// volumes that are being detached.
+    /// Pods and volumes that do not wait for another maintenance: pods that are leaving, finishing or stranded, and volumes
+    /// that are being detached.
     pub fn moving(&self) -> u32 {
-        let waited_for = self.completing.saturating_add(self.stranded);
-        self.targeted.saturating_add(self.volumes).saturating_add(waited_for)
+        let staying = self.completing.saturating_add(self.stranded);
+        self.targeted.saturating_add(self.volumes).saturating_add(staying)
     }
 }
 
-/// What a look at a node depends on besides its pods and the time.
+/// The input of an assessment besides pods and time.
 pub(crate) struct View<'a, L> {
-    pub served: Served,
+    pub served: ServedPodTypes,
     pub rules: &'a DrainRules,
     pub namespaces: &'a HashMap<Arc<str>, L>,
     pub node: &'a NodeRecord<L>,
     /// The maintenances that drain it, with their plans, oldest first.
     pub drains: Vec<(&'a Drain, &'a Plan)>,
-    /// The UIDs of maintenances that cannot be followed.
+    /// The UIDs of unreadable maintenances.
     pub unreadable: &'a BTreeSet<Arc<str>>,
-    pub places: &'a Places,
+    pub own_pods: &'a OwnPods,
 }
 
-/// What becomes of a pod.
+/// What happens to a pod.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum Disposition {
     /// It has finished.
     Finished,
-    /// A drain rule or its label says that it stays.
+    /// A DrainRule or its label skips it.
     Skipped,
-    /// Nobody evacuates its type here.
+    /// This installation does not evacuate its type.
     Unsupported,
     /// It has to leave.
     Leaving,
 }
 
-/// A pod with what the rules make of it.
+/// A pod and how the DrainRules apply to it.
 struct Pod<'a, L> {
     facts: &'a PodFacts<L>,
-    treatment: Treatment<'a>,
-    fate: Fate,
-    /// Whether it stays because it is of Haulout itself and has nowhere to go: nobody would be left to go on with the
-    /// drain, or to say why it does not.
+    evaluation: Evaluation<'a>,
+    disposition: Disposition,
+    /// Whether it stays because it is one of Haulout's own pods and no other node accepts it. Without it, the drain could
+    /// neither continue nor report why.
     stranded: bool,
 }
 
 impl<L> Pod<'_, L> {
     fn leaves(&self) -> bool {
-        self.fate == Fate::Leaving
+        self.disposition == Disposition::Leaving
     }
 
-    /// Whether a rule may say that it stays and it is not known whether it does. Until it is, the pod stays.
-    fn is_unclear(&self) -> bool {
-        matches!(self.treatment.source, Source::Unreadable(_) | Source::NamespaceUnknown(_))
+    /// Whether it is not known yet if a DrainRule excludes it. Until then, the pod stays.
+    fn is_undecided(&self) -> bool {
+        matches!(self.evaluation.source, Source::Unreadable(_) | Source::NamespaceUnknown(_))
     }
 
-    /// Whether it is waited for until it has finished.
+    /// Whether the drain waits until it has finished.
     fn completes(&self) -> bool {
-        self.treatment.behavior == DrainBehavior::WaitCompleted && !self.is_unclear() && self.leaves()
+        self.evaluation.behavior == DrainBehavior::WaitCompleted && !self.is_undecided() && self.leaves()
     }
 
-    fn is_among(&self, targets: &DrainTargets) -> bool
+    fn is_in(&self, targets: &DrainTargets) -> bool
     where
         L: Labels,
     {
         let PodFacts { pod_type, priority, labels, .. } = self.facts;
-        is_targeted(targets, *pod_type, *priority, self.treatment.order, labels)
+        is_targeted(targets, *pod_type, *priority, self.evaluation.order, labels)
     }
 
     fn is_default(&self) -> bool {
         self.facts.pod_type == PodType::Default
     }
 
-    fn on_its_way(&self) -> bool {
-        self.facts.terminating || self.facts.evacuation != EvacuationOf::Nobody
+    fn is_evacuating(&self) -> bool {
+        self.facts.terminating || self.facts.evacuation != EvacuationInstigator::None
     }
 
-    /// When it will have been terminating for too long.
+    /// When its grace period ends, and when it is reported as overdue.
     fn overdue(&self) -> Option<(Timestamp, Timestamp)> {
         let deadline = self.facts.deadline.filter(|_| self.facts.terminating)?;
         Some((deadline, conditions::overdue(deadline)))
     }
 
-    /// Until when it is left alone, because it comes back again and again.
+    /// Until when it is not evacuated, because it returns repeatedly.
     fn held_until(&self, now: Timestamp) -> Option<Timestamp> {
         self.facts.returned.as_deref().map(|returned| returned.until).filter(|until| now < *until)
     }
 
-    /// When time alone changes what is said or wanted of it.
-    fn wake(&self, now: Timestamp) -> Option<Timestamp> {
+    /// When time alone changes its assessment.
+    fn requeue_at(&self, now: Timestamp) -> Option<Timestamp> {
         let overdue = self.overdue().map(|(_, overdue)| overdue).filter(|overdue| now < *overdue);
         overdue.into_iter().chain(self.held_until(now)).min()
     }
 
-    /// What keeps it from leaving, as far as is known.
+    /// What blocks it, if anything does.
     fn blocker(&self, now: Timestamp) -> Option<Blocker> {
         let returned = self.facts.returned.as_deref();
-        let blocked = match (self.overdue(), &self.facts.blocked, self.treatment.source) {
+        let blocked = match (self.overdue(), &self.facts.blocked, self.evaluation.source) {
             (Some((deadline, overdue)), ..) if overdue <= now => blockers::terminating(deadline),
             (None, Some(blocked), _) => blocked.clone(),
             (.., Source::Unreadable(rule)) => blockers::rule_unreadable(rule),
             (.., Source::NamespaceUnknown(rule)) => blockers::namespace_unknown(rule),
-            _ if self.treatment.behavior == DrainBehavior::WaitCompleted => blockers::waits_for_completion(),
+            _ if self.evaluation.behavior == DrainBehavior::WaitCompleted => {
+                blockers::waiting_for_completion()
+            }
             _ => blockers::returns(returned?, now),
         };
         Some(Blocker::new(Some(&self.facts.key), &blocked))
     }
 }
 
-/// What the pods of a node have in common that decides about each of them.
-struct Together {
-    /// Whether one of them is waited for until it has finished.
+/// What the assessment of each pod needs to know about the other pods of the node.
+struct NodeContext {
+    /// Whether the drain waits until one of them has finished.
     completing: bool,
-    /// Whether one is of Haulout itself and has nowhere to go.
+    /// Whether one of them is stranded.
     stranded: bool,
     /// The lowest order among the pods of each type that have to leave and can.
     lowest: BTreeMap<PodType, i32>,
 }
 
-impl Together {
+impl NodeContext {
     fn new<L>(pods: &[Pod<'_, L>]) -> Self {
         let mut lowest = BTreeMap::new();
         for pod in pods.iter().filter(|pod| pod.leaves() && !pod.stranded) {
-            let order = lowest.entry(pod.facts.pod_type).or_insert(pod.treatment.order);
-            *order = pod.treatment.order.min(*order);
+            let order = lowest.entry(pod.facts.pod_type).or_insert(pod.evaluation.order);
+            *order = pod.evaluation.order.min(*order);
         }
         Self {
             completing: pods.iter().any(Pod::completes),
@@ -264,27 +268,27 @@ impl Together {
         }
     }
 
-    /// Whether later pod types have to wait for a Default pod that stays for now.
-    fn lingers(&self) -> bool {
+    /// Whether later pod types wait for a Default pod that stays for now.
+    fn defers_later_types(&self) -> bool {
         self.completing || self.stranded
     }
 
-    /// Whether a pod leaves only after those that stay for now: it is of a later type, or of a higher order than those
-    /// that are waited for.
-    fn holds_back<L>(&self, pod: &Pod<'_, L>) -> bool {
-        (self.lingers() && !pod.is_default()) || (self.completing && pod.treatment.order > 0)
+    /// Whether a pod leaves only after pods that stay for now: it has a later type, or a higher order than the pods that the
+    /// drain waits for.
+    fn defers<L>(&self, pod: &Pod<'_, L>) -> bool {
+        (self.defers_later_types() && !pod.is_default()) || (self.completing && pod.evaluation.order > 0)
     }
 
     fn is_next<L>(&self, pod: &Pod<'_, L>) -> bool {
-        self.lowest.get(&pod.facts.pod_type).is_none_or(|lowest| *lowest >= pod.treatment.order)
+        self.lowest.get(&pod.facts.pod_type).is_none_or(|lowest| *lowest >= pod.evaluation.order)
     }
 }
 
-/// Looks at a node and all pods on it.
+/// Assesses a node and all its pods.
 pub(crate) fn assess<L: Labels>(view: &View<'_, L>, pods: &[PodFacts<L>], now: Timestamp) -> Assessment {
     let mut pods: Vec<Pod<'_, L>> = pods.iter().map(|facts| view.classify(facts)).collect();
     pods.sort_by(|a, b| a.facts.key.cmp(&b.facts.key));
-    let together = Together::new(&pods);
+    let context = NodeContext::new(&pods);
     let limited_by = FixedBitSet::with_capacity(view.drains.len());
     let drain = |(drain, _): &(&Drain, _)| DrainAssessment {
         id: drain.id,
@@ -294,24 +298,24 @@ pub(crate) fn assess<L: Labels>(view: &View<'_, L>, pods: &[PodFacts<L>], now: T
     };
     let mut found = Assessment {
         drains: view.drains.iter().map(drain).collect(),
-        lingers: together.lingers(),
+        defers_later_types: context.defers_later_types(),
         ..Assessment::default()
     };
     found.refused.extend(view.node.facts.refused.as_ref().map(|refused| Blocker::new(None, refused)));
     for pod in &pods {
-        found.assess_pod(view, &together, pod, now);
+        found.assess_pod(view, &context, pod, now);
     }
     if !view.drains.is_empty() {
         found.assess_volumes(view, &pods);
         let due = view.cordon_due();
         found.blockers.extend(due.map(|due| Blocker::new(None, &blockers::cordon_race(due))));
     }
-    found.marks = view.marks(pods.iter().any(|pod| view.is_unwanted(pod)));
+    found.hold_state = view.hold_state(pods.iter().any(|pod| view.has_unneeded_evacuation(pod)));
     found
 }
 
 impl Assessment {
-    /// Who holds back pods that a maintenance has reached here.
+    /// The maintenances that limit a maintenance on this node.
     pub fn limiters(&self, drain: &DrainAssessment) -> impl Iterator<Item = &Id> {
         drain.limited_by.ones().filter_map(|place| Some(&self.drains.get(place)?.id))
     }
@@ -319,20 +323,20 @@ impl Assessment {
     fn assess_pod<L: Labels>(
         &mut self,
         view: &View<'_, L>,
-        together: &Together,
+        context: &NodeContext,
         pod: &Pod<'_, L>,
         now: Timestamp,
     ) {
         let (facts, counts) = (pod.facts, &mut self.counts);
-        let unwanted = view.is_unwanted(pod);
-        if unwanted {
+        let unneeded = view.has_unneeded_evacuation(pod);
+        if unneeded {
             let refused = facts
                 .blocked
                 .as_ref()
                 .filter(|blocked| &*blocked.reason == reason::EVACUATION_REFUSED && pod.overdue().is_none());
             self.refused.extend(refused.map(|refused| Blocker::new(Some(&facts.key), refused)));
         }
-        let withdraw = (unwanted && !view.keeps_evacuations()).then_some(Desired::Withdraw);
+        let withdraw = (unneeded && !view.keeps_evacuations()).then_some(Desired::Withdraw);
         if view.drains.is_empty() {
             if withdraw.is_some() {
                 let kept = PodAssessment { leaving: false, evacuation: facts.evacuation, desired: withdraw };
@@ -340,63 +344,63 @@ impl Assessment {
             }
             return;
         }
-        match pod.fate {
-            Fate::Finished => return,
-            Fate::Leaving => {}
-            Fate::Unsupported => {
+        match pod.disposition {
+            Disposition::Finished => return,
+            Disposition::Leaving => {}
+            Disposition::Unsupported => {
                 counts.unsupported += 1;
-                return self.keep(pod, withdraw);
+                return self.record_pod(pod, withdraw);
             }
-            Fate::Skipped => {
+            Disposition::Skipped => {
                 counts.skipped += 1;
                 if self.skipped.len() < MAX_SKIPPED {
                     self.skipped.push(facts.key.clone());
                 }
-                return self.keep(pod, withdraw);
+                return self.record_pod(pod, withdraw);
             }
         }
-        self.wake = self.wake.into_iter().chain(pod.wake(now)).min();
-        counts.left += 1;
-        *(if pod.on_its_way() { &mut counts.evacuating } else { &mut counts.pending }) += 1;
+        self.requeue_at = self.requeue_at.into_iter().chain(pod.requeue_at(now)).min();
+        counts.remaining += 1;
+        *(if pod.is_evacuating() { &mut counts.evacuating } else { &mut counts.pending }) += 1;
         if pod.completes() {
             counts.completing += 1;
             self.blockers.extend(pod.blocker(now));
-            return self.keep(pod, withdraw);
+            return self.record_pod(pod, withdraw);
         }
         if pod.stranded {
             counts.stranded += 1;
-            self.blockers.push(Blocker::new(Some(&facts.key), &blockers::no_node()));
-            return self.keep(pod, withdraw);
+            self.blockers.push(Blocker::new(Some(&facts.key), &blockers::no_node_for_own_pod()));
+            return self.record_pod(pod, withdraw);
         }
-        if together.holds_back(pod) {
-            // What it waits for is named; but somebody else may have asked it to leave.
-            self.blockers.extend(pod.blocker(now).filter(|_| pod.on_its_way()));
-            return self.keep(pod, withdraw);
+        if context.defers(pod) {
+            // The pod that it waits for is reported. But another instigator may have started to evacuate this pod.
+            self.blockers.extend(pod.blocker(now).filter(|_| pod.is_evacuating()));
+            return self.record_pod(pod, withdraw);
         }
         let first = view.first_steps(pod);
         for (drain, step) in self.drains.iter_mut().zip(&first) {
             *drain.steps.entry(*step).or_default() += 1;
         }
         let reached = view.reached(&first);
-        let announced = pod.is_among(&view.node.facts.reached);
-        let in_targets = pod.is_among(&view.node.targets);
+        let announced = pod.is_in(&view.node.facts.reached);
+        let in_targets = pod.is_in(&view.node.targets);
         let desired = if in_targets || reached.is_full() {
             counts.targeted += 1;
             for (place, drain) in self.drains.iter_mut().enumerate() {
                 drain.own += u32::from(reached.contains(place));
             }
-            let evacuates = !facts.terminating && pod.treatment.behavior == DrainBehavior::Drain;
+            let evacuates = !facts.terminating && pod.evaluation.behavior == DrainBehavior::Drain;
             counts.to_evacuate += u32::from(evacuates);
-            let unannounced = view.node.too_large && !pod.on_its_way() && !announced;
+            let unannounced = view.node.too_large && !pod.is_evacuating() && !announced;
             if unannounced {
                 self.blockers.push(Blocker::new(Some(&facts.key), &blockers::targets_too_large()));
             } else if let Some(blocker) = pod.blocker(now) {
                 self.blockers.push(blocker);
             } else {
-                self.wait_for(pod, together, view.node.facts.cordoned && announced);
+                self.record_wait(pod, context, view.node.facts.cordoned && announced);
             }
-            let now = evacuates && pod.held_until(now).is_none() && together.is_next(pod);
-            now.then(|| Desired::Evacuate { reached_by: view.ids(&reached), announced })
+            let leaves_now = evacuates && pod.held_until(now).is_none() && context.is_next(pod);
+            leaves_now.then(|| Desired::Evacuate { reached_by: view.ids(&reached), announced })
         } else {
             for (place, drain) in self.drains.iter_mut().enumerate() {
                 if reached.contains(place) {
@@ -405,33 +409,34 @@ impl Assessment {
             }
             None
         };
-        if view.drains.len() > 1 && pod.treatment.order == 0 && reached.is_full() && !in_targets {
-            self.cut.extend(view.entry(&first));
+        if view.drains.len() > 1 && pod.evaluation.order == 0 && reached.is_full() && !in_targets {
+            self.truncated.extend(view.entry(&first));
         }
-        self.keep(pod, withdraw.or(desired));
+        self.record_pod(pod, withdraw.or(desired));
     }
 
-    fn keep<L>(&mut self, pod: &Pod<'_, L>, desired: Option<Desired>) {
+    fn record_pod<L>(&mut self, pod: &Pod<'_, L>, desired: Option<Desired>) {
         let (leaving, evacuation) = (pod.leaves(), pod.facts.evacuation);
         self.pods.insert(pod.facts.key.uid, PodAssessment { leaving, evacuation, desired });
     }
 
-    /// Takes note of what is waited for until a pod has left. `prepared` says whether its node lets it be asked.
-    fn wait_for<L>(&mut self, pod: &Pod<'_, L>, together: &Together, prepared: bool) {
+    /// Records what the drain waits for until a pod has left. `node_ready` says whether the node is cordoned and lists the
+    /// pod's target.
+    fn record_wait<L>(&mut self, pod: &Pod<'_, L>, context: &NodeContext, node_ready: bool) {
         let facts = pod.facts;
         let turn = facts.turn.clone().filter(|_| !facts.terminating);
-        let waiting = match facts.evacuation {
-            _ if facts.terminating => Waiting::GracePeriod,
-            _ if turn.is_some() => Waiting::EvacuatorActive,
-            EvacuationOf::Us | EvacuationOf::UsPastRecall => Waiting::Requested,
-            _ if !together.is_next(pod) => Waiting::Order,
-            _ if !prepared => Waiting::Node,
-            _ => Waiting::Pending,
+        let reason = match facts.evacuation {
+            _ if facts.terminating => WaitReason::GracePeriod,
+            _ if turn.is_some() => WaitReason::EvacuatorActive,
+            EvacuationInstigator::Us | EvacuationInstigator::UsUncancellable => WaitReason::Requested,
+            _ if !context.is_next(pod) => WaitReason::Order,
+            _ if !node_ready => WaitReason::Node,
+            _ => WaitReason::Pending,
         };
-        self.counts.waiting.add(waiting);
+        self.counts.waiting.add(reason);
         if self.waiting_for.len() < MAX_WAITING_FOR {
             let deadline = facts.deadline.filter(|_| facts.terminating);
-            self.waiting_for.push(Awaited { pod: facts.key.clone(), waiting, turn, deadline });
+            self.waiting_for.push(WaitingPod { pod: facts.key.clone(), reason, turn, deadline });
         }
     }
 
@@ -443,11 +448,11 @@ impl Assessment {
             self.counts.volumes_ignored = if default_left { 0 } else { number };
             return;
         }
-        self.counts.left += number;
+        self.counts.remaining += number;
         if number == 0 {
             return;
         }
-        if !self.lingers {
+        if !self.defers_later_types {
             for (drain, (_, plan)) in self.drains.iter_mut().zip(&view.drains) {
                 *drain.steps.entry(plan.volume_step()).or_default() += number;
             }
@@ -470,23 +475,24 @@ impl Assessment {
 }
 
 impl<L: Labels> View<'_, L> {
-    /// What the drain rules make of a pod.
+    /// Applies the DrainRules to a pod.
     fn classify<'a>(&'a self, facts: &'a PodFacts<L>) -> Pod<'a, L> {
         let namespace = self.namespaces.get(&facts.key.namespace);
-        let treatment = self.rules.treat(&self.node.facts.labels, namespace, &facts.labels, facts.pod_type);
-        let fate = match () {
-            () if facts.finished => Fate::Finished,
-            () if treatment.behavior == DrainBehavior::Skip => Fate::Skipped,
-            () if self.served.serves(facts.pod_type) => Fate::Leaving,
-            () => Fate::Unsupported,
+        let evaluation =
+            self.rules.evaluate(&self.node.facts.labels, namespace, &facts.labels, facts.pod_type);
+        let disposition = match () {
+            () if facts.finished => Disposition::Finished,
+            () if evaluation.behavior == DrainBehavior::Skip => Disposition::Skipped,
+            () if self.served.serves(facts.pod_type) => Disposition::Leaving,
+            () => Disposition::Unsupported,
         };
-        let mut pod = Pod { facts, treatment, fate, stranded: false };
-        pod.stranded = self.places.is_placeless(facts.key.uid)
+        let mut pod = Pod { facts, evaluation, disposition, stranded: false };
+        pod.stranded = self.own_pods.has_no_alternative(facts.key.uid)
             && pod.is_default()
-            && treatment.behavior == DrainBehavior::Drain
-            && !pod.is_unclear()
+            && evaluation.behavior == DrainBehavior::Drain
+            && !pod.is_undecided()
             && !facts.terminating
-            && facts.evacuation != EvacuationOf::UsPastRecall
+            && facts.evacuation != EvacuationInstigator::UsUncancellable
             && pod.leaves();
         pod
     }
@@ -494,11 +500,11 @@ impl<L: Labels> View<'_, L> {
     /// For each maintenance that drains the node, the first step that selects a pod.
     fn first_steps(&self, pod: &Pod<'_, L>) -> Vec<StepNumber> {
         let PodFacts { pod_type, priority, labels, .. } = pod.facts;
-        let first = |plan: &Plan| plan.first_step(*pod_type, *priority, pod.treatment.order, labels);
+        let first = |plan: &Plan| plan.first_step(*pod_type, *priority, pod.evaluation.order, labels);
         self.drains.iter().map(|(_, plan)| first(plan)).collect()
     }
 
-    /// The maintenances, by place, that have reached a pod.
+    /// The maintenances that have reached a pod, by index.
     fn reached(&self, first: &[StepNumber]) -> FixedBitSet {
         let mut reached = FixedBitSet::with_capacity(self.drains.len());
         for (place, (step, (drain, _))) in first.iter().zip(&self.drains).enumerate() {
@@ -507,39 +513,39 @@ impl<L: Labels> View<'_, L> {
         reached
     }
 
-    fn ids(&self, places: &FixedBitSet) -> Box<[Id]> {
-        places.ones().filter_map(|place| Some(self.drains.get(place)?.0.id)).collect()
+    fn ids(&self, indices: &FixedBitSet) -> Box<[Id]> {
+        indices.ones().filter_map(|index| Some(self.drains.get(index)?.0.id)).collect()
     }
 
-    /// The entry that selects what these steps of all maintenances select.
+    /// The intersection of these steps of all maintenances.
     fn entry(&self, steps: &[StepNumber]) -> Option<EntryMatcher> {
         let mut entries = self.drains.iter().zip(steps).map(|((_, plan), step)| plan.entry(*step));
         let first = entries.next()??.clone();
         entries.try_fold(first, |both, next| both.and(next?))
     }
 
-    /// Whether an Evacuation of ours has lost its purpose.
-    fn is_unwanted(&self, pod: &Pod<'_, L>) -> bool {
+    /// Whether a pod has an Evacuation of ours that is no longer needed.
+    fn has_unneeded_evacuation(&self, pod: &Pod<'_, L>) -> bool {
         let evacuated = pod.leaves()
-            && (pod.treatment.behavior == DrainBehavior::Drain || pod.is_unclear())
+            && (pod.evaluation.behavior == DrainBehavior::Drain || pod.is_undecided())
             && !pod.stranded
             && !self.drains.is_empty();
-        pod.facts.evacuation == EvacuationOf::Us && !pod.facts.finished && !evacuated
+        pod.facts.evacuation == EvacuationInstigator::Us && !pod.facts.finished && !evacuated
     }
 
-    /// Whether Evacuations stay though nobody is known who wants them, because a maintenance that cannot be followed may.
+    /// Whether Evacuations stay although no known maintenance needs them, because an unreadable maintenance may.
     fn keeps_evacuations(&self) -> bool {
         self.drains.is_empty() && self.node.may_be_drained_by(self.unreadable)
     }
 
-    /// Whether its volumes are not waited for, or have been for as long as its maintenances want.
+    /// Whether the drain does not wait for volumes: the node's annotation says so, or the timeout has passed.
     fn ignores_volumes(&self) -> bool {
         let over = self.node.facts.volume_wait.as_ref().is_some_and(|wait| wait.over);
         self.node.facts.ignores_volumes || (over && self.node.volume_timeout.is_some())
     }
 
-    /// Attached volumes that somebody should be rid of: not those of pods that stay, or that leave later
-    /// than the volumes are waited for.
+    /// Attached volumes that have to be detached. Volumes of pods that stay, or that leave after the wait for volumes, are
+    /// excluded.
     fn attached(&self, pods: &[Pod<'_, L>]) -> BTreeSet<&Arc<str>> {
         let mut volumes: BTreeSet<_> = self.node.facts.volumes.iter().collect();
         let stays = |pod: &&Pod<'_, L>| !pod.facts.finished && (!pod.leaves() || !pod.is_default());
@@ -555,13 +561,13 @@ impl<L: Labels> View<'_, L> {
         self.node.facts.cordon_due.filter(|_| self.node.cordon == Cordon::Wanted)
     }
 
-    /// `unwanted` says whether an Evacuation of ours is.
-    fn marks(&self, unwanted: bool) -> Marks {
+    /// `unneeded` says whether a pod has an Evacuation of ours that is no longer needed.
+    fn hold_state(&self, unneeded: bool) -> HoldState {
         let NodeRecord { cordon, facts, .. } = self.node;
-        let left_over =
-            (*cordon != Cordon::Wanted && facts.marked) || (*cordon == Cordon::Unwanted && facts.cordoned);
-        let unreleased = left_over || (self.drains.is_empty() && unwanted);
-        Marks {
+        let left_over = (*cordon != Cordon::Wanted && facts.has_markers)
+            || (*cordon == Cordon::Unwanted && facts.cordoned);
+        let unreleased = left_over || (self.drains.is_empty() && unneeded);
+        HoldState {
             cordoned: facts.cordoned,
             cordon_due: self.cordon_due(),
             unreleased,

@@ -1,4 +1,4 @@
-//! What keeps a node from being drained, in words that say what to do about it.
+//! Messages of blockers: what blocks the drain of a node, and what to do.
 
 use std::sync::Arc;
 
@@ -6,73 +6,72 @@ use haulout_api_types::names::{EXCLUDE_VOLUME_DETACH_ANNOTATION, event, reason};
 use jiff::Timestamp;
 
 use crate::announce;
-use crate::facts::{Blocked, PodKey, Return, Returned};
+use crate::facts::{Blocked, PodKey, ReturnCause, Returned};
 
-/// Something that keeps a node from being drained.
+/// Something that blocks the drain of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blocker {
-    /// The pod, unless it is a volume or the node itself.
+    /// The blocked pod; `None` if volumes or the node itself block the drain.
     pub pod: Option<PodKey>,
-    /// In one word, one of `names::reason`.
+    /// The machine-readable reason, one of `names::reason`.
     pub reason: Arc<str>,
-    /// For people.
+    /// The message for users.
     pub message: Arc<str>,
-    /// Since when, where that is known.
+    /// Since when, if that is known.
     pub since: Option<Timestamp>,
 }
 
 impl Blocker {
-    /// Of a pod, or of the node itself.
+    /// A blocker of a pod, or of the node itself.
     pub fn new(pod: Option<&PodKey>, blocked: &Blocked) -> Self {
         let Blocked { reason, message, since } = blocked.clone();
         Self { pod: pod.cloned(), reason, message, since }
     }
 }
 
-/// A pod that is terminating for longer than its grace period, which ended at `deadline`.
+/// A pod that is still terminating after its grace period, which ended at `deadline`.
 pub(crate) fn terminating(deadline: Timestamp) -> Blocked {
-    let message = "it is terminating and its grace period is over: look at its finalizers and at the kubelet of its node";
+    let message = "the pod is terminating and its grace period is over; check its finalizers and the kubelet of its node";
     Blocked { reason: reason::TERMINATING.into(), message: message.into(), since: Some(deadline) }
 }
 
 pub(crate) fn rule_unreadable(rule: &str) -> Blocked {
     let message = format!(
-        "the DrainRule {rule} cannot be read and may say that this pod stays: fix or delete it, its event {} says what is wrong",
-        event::NOT_FOLLOWED
+        "DrainRule {rule} is unreadable and may exclude this pod; correct or delete the rule, its event {} has the error",
+        event::UNREADABLE
     );
     Blocked { reason: reason::DRAIN_RULE_UNREADABLE.into(), message: message.into(), since: None }
 }
 
 pub(crate) fn namespace_unknown(rule: &str) -> Blocked {
     let message = format!(
-        "the DrainRule {rule} may say that this pod stays, and the labels of its namespace are not known yet: if this lasts, look whether the maintenance controller can watch namespaces"
+        "DrainRule {rule} may exclude this pod, and the labels of its namespace are not known yet; if this persists, check whether the maintenance controller can watch namespaces"
     );
     Blocked { reason: reason::NAMESPACE_UNKNOWN.into(), message: message.into(), since: None }
 }
 
-pub(crate) fn waits_for_completion() -> Blocked {
-    let message = "a drain rule or its label cluster.x-k8s.io/drain says to wait until it has finished";
+pub(crate) fn waiting_for_completion() -> Blocked {
+    let message = "a DrainRule or the pod's label cluster.x-k8s.io/drain requires waiting until the pod has finished; wait, or delete the pod";
     Blocked { reason: reason::WAITING_FOR_COMPLETION.into(), message: message.into(), since: None }
 }
 
 pub(crate) fn returns(returned: &Returned, now: Timestamp) -> Blocked {
-    let (how, remedy) = match returned.how {
-        Return::ToleratesCordon => {
-            ("it tolerates the cordon and was", "remove its toleration of node.kubernetes.io/unschedulable")
+    let (cause, remedy) = match returned.cause {
+        ReturnCause::ToleratesCordon => (
+            "the pod tolerates the cordon and was",
+            "remove its toleration of node.kubernetes.io/unschedulable",
+        ),
+        ReturnCause::Uncordoned => {
+            ("the node was uncordoned during the drain and the pod was", "stop whatever uncordons the node")
         }
-        Return::Uncordoned => {
-            ("the node was uncordoned during the drain and the pod", "find out who uncordons the node")
+        ReturnCause::BypassesScheduler => {
+            ("the pod was", "stop whatever creates it on this node without the scheduler")
         }
-        Return::BypassesScheduler => ("it was", "stop what puts it there past the scheduler"),
     };
-    let until = (now < returned.until).then(|| {
-        format!(
-            "; so that it is not killed in a loop, it is asked to leave again at {until:.0}",
-            until = returned.until
-        )
-    });
+    let until = (now < returned.until)
+        .then(|| format!("; to avoid a loop, it is evacuated again at {until:.0}", until = returned.until));
     let message = format!(
-        "{how} put onto the node after the drain had begun{}: {remedy}, or let a DrainRule skip it",
+        "{cause} created on the node after the drain started{}; {remedy}, or skip it with a DrainRule",
         until.unwrap_or_default()
     );
     Blocked { reason: reason::RETURNS_TO_NODE.into(), message: message.into(), since: Some(returned.since) }
@@ -80,30 +79,30 @@ pub(crate) fn returns(returned: &Returned, now: Timestamp) -> Blocked {
 
 pub(crate) fn targets_too_large() -> Blocked {
     let message = format!(
-        "the drain targets of its node need more than the {} bytes that an annotation of the node may take, and the pod is not among those that fit: complete the maintenances of the node, and use plans with fewer or shorter selectors",
+        "the drain targets of the node need more than the {} bytes available in its annotation, and the target of this pod does not fit; complete the maintenances of the node, and use plans with fewer or shorter selectors",
         announce::MAX_BYTES
     );
     Blocked { reason: reason::DRAIN_TARGETS_TOO_LARGE.into(), message: message.into(), since: None }
 }
 
-pub(crate) fn no_node() -> Blocked {
-    let message = "this pod of Haulout stays, because no node would take it that is schedulable and under no maintenance, and the drain needs it: add or uncordon a node with the labels and taints that suit it, or complete a maintenance; to drain the node around it, let a DrainRule skip it";
+pub(crate) fn no_node_for_own_pod() -> Blocked {
+    let message = "this pod of Haulout stays, because no other schedulable node without maintenance accepts it, and the drain needs it; add or uncordon a node with matching labels and taints, or complete a maintenance; to drain the node without this pod, skip it with a DrainRule";
     Blocked { reason: reason::NO_NODE_FOR_CONTROLLER.into(), message: message.into(), since: None }
 }
 
 pub(crate) fn cordon_race(due: Timestamp) -> Blocked {
     let message = format!(
-        "somebody makes the node schedulable again and again; it is cordoned again at {due:.0}, and no pod is asked to leave before: stop what uncordons the node, or complete the maintenance"
+        "the node is uncordoned repeatedly; it is cordoned again at {due:.0}, and no pod is evacuated before; stop whatever uncordons the node, or complete the maintenance"
     );
     Blocked { reason: reason::CORDON_RACE.into(), message: message.into(), since: None }
 }
 
 pub(crate) fn node_missing() -> Blocked {
-    let message = "the selector names this node and it does not exist: create it, or complete the maintenance and create one without it";
+    let message = "the selector names this node, but the node does not exist; create it, or complete the maintenance and create one without it";
     Blocked { reason: reason::NODE_MISSING.into(), message: message.into(), since: None }
 }
 
-/// Volumes that are still attached. `until` is when the drain goes on without them.
+/// Volumes that are still attached. At `until`, the drain continues without waiting for them.
 pub(crate) fn volumes_attached<'a>(
     volumes: impl ExactSizeIterator<Item = &'a Arc<str>>,
     since: Option<Timestamp>,
@@ -116,9 +115,9 @@ pub(crate) fn volumes_attached<'a>(
         names.push(&more);
     }
     let what = if number == 1 { "volume is" } else { "volumes are" };
-    let until = until.map(|until| format!("; the drain goes on without at {until:.0}"));
+    let until = until.map(|until| format!("; the drain continues without waiting at {until:.0}"));
     let message = format!(
-        "{number} {what} still attached though the pods have left: {}; look at the VolumeAttachments and the CSI driver, or annotate the node with {EXCLUDE_VOLUME_DETACH_ANNOTATION} to go on without{}",
+        "{number} {what} still attached after the pods have left: {}; check the VolumeAttachments and the CSI driver, or annotate the node with {EXCLUDE_VOLUME_DETACH_ANNOTATION} to continue without waiting{}",
         names.join(", "),
         until.unwrap_or_default()
     );

@@ -1,5 +1,5 @@
-//! What a maintenance changes on a node and puts back afterwards: the cordon, annotations and conditions. Whatever
-//! was there before is kept in an annotation of the node, so that any replica can put it back.
+//! Decides what a maintenance changes on a node and restores afterwards: the cordon, annotations and conditions. Previous
+//! values are stored in an annotation of the node, so that any replica can restore them.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -17,38 +17,38 @@ use k8s_openapi::api::core::v1::NodeCondition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Map, Value, json};
 
-use crate::pause;
+use crate::backoff;
 use crate::report::{NodePlan, NodeState};
 
-/// The annotations that keep autoscalers away from a node under maintenance.
-const PROTECTIVE: [&str; 2] = [SCALE_DOWN_DISABLED_ANNOTATION, DO_NOT_DISRUPT_ANNOTATION];
-/// The conditions that are ours.
+/// The annotations that keep autoscalers from removing a node under maintenance.
+const AUTOSCALER_ANNOTATIONS: [&str; 2] = [SCALE_DOWN_DISABLED_ANNOTATION, DO_NOT_DISRUPT_ANNOTATION];
+/// The conditions that we write.
 const CONDITIONS: [&str; 3] =
     [condition::MAINTENANCE_IN_PROGRESS, condition::DRAIN_IN_PROGRESS, condition::DRAINED];
 
-/// As many maintenances as this are named on a node. All annotations of a node together may have 256 KiB.
-const MAX_NAMED: usize = 100;
+/// Maximum number of maintenances in a node's annotation. All annotations of a node share a limit of 256 KiB.
+const MAX_LISTED: usize = 100;
 
-/// What a node shows of a maintenance.
+/// The parts of a node that a maintenance changes.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct NodeMarks {
+pub struct NodeMarkers {
     /// Whether it is unschedulable.
     pub unschedulable: bool,
-    /// Its annotations, as far as they are of interest here.
+    /// The annotations that we read or write.
     pub annotations: BTreeMap<String, String>,
-    /// Its conditions, as far as they are ours.
+    /// The conditions that we write.
     pub conditions: Vec<NodeCondition>,
 }
 
-impl NodeMarks {
-    /// Picks what is of interest from all annotations and conditions of a node.
+impl NodeMarkers {
+    /// Selects the markers from all annotations and conditions of a node.
     pub fn new(
         unschedulable: bool,
         annotations: impl IntoIterator<Item = (String, String)>,
         conditions: impl IntoIterator<Item = NodeCondition>,
     ) -> Self {
         let known = |key: &str| {
-            PROTECTIVE.contains(&key)
+            AUTOSCALER_ANNOTATIONS.contains(&key)
                 || [
                     BEFORE_MAINTENANCE_ANNOTATION,
                     MAINTENANCE_STATUS_ANNOTATION,
@@ -63,22 +63,22 @@ impl NodeMarks {
         }
     }
 
-    /// Whether a maintenance has left anything here.
-    pub fn is_marked(&self) -> bool {
-        self.annotations.contains_key(BEFORE_MAINTENANCE_ANNOTATION) || self.is_labelled()
+    /// Whether a maintenance has changed anything on the node.
+    pub fn has_markers(&self) -> bool {
+        self.annotations.contains_key(BEFORE_MAINTENANCE_ANNOTATION) || self.has_public_markers()
     }
 
-    /// The marks that are there for others to see.
-    fn is_labelled(&self) -> bool {
+    /// Whether it has the markers that other programs read.
+    fn has_public_markers(&self) -> bool {
         self.annotations.contains_key(MAINTENANCE_STATUS_ANNOTATION) || !self.conditions.is_empty()
     }
 
-    /// What the annotation says of drain targets and message, if it can be read.
+    /// The content of the annotation `maintenance-status`, if it can be parsed.
     pub fn status(&self) -> Option<MaintenanceStatus> {
         serde_json::from_str(self.annotations.get(MAINTENANCE_STATUS_ANNOTATION)?).ok()
     }
 
-    /// Whether its admin does not want volumes to be waited for.
+    /// Whether an annotation says that drains do not wait for volumes.
     pub fn ignores_volumes(&self) -> bool {
         self.annotations.get(EXCLUDE_VOLUME_DETACH_ANNOTATION).is_some_and(|value| value != "false")
     }
@@ -91,10 +91,10 @@ impl NodeMarks {
         self.conditions.iter().find(is)?.last_transition_time.as_ref().map(|time| time.0)
     }
 
-    /// When the cordon may be put back that somebody has taken off more than once.
+    /// When the cordon may be restored, if somebody has uncordoned the node more than once.
     pub fn cordon_due(&self) -> Option<Timestamp> {
         let reverts = self.before().filter(|_| !self.unschedulable)?.reverts?;
-        Some(reverts.last.0.saturating_add(pause::after(reverts.times)).unwrap_or(Timestamp::MAX))
+        Some(reverts.last.0.saturating_add(backoff::delay(reverts.times)).unwrap_or(Timestamp::MAX))
     }
 
     /// Whether somebody has uncordoned the node during the maintenance.
@@ -102,44 +102,44 @@ impl NodeMarks {
         self.before().is_some_and(|before| !self.unschedulable || before.reverts.is_some())
     }
 
-    /// How the node was before; somebody's scribbling in the annotation counts as nothing.
+    /// The state before the maintenance. An annotation that cannot be parsed counts as empty.
     fn before(&self) -> Option<BeforeMaintenance> {
         let text = self.annotations.get(BEFORE_MAINTENANCE_ANNOTATION)?;
         Some(serde_json::from_str(text).unwrap_or_default())
     }
 }
 
-/// The targets that a node says it has reached; what cannot be read is reached again.
+/// The drain targets in a node's annotation; none if they cannot be parsed.
 pub fn reached(status: &MaintenanceStatus) -> DrainTargets {
     DrainTargets::read(&status.drain_targets).unwrap_or_default()
 }
 
-/// Something about a node that its maintenances should tell as an event.
+/// A change of a node's cordon that is reported as an event of its maintenances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CordonNotice {
-    /// Somebody makes it schedulable again and again, and that was reverted.
+pub enum CordonEvent {
+    /// Somebody uncordons the node repeatedly, and it was cordoned again.
     Reverted,
-    /// It stays cordoned, because somebody had cordoned it before.
+    /// The node stays cordoned, because somebody had cordoned it before.
     LeftCordoned,
 }
 
-/// What is to be changed on a node. Equal to its default when nothing is.
+/// Changes to be written to a node. Equal to its default if there are none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeChanges {
     /// The new value of `spec.unschedulable`.
     pub unschedulable: Option<bool>,
-    /// Annotations to set, and to remove where there is `None`.
+    /// Annotations to set; `None` means to remove the annotation.
     pub annotations: BTreeMap<String, Option<String>>,
     /// Conditions to set.
     pub set_conditions: Vec<NodeCondition>,
     /// Conditions to remove.
     pub remove_conditions: Vec<&'static str>,
-    /// What is to be told.
-    pub notice: Option<CordonNotice>,
-    /// Whether pods wait for this to be written: it cordons the node, or announces that they are to leave.
+    /// The event to publish after the write.
+    pub event: Option<CordonEvent>,
+    /// Whether pods wait for this write: it cordons the node, or adds drain targets to its annotation.
     pub urgent: bool,
-    /// When to look again, because time alone changes something.
-    pub again: Option<Timestamp>,
+    /// When to reconcile the node again, because time alone changes the result.
+    pub requeue_at: Option<Timestamp>,
 }
 
 impl NodeChanges {
@@ -148,7 +148,7 @@ impl NodeChanges {
         self.node_patch().is_none() && self.status_patch().is_none()
     }
 
-    /// Stands for what is written: equal for equal changes, whenever they are decided.
+    /// A hash of the content to be written. Equal changes have equal fingerprints, independent of time.
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         (self.unschedulable, &self.annotations, &self.remove_conditions).hash(&mut hasher);
@@ -158,14 +158,14 @@ impl NodeChanges {
         hasher.finish()
     }
 
-    fn annotate(&mut self, marks: &NodeMarks, key: &str, value: String) {
-        if marks.annotations.get(key) != Some(&value) {
+    fn annotate(&mut self, markers: &NodeMarkers, key: &str, value: String) {
+        if markers.annotations.get(key) != Some(&value) {
             self.annotations.insert(key.into(), Some(value));
         }
     }
 
-    /// A JSON merge patch of the node. What is put back later depends on how the node was when this was decided, so it is
-    /// for that state alone.
+    /// A JSON merge patch of the node. It is valid only for the observed resourceVersion, because it stores the values to
+    /// restore later.
     pub fn node_patch(&self) -> Option<Value> {
         let mut patch = Map::new();
         if !self.annotations.is_empty() {
@@ -186,128 +186,126 @@ impl NodeChanges {
     }
 }
 
-/// What is to be changed on a node. `protect` says whether this installation keeps autoscalers away from nodes whose
-/// maintenances want that.
-pub fn decide(marks: &NodeMarks, plan: &NodePlan, protect: bool, now: Timestamp) -> NodeChanges {
+/// Decides what to change on a node. `hold_autoscalers` says whether this installation keeps autoscalers from removing nodes
+/// under maintenance.
+pub fn decide(markers: &NodeMarkers, plan: &NodePlan, hold_autoscalers: bool, now: Timestamp) -> NodeChanges {
     match () {
-        () if !plan.holders.is_empty() => hold(marks, plan, protect, now),
+        () if !plan.holders.is_empty() => hold(markers, plan, hold_autoscalers, now),
         () if plan.held_back => NodeChanges::default(),
-        () => release(marks, plan.uncordon),
+        () => release(markers, plan.uncordon),
     }
 }
 
-/// What puts a node back that no maintenance holds any more, whoever is left to say so.
-pub fn restore(marks: &NodeMarks) -> NodeChanges {
-    release(marks, false)
+/// Decides how to restore a node that no maintenance holds anymore.
+pub fn restore(markers: &NodeMarkers) -> NodeChanges {
+    release(markers, false)
 }
 
-fn hold(marks: &NodeMarks, plan: &NodePlan, protect: bool, now: Timestamp) -> NodeChanges {
+fn hold(markers: &NodeMarkers, plan: &NodePlan, hold_autoscalers: bool, now: Timestamp) -> NodeChanges {
     let mut changes = NodeChanges::default();
-    let known = marks.before();
+    let known = markers.before();
     let mut before = known.clone().unwrap_or_else(|| BeforeMaintenance {
-        // If only this one annotation has been lost, the cordon is ours.
-        unschedulable: marks.unschedulable && !marks.is_labelled(),
+        // If only this annotation was lost, the cordon is ours.
+        unschedulable: markers.unschedulable && !markers.has_public_markers(),
         ..BeforeMaintenance::default()
     });
-    if protect && plan.hold_autoscalers {
-        for key in PROTECTIVE {
-            let value = marks.annotations.get(key);
+    if hold_autoscalers && plan.hold_autoscalers {
+        for key in AUTOSCALER_ANNOTATIONS {
+            let value = markers.annotations.get(key);
             before.annotations.entry(key.into()).or_insert_with(|| value.cloned());
-            changes.annotate(marks, key, "true".into());
+            changes.annotate(markers, key, "true".into());
         }
     } else if !plan.held_back {
-        // A maintenance that cannot be followed might want them to stay.
-        put_annotations_back(marks, std::mem::take(&mut before.annotations), &mut changes);
+        // An unreadable maintenance might need them.
+        restore_annotations(markers, std::mem::take(&mut before.annotations), &mut changes);
     }
-    if !marks.unschedulable && known.is_some() {
-        revert_uncordon(marks, &mut before, &mut changes, now);
-    } else if !marks.unschedulable {
+    if !markers.unschedulable && known.is_some() {
+        revert_uncordon(markers, &mut before, &mut changes, now);
+    } else if !markers.unschedulable {
         changes.unschedulable = Some(true);
     }
     changes.urgent = changes.unschedulable.is_some();
     if known.as_ref() != Some(&before) {
-        changes.annotate(marks, BEFORE_MAINTENANCE_ANNOTATION, json!(before).to_string());
+        changes.annotate(markers, BEFORE_MAINTENANCE_ANNOTATION, json!(before).to_string());
     }
-    let status = marks.status().unwrap_or_default();
-    let wait = volume_wait(marks, status.volume_wait.clone(), plan, now, &mut changes);
-    // Whoever comes after a crash has to know whose the node is, and whose its targets are.
-    changes.urgent |= status.maintenances != named(plan);
+    let status = markers.status().unwrap_or_default();
+    let wait = volume_wait(markers, status.volume_wait.clone(), plan, now, &mut changes);
+    // After a crash, the next leader has to know which maintenances hold the node.
+    changes.urgent |= status.maintenances != listed(plan);
     if plan.draining {
         let targets = DrainTargets::read(&plan.targets).unwrap_or_default();
         changes.urgent |= !reached(&status).includes(&targets);
     }
-    changes.annotate(marks, MAINTENANCE_STATUS_ANNOTATION, status_annotation(status, plan, wait));
-    set_conditions(marks, plan, now, &mut changes);
+    changes.annotate(markers, MAINTENANCE_STATUS_ANNOTATION, status_annotation(status, plan, wait));
+    set_conditions(markers, plan, now, &mut changes);
     changes
 }
 
-/// Puts back the cordon that somebody has taken off; if that happens again and again, after a growing pause.
+/// Restores a cordon that somebody has removed; if that happens repeatedly, after a growing delay.
 fn revert_uncordon(
-    marks: &NodeMarks,
+    markers: &NodeMarkers,
     before: &mut BeforeMaintenance,
     changes: &mut NodeChanges,
     now: Timestamp,
 ) {
-    // A clock that was put back must not hold it up for as long as it was wrong.
-    let lately = before
-        .reverts
-        .as_ref()
-        .filter(|reverts| (SignedDuration::ZERO..pause::QUIET).contains(&now.duration_since(reverts.last.0)));
-    let times = lately.map_or(0, |reverts| reverts.times);
-    if let Some(due) = marks.cordon_due().filter(|due| times > 0 && now < *due) {
-        changes.again = Some(due);
+    // A time in the future, after a clock was set back, does not count.
+    let recent = before.reverts.as_ref().filter(|reverts| {
+        (SignedDuration::ZERO..backoff::RESET_AFTER).contains(&now.duration_since(reverts.last.0))
+    });
+    let times = recent.map_or(0, |reverts| reverts.times);
+    if let Some(due) = markers.cordon_due().filter(|due| times > 0 && now < *due) {
+        changes.requeue_at = Some(due);
         return;
     }
     changes.unschedulable = Some(true);
-    changes.notice = (times > 0).then_some(CordonNotice::Reverted);
-    // Whoever had cordoned it does not want that any longer.
+    changes.event = (times > 0).then_some(CordonEvent::Reverted);
+    // An earlier cordon by somebody else has ended with the uncordon.
     before.unschedulable = false;
     before.reverts = Some(CordonReverts { times: times.saturating_add(1), last: Time(now) });
 }
 
-/// How long volumes have been waited for whose pods have left, if that is limited. The node keeps it, so that a restart
-/// does not begin anew.
+/// How long the drain has waited for volumes after the pods have left, if the wait has a timeout. It is stored in the node's
+/// annotation, so that it survives restarts.
 fn volume_wait(
-    marks: &NodeMarks,
+    markers: &NodeMarkers,
     known: Option<VolumeWait>,
     plan: &NodePlan,
     now: Timestamp,
     changes: &mut NodeChanges,
 ) -> Option<VolumeWait> {
-    let most = plan.volume_timeout.filter(|_| !marks.ignores_volumes())?;
+    let timeout = plan.volume_timeout.filter(|_| !markers.ignores_volumes())?;
     if plan.counts.volumes == 0 && plan.counts.volumes_ignored == 0 {
         return None;
     }
     let known = known.filter(|known| known.since.0 <= now);
     let mut wait = known.unwrap_or(VolumeWait { since: Time(now), over: false });
-    let end = wait.since.0.saturating_add(most).unwrap_or(Timestamp::MAX);
+    let end = wait.since.0.saturating_add(timeout).unwrap_or(Timestamp::MAX);
     wait.over = end <= now;
     if !wait.over {
-        changes.again = changes.again.into_iter().chain([end]).min();
+        changes.requeue_at = changes.requeue_at.into_iter().chain([end]).min();
     }
     Some(wait)
 }
 
-/// The maintenances that the annotation names. Where they are too many it names none, and then any that cannot be read may
-/// hold the node.
-fn named(plan: &NodePlan) -> Option<Vec<MaintenanceOnNode>> {
-    (plan.maintenances.len() <= MAX_NAMED).then(|| plan.maintenances.clone())
+/// The maintenances in the annotation. If there are too many, it lists none, and any unreadable maintenance may hold the node.
+fn listed(plan: &NodePlan) -> Option<Vec<MaintenanceOnNode>> {
+    (plan.maintenances.len() <= MAX_LISTED).then(|| plan.maintenances.clone())
 }
 
 fn status_annotation(known: MaintenanceStatus, plan: &NodePlan, volume_wait: Option<VolumeWait>) -> String {
-    let mut status = MaintenanceStatus { maintenances: named(plan), volume_wait, ..Default::default() };
+    let mut status = MaintenanceStatus { maintenances: listed(plan), volume_wait, ..Default::default() };
     if plan.draining {
         status.drain_targets.clone_from(&plan.targets);
         status.drain_message.clone_from(&plan.message);
     } else if plan.held_back {
-        // Its drain is that of a maintenance that cannot be followed.
+        // The drain belongs to an unreadable maintenance.
         status.drain_targets = known.drain_targets;
         status.drain_message = known.drain_message;
     }
     json!(status).to_string()
 }
 
-fn set_conditions(marks: &NodeMarks, plan: &NodePlan, now: Timestamp, changes: &mut NodeChanges) {
+fn set_conditions(markers: &NodeMarkers, plan: &NodePlan, now: Timestamp, changes: &mut NodeChanges) {
     let drained = plan.state == NodeState::Drained;
     let held = format!("Under maintenance by {}", plan.held_by());
     let mut wanted = vec![(
@@ -327,7 +325,7 @@ fn set_conditions(marks: &NodeMarks, plan: &NodePlan, now: Timestamp, changes: &
     }
     for (type_, status, reason, message) in &wanted {
         let status = if *status { "True" } else { "False" };
-        let known = marks.conditions.iter().find(|known| known.type_ == *type_);
+        let known = markers.conditions.iter().find(|known| known.type_ == *type_);
         let same = known.is_some_and(|known| {
             known.status == status
                 && known.reason.as_deref() == Some(reason)
@@ -348,52 +346,53 @@ fn set_conditions(marks: &NodeMarks, plan: &NodePlan, now: Timestamp, changes: &
         }
     }
     let unwanted = |name: &&str| {
-        !wanted.iter().any(|(type_, ..)| type_ == name) && marks.conditions.iter().any(|c| c.type_ == **name)
+        !wanted.iter().any(|(type_, ..)| type_ == name)
+            && markers.conditions.iter().any(|c| c.type_ == **name)
     };
     changes.remove_conditions = CONDITIONS.into_iter().filter(unwanted).collect();
 }
 
-/// Lets autoscalers have the node again as far as they had it before.
-fn put_annotations_back(
-    marks: &NodeMarks,
+/// Restores the annotations for autoscalers.
+fn restore_annotations(
+    markers: &NodeMarkers,
     before: BTreeMap<String, Option<String>>,
     changes: &mut NodeChanges,
 ) {
     for (key, earlier) in before {
-        let now = marks.annotations.get(&key);
-        // What somebody has changed since is no longer ours to put back, and no scribbling makes others so.
-        let ours = PROTECTIVE.contains(&key.as_str()) && now.is_none_or(|now| now == "true");
+        let now = markers.annotations.get(&key);
+        // A value that somebody has changed since stays. Only the annotations for autoscalers are ours.
+        let ours = AUTOSCALER_ANNOTATIONS.contains(&key.as_str()) && now.is_none_or(|now| now == "true");
         if ours && earlier.as_ref() != now {
             changes.annotations.insert(key, earlier);
         }
     }
 }
 
-fn release(marks: &NodeMarks, uncordon: bool) -> NodeChanges {
+fn release(markers: &NodeMarkers, uncordon: bool) -> NodeChanges {
     let mut changes = NodeChanges::default();
-    let before = marks.before();
-    let somebody_elses = match &before {
-        // Without our marks a cordon is somebody else's.
-        None => !marks.is_labelled(),
+    let before = markers.before();
+    let cordoned_by_others = match &before {
+        // Without our markers, the cordon is not ours.
+        None => !markers.has_public_markers(),
         Some(before) => before.unschedulable,
     };
-    // A cordon is never put back: whoever took it off meanwhile wants the node to be schedulable.
-    if marks.unschedulable && (uncordon || !somebody_elses) {
+    // A release never cordons: if somebody has removed the cordon meanwhile, the node stays schedulable.
+    if markers.unschedulable && (uncordon || !cordoned_by_others) {
         changes.unschedulable = Some(false);
         changes.urgent = true;
     }
     if let Some(before) = before {
-        if marks.unschedulable && changes.unschedulable.is_none() {
-            changes.notice = Some(CordonNotice::LeftCordoned);
+        if markers.unschedulable && changes.unschedulable.is_none() {
+            changes.event = Some(CordonEvent::LeftCordoned);
         }
-        put_annotations_back(marks, before.annotations, &mut changes);
+        restore_annotations(markers, before.annotations, &mut changes);
     }
     for key in [BEFORE_MAINTENANCE_ANNOTATION, MAINTENANCE_STATUS_ANNOTATION] {
-        if marks.annotations.contains_key(key) {
+        if markers.annotations.contains_key(key) {
             changes.annotations.insert(key.into(), None);
         }
     }
-    let ours = |name: &&str| marks.conditions.iter().any(|known| known.type_ == **name);
+    let ours = |name: &&str| markers.conditions.iter().any(|known| known.type_ == **name);
     changes.remove_conditions = CONDITIONS.into_iter().filter(ours).collect();
     changes
 }

@@ -1,4 +1,4 @@
-//! What the planner has to know: pods, nodes and maintenances, reduced to what a drain depends on.
+//! The planner's input: pods, nodes and maintenances, reduced to what a drain depends on.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use jiff::{SignedDuration, Timestamp};
 use crate::placement::{Placement, Taint};
 use crate::plan::Plan;
 
-/// Identifies a pod: one that is made anew under the same name is another pod.
+/// Identifies a pod. A new pod with the same name is a different pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodKey {
     /// Its namespace.
@@ -26,7 +26,7 @@ pub struct PodKey {
 /// A pod that is bound to a node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodFacts<L> {
-    /// Which pod it is.
+    /// Namespace, name and UID.
     pub key: PodKey,
     /// The node that it is bound to.
     pub node: Arc<str>,
@@ -36,86 +36,86 @@ pub struct PodFacts<L> {
     pub pod_type: PodType,
     /// Its priority.
     pub priority: i32,
-    /// Whether it has succeeded or failed; then it counts as gone.
+    /// Whether it has succeeded or failed. A finished pod counts as gone.
     pub finished: bool,
-    /// Whether it has been asked to end; then nobody has to ask again.
+    /// Whether it is terminating.
     pub terminating: bool,
-    /// When its grace period ends, if it is terminating and says so.
+    /// When its grace period ends, if it is terminating and has one.
     pub deadline: Option<Timestamp>,
-    /// Whether it has an Evacuation.
-    pub evacuation: EvacuationOf,
+    /// Whether it has an Evacuation, and whether we are an instigator.
+    pub evacuation: EvacuationInstigator,
     /// The persistent volumes that it uses, by name.
     pub volumes: Arc<[Arc<str>]>,
-    /// Set if it was put onto the node after the drain had begun, and is not merely late.
+    /// Set if it was created on the node after the drain had started.
     pub returned: Option<Box<Returned>>,
-    /// Set for a pod of Haulout itself, which needs another node to run on before it may leave.
+    /// Set for one of Haulout's own pods, which needs another node before it may leave.
     pub placement: Option<Arc<Placement>>,
-    /// What keeps it from leaving, as its Evacuation says.
+    /// What blocks it, according to its Evacuation.
     pub blocked: Option<Blocked>,
-    /// The evacuator that is in charge of it.
+    /// The turn of its active evacuator.
     pub turn: Option<Arc<Turn>>,
 }
 
-/// The turn of an evacuator. Times are rounded up to the minute, so that one that reports every second is not news
-/// every second.
+/// The turn of an evacuator. Times are rounded up to the minute, so that an evacuator that reports progress every second does
+/// not cause a status write every second.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turn {
     /// Its class.
     pub class: Arc<str>,
-    /// What it says itself.
+    /// The evacuator's own message.
     pub message: Arc<str>,
-    /// Since when, where that is known.
+    /// When its turn started, if that is known.
     pub since: Option<Timestamp>,
     /// When its turn ends unless it reports progress.
     pub until: Timestamp,
-    /// When it expects to be done.
+    /// When it expects to finish.
     pub expected: Option<Timestamp>,
 }
 
-/// A pod that was put onto a node after its drain had begun.
+/// A pod that was created on a node after its drain had started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Returned {
-    /// How that was possible although the node is cordoned.
-    pub how: Return,
+    /// Why that was possible although the node is cordoned.
+    pub cause: ReturnCause,
     /// When it was created.
     pub since: Timestamp,
-    /// Until when it is left alone, because pods of its owner come back again and again. In the past if it is not.
+    /// It is not evacuated before this time, because pods of its owner return repeatedly.
     pub until: Timestamp,
 }
 
-/// How a pod can be put onto a node that is cordoned.
+/// Why a pod can be created on a node that is cordoned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Return {
+pub enum ReturnCause {
     /// It tolerates `node.kubernetes.io/unschedulable:NoSchedule`.
     ToleratesCordon,
     /// Somebody had uncordoned the node.
     Uncordoned,
-    /// Whoever put it there did not ask the scheduler.
+    /// It was bound to the node without the scheduler.
     BypassesScheduler,
 }
 
-/// Whether a pod has an Evacuation, and whose wish that is.
+/// Whether a pod has an Evacuation, and whether we are one of its instigators.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum EvacuationOf {
-    /// There is none.
+pub enum EvacuationInstigator {
+    /// There is no Evacuation.
     #[default]
-    Nobody,
-    /// There is one, without our instigator finalizer.
+    None,
+    /// There is an Evacuation without our instigator finalizer.
     Others,
-    /// There is one with our instigator finalizer.
+    /// There is an Evacuation with our instigator finalizer.
     Us,
-    /// The same, and it cannot be cancelled while its pod exists, whether or not we still want it.
-    UsPastRecall,
+    /// As `Us`, and the Evacuation cannot be cancelled while its pod exists.
+    UsUncancellable,
 }
 
-/// Why a pod does not leave.
+/// Why a pod cannot leave, or why an object cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blocked {
-    /// In one word, one of `names::reason`.
+    /// The machine-readable reason, one of `names::reason`.
     pub reason: Arc<str>,
-    /// For people.
+    /// The message for users.
     pub message: Arc<str>,
-    /// Since when, where that is known.
+    /// Since when, if that is known.
     pub since: Option<Timestamp>,
 }
 
@@ -128,30 +128,30 @@ pub struct NodeFacts<L> {
     pub labels: L,
     /// Whether it is unschedulable.
     pub cordoned: bool,
-    /// When its cordon may be put back, if somebody takes it off again and again.
+    /// When its cordon may be restored, if somebody uncordons it repeatedly.
     pub cordon_due: Option<Timestamp>,
-    /// Since when it is under maintenance, where it says so.
+    /// Since when it is under maintenance, according to its condition.
     pub held_since: Option<Timestamp>,
-    /// Whether it carries any of our marks; that is, anything to restore.
-    pub marked: bool,
-    /// The taints that keep new pods away, but for that of a cordon.
+    /// Whether it has any of our annotations or conditions, that is, anything to restore.
+    pub has_markers: bool,
+    /// The taints that keep new pods away, except the taint of a cordon.
     pub taints: Arc<[Taint]>,
     /// The persistent volumes that are attached to it, by name.
     pub volumes: Arc<BTreeSet<Arc<str>>>,
-    /// What keeps it from being written, if anything does.
+    /// Why it cannot be written, if it cannot.
     pub refused: Option<Blocked>,
-    /// Whether a drain does not wait for them.
+    /// Whether a drain does not wait for its volumes to be detached.
     pub ignores_volumes: bool,
-    /// How long they have been waited for, if that is limited.
+    /// How long a drain has waited for its volumes, if the wait has a timeout.
     pub volume_wait: Option<VolumeWait>,
-    /// The targets that its annotation says it has reached. They count when the node is first seen under a
-    /// drain of one of the maintenances that reached them; from then on the planner knows better.
+    /// The drain targets in its annotation. They are used when the planner first sees the node in a drain of one of the
+    /// maintenances that reached them. From then on, the planner keeps the targets itself.
     pub reached: DrainTargets,
-    /// The maintenances that its annotation names; `None` if it does not say.
+    /// The maintenances in its annotation; `None` if the annotation does not list them.
     pub maintenances: Option<Arc<[MaintenanceOnNode]>>,
 }
 
-/// How many characters of a maintenance's reason are repeated on nodes and Evacuations.
+/// Maximum length of a maintenance's reason on nodes and Evacuations, in characters.
 pub const MAX_REASON: usize = 120;
 
 /// A maintenance.
@@ -161,42 +161,42 @@ pub struct MaintenanceFacts {
     pub name: Arc<str>,
     /// Its UID.
     pub uid: Arc<str>,
-    /// When it was created: older ones come first, and among equals the alphabet decides.
+    /// When it was created. Older maintenances come first; those of equal age are ordered by name.
     pub created: Timestamp,
     /// The stage that is acted on.
     pub stage: Stage,
-    /// Whether its nodes are made schedulable whoever cordoned them: it went to Complete without having been in Cordon or Drain.
+    /// Whether its nodes are made schedulable no matter who cordoned them: it went to Complete without Cordon or Drain.
     pub uncordons: bool,
-    /// Why it takes place, in one line.
+    /// Its reason, in one line.
     pub reason: Arc<str>,
-    /// Whether autoscalers are to be kept away from its nodes.
+    /// Whether autoscalers must not remove its nodes.
     pub holds_autoscalers: bool,
     /// The nodes that it selects.
     pub nodes: NodeMatcher,
-    /// How long it waits for volumes on each node; `None` if as long as it takes.
+    /// How long it waits for volumes on each node; `None` means no limit.
     pub volume_timeout: Option<SignedDuration>,
     /// The steps in which it drains.
     pub plan: Arc<Plan>,
-    /// How many pods have left so far according to its status. Counts when it is first seen.
+    /// Number of pods that have left according to its status. Used when the planner first sees the maintenance.
     pub evacuated: u32,
-    /// How many pods had yet to leave according to its status. Those that are not there any more when it is first seen have
-    /// left while nobody led.
-    pub left_before: u32,
-    /// How many pods stayed because nobody evacuates their type or a rule skips them, according to its status. What stays
-    /// now and did not then has not left.
-    pub stayed_before: u32,
-    /// The nodes that its status names as drained. Those of them that do not exist were deleted since. Counts when
-    /// it is first seen.
+    /// Number of pods that still had to leave according to its status. Pods that are gone when the planner first sees the
+    /// maintenance have left while there was no leader.
+    pub remaining_in_status: u32,
+    /// Number of unsupported and skipped pods according to its status. A pod that is unsupported or skipped only since then
+    /// has not left.
+    pub staying_in_status: u32,
+    /// The drained nodes in its status. Nodes among them that no longer exist were deleted since. Used when the planner
+    /// first sees the maintenance.
     pub drained_nodes: Arc<[Arc<str>]>,
-    /// How many nodes were deleted after they had been drained, according to its status. Counts when it is first
-    /// seen.
+    /// Number of nodes that were deleted after they had been drained, according to its status. Used when the planner first
+    /// sees the maintenance.
     pub drained_and_deleted: u32,
-    /// When its drain began, once it has.
-    pub drain_began: Option<Timestamp>,
+    /// When its drain started, if it has.
+    pub drain_started: Option<Timestamp>,
 }
 
 impl MaintenanceFacts {
-    /// How a node's annotation names it.
+    /// Its entry in a node's annotation.
     pub(crate) fn on_node(&self, stage: Stage) -> MaintenanceOnNode {
         MaintenanceOnNode { uid: self.uid.to_string(), name: self.name.to_string(), stage }
     }

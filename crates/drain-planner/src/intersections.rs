@@ -1,4 +1,4 @@
-//! Who is connected with whom, and whom a maintenance waits for in the end.
+//! Groups of intersecting maintenances, and which maintenance each one ultimately waits for.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,13 +16,13 @@ pub(crate) fn groups(
         links.entry(a).or_default().push(b);
         links.entry(b).or_default().push(a);
     }
-    let mut seen = BTreeSet::new();
+    let mut visited = BTreeSet::new();
     let mut groups = Vec::new();
     for start in links.keys() {
         let mut group = Vec::new();
         let mut open = vec![*start];
         while let Some(id) = open.pop() {
-            if seen.insert(id) {
+            if visited.insert(id) {
                 group.push(id);
                 open.extend(links.get(&id).into_iter().flatten());
             }
@@ -34,17 +34,19 @@ pub(crate) fn groups(
     groups
 }
 
-/// A maintenance, whether pods that it has reached are leaving, and who holds back others that it has reached.
+/// A maintenance, whether pods that it has reached are leaving, and which maintenances limit it.
 pub(crate) struct Waiter {
     pub id: Id,
     pub moves: bool,
     pub limiters: Vec<Id>,
 }
 
-/// For each maintenance those that have to get further before it can: itself if nobody holds it back, else those
-/// at the end of the chain of those who do. Where all hold each other back, those among them whose pods are
-/// leaving; and where none are, which is a tie that is broken once the rest of the group has come to rest,
-/// those that hold it back directly.
+/// For each maintenance, the maintenances that have to progress before it can.
+///
+/// - If no maintenance limits it: itself.
+/// - Otherwise: the maintenances at the end of the chain of limiters.
+/// - If the limiters form a cycle: those in the cycle whose pods are leaving.
+/// - If none of them makes progress: its direct limiters. The planner breaks this tie later.
 pub(crate) fn roots(waiters: &[Waiter]) -> Vec<(Id, Vec<Id>)> {
     let place: BTreeMap<Id, usize> =
         waiters.iter().enumerate().map(|(place, waiter)| (waiter.id, place)).collect();
@@ -57,19 +59,19 @@ pub(crate) fn roots(waiters: &[Waiter]) -> Vec<(Id, Vec<Id>)> {
         })
         .collect();
     let roots_of = |start: usize, waiter: &Waiter| -> Vec<Id> {
-        let mut seen = FixedBitSet::with_capacity(waiters.len());
-        seen.insert(start);
-        let mut newly = seen.clone();
-        while !newly.is_clear() {
+        let mut visited = FixedBitSet::with_capacity(waiters.len());
+        visited.insert(start);
+        let mut frontier = visited.clone();
+        while !frontier.is_clear() {
             let mut next = FixedBitSet::with_capacity(waiters.len());
-            for limiters in newly.ones().filter_map(|place| limiters.get(place)) {
+            for limiters in frontier.ones().filter_map(|place| limiters.get(place)) {
                 next.union_with(limiters);
             }
-            next.difference_with(&seen);
-            seen.union_with(&next);
-            newly = next;
+            next.difference_with(&visited);
+            visited.union_with(&next);
+            frontier = next;
         }
-        let reachable = || seen.ones().filter_map(|place| waiters.get(place));
+        let reachable = || visited.ones().filter_map(|place| waiters.get(place));
         let ids =
             |found: &dyn Fn(&&Waiter) -> bool| reachable().filter(found).map(|waiter| waiter.id).collect();
         let ends: Vec<Id> = ids(&|waiter| waiter.limiters.is_empty());
@@ -84,12 +86,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_are_connected_through_others() {
+    fn groups_are_transitive() {
         assert_eq!(groups([1, 2, 3, 4, 5], [(1, 2), (4, 2)]), [vec![1, 2, 4], vec![3], vec![5]]);
     }
 
     #[test]
-    fn one_waits_for_the_end_of_the_chain() {
+    fn maintenance_waits_for_end_of_chain() {
         let waiter = |id, moves, limiters: &[Id]| Waiter { id, moves, limiters: limiters.into() };
         let cases: [(&[Waiter], &[Id]); 5] = [
             (&[waiter(1, true, &[])], &[1]),

@@ -1,31 +1,30 @@
-//! Haulout's drain planner: which pods leave their nodes when, how far each node and maintenance has come, and which
-//! maintenance waits for which. There is no client, clock or async code in here, so that the maintenance controller and
-//! whoever previews a drain come to the same conclusions.
+//! Haulout's drain planner decides which pods leave their nodes when, how far each node and maintenance has progressed, and
+//! which maintenance waits for which. It has no client, no clock and no async code.
 //!
 //! | question | module |
 //! |---|---|
-//! | what has to be known about pods, nodes and maintenances? | [`facts`], [`placement`] |
+//! | which facts about pods, nodes and maintenances does it use? | [`facts`], [`placement`] |
 //! | in which steps does a maintenance drain? | [`plan`] |
-//! | what does one look at a node find? | `assess`, `blockers`, [`waiting`] |
-//! | how do nodes and maintenances get further? | [`planner`], `advance` |
-//! | what do the nodes of a maintenance add up to? | `totals` |
-//! | which maintenances intersect, and who waits for whom in the end? | `intersections` |
-//! | can a pod of Haulout itself run elsewhere? | `places` |
-//! | what is to be done and said about a node or a maintenance? | [`report`], `announce` |
-//! | what is changed on a node, and put back afterwards? | [`cordon`] |
-//! | how long to wait before something is done again that is undone each time? | [`pause`] |
+//! | what is the state of one node and its pods? | `assess`, `blockers`, [`waiting`] |
+//! | how do nodes and maintenances progress? | [`planner`], `advance` |
+//! | what is the sum over the nodes of a maintenance? | `totals` |
+//! | which maintenances intersect, and which one waits for which? | `intersections` |
+//! | can one of Haulout's own pods run on another node? | `own_pods` |
+//! | what is written and reported about a node or a maintenance? | [`report`], `announce` |
+//! | what is changed on a node, and restored afterwards? | [`cordon`] |
+//! | how long is the delay before an action is repeated that somebody reverts? | [`backoff`] |
 
 mod advance;
 mod announce;
 mod assess;
+pub mod backoff;
 mod blockers;
 pub mod cordon;
 pub mod facts;
 mod intersections;
 mod node;
-pub mod pause;
+mod own_pods;
 pub mod placement;
-mod places;
 pub mod plan;
 pub mod planner;
 #[cfg(test)]
@@ -42,6 +41,6 @@ pub mod waiting;
 
 pub use assess::Counts;
 pub use blockers::Blocker;
-pub use planner::{Planner, Which};
+pub use planner::{Planner, PodScope};
 pub use report::{Desired, MaintenancePlan, NodePlan, NodeState, Summary, list};
-pub use waiting::{Awaited, Waiting, Waits};
+pub use waiting::{WaitCounts, WaitReason, WaitingPod};

@@ -1,5 +1,5 @@
-//! What the planner keeps of a node: who maintains it, how far each drain has come there, and what the last look at it
-//! found.
+//! The planner's record of a node: which maintenances select it, how far each drain has progressed there, and the last
+//! assessment.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,23 +16,23 @@ use crate::planner::Id;
 /// Whether a node is to be cordoned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cordon {
-    /// No maintenance minds: it is as somebody else wants it.
+    /// No maintenance needs it cordoned or schedulable.
     Unmanaged,
-    /// A maintenance in stage Cordon or Drain wants it so.
+    /// A maintenance in stage Cordon or Drain needs it cordoned.
     Wanted,
-    /// It is to be made schedulable, whoever cordoned it.
+    /// It has to be made schedulable, no matter who cordoned it.
     Unwanted,
 }
 
-/// How far one maintenance has come with the drain of a node.
+/// The progress of one maintenance with the drain of a node.
 #[derive(Clone, Debug)]
 pub(crate) struct Drain {
     pub id: Id,
-    /// The step that it has reached here; `None` until the node was brought up to it.
+    /// The step that it has reached on this node; `None` until the node has been advanced.
     pub at: Option<StepNumber>,
     /// The maintenances that are ahead of it here.
     pub forwarded_by: Vec<Id>,
-    /// Whether one that has let go of the node is.
+    /// Whether a maintenance that no longer drains the node is ahead of it.
     pub forwarded_by_past: bool,
 }
 
@@ -46,15 +46,15 @@ pub(crate) struct NodeRecord<L> {
     /// Those of them that drain it, oldest first.
     pub drains: Vec<Drain>,
     pub targets: DrainTargets,
-    /// The maintenances that helped to reach the targets and drain the node no longer.
+    /// The maintenances that reached some of the targets and no longer drain the node.
     pub past: Vec<MaintenanceOnNode>,
-    /// Whether its targets do not fit into its annotation.
+    /// Whether its targets are too large for its annotation.
     pub too_large: bool,
-    /// How long its volumes are waited for; `None` if as long as it takes.
+    /// How long the drain waits for its volumes; `None` means no limit.
     pub volume_timeout: Option<SignedDuration>,
-    /// Whether others drain it than when its targets were last raised.
+    /// Whether the set of draining maintenances has changed since its targets were last raised.
     pub reassigned: bool,
-    /// Targets that won a tie and are to be added.
+    /// Targets to be added, because their maintenance has won a tie.
     pub extra: Option<Arc<DrainTargets>>,
     pub assessment: Assessment,
 }
@@ -76,17 +76,19 @@ impl<L> NodeRecord<L> {
         }
     }
 
-    /// Whether it is cordoned and nothing is left on it that has to leave.
+    /// Whether it is cordoned and nothing that has to leave remains on it.
     pub fn is_drained(&self) -> bool {
-        !self.drains.is_empty() && self.assessment.marks.cordoned && self.assessment.counts.left == 0
+        !self.drains.is_empty()
+            && self.assessment.hold_state.cordoned
+            && self.assessment.counts.remaining == 0
     }
 
-    /// Whether new pods can come here: it is schedulable, and no maintenance wants it not to be.
+    /// Whether it accepts new pods: it is schedulable, and no maintenance needs it cordoned.
     pub fn is_open(&self) -> bool {
         self.cordon != Cordon::Wanted && !self.facts.cordoned
     }
 
-    /// The maintenances among these that hold it according to its annotation.
+    /// The maintenances among these that hold the node according to its annotation.
     pub fn held_by<'a>(
         &'a self,
         uids: &'a BTreeSet<Arc<str>>,
@@ -101,9 +103,9 @@ impl<L> NodeRecord<L> {
             || (self.facts.maintenances.is_none() && self.is_held_back(uids))
     }
 
-    /// Whether it keeps what it has, because one of these maintenances may hold it.
+    /// Whether it is not released, because one of these maintenances may hold it.
     pub fn is_held_back(&self, uids: &BTreeSet<Arc<str>>) -> bool {
-        let unknown = self.facts.marked && self.facts.maintenances.is_none();
+        let unknown = self.facts.has_markers && self.facts.maintenances.is_none();
         self.held_by(uids).next().is_some() || (!uids.is_empty() && unknown)
     }
 }

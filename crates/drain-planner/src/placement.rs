@@ -1,5 +1,5 @@
-//! Where a pod of Haulout itself can run. The scheduler knows better, but it is asked only once the pod is gone, and a
-//! drain that has evicted the last of its own controllers goes no further and tells nobody.
+//! Decides where one of Haulout's own pods can run. The scheduler decides only after the pod has left, and by then a drain
+//! that has evicted its own controller can neither continue nor report why.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,20 +18,20 @@ pub struct Taint {
     pub effect: Box<str>,
 }
 
-/// The nodes that a pod asks for.
+/// The nodes that a pod selects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeChoice {
+pub struct NodeSelection {
     /// Its `nodeSelector`.
     pub labels: BTreeMap<String, String>,
     /// Its required node affinity.
     pub required: Option<NodeMatcher>,
 }
 
-/// What decides whether a pod can run on a node, apart from room.
+/// What decides whether a pod can run on a node. Free capacity is not checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// The nodes that it asks for.
-    pub choice: Arc<NodeChoice>,
+    /// The nodes that it selects.
+    pub selection: Arc<NodeSelection>,
     /// The taints that it tolerates.
     pub tolerations: Arc<[Toleration]>,
 }
@@ -39,7 +39,7 @@ pub struct Placement {
 impl Placement {
     /// Whether it can run on a node with this name, these labels and these taints.
     pub fn fits(&self, name: &str, labels: &impl Labels, taints: &[Taint]) -> bool {
-        let NodeChoice { labels: wanted, required } = &*self.choice;
+        let NodeSelection { labels: wanted, required } = &*self.selection;
         let tolerated = |taint: &Taint| {
             self.tolerations.iter().any(|own| own.matches(&taint.key, &taint.value, &taint.effect))
         };
@@ -55,11 +55,11 @@ mod tests {
     use crate::testing::{labels, named};
 
     #[test]
-    fn labels_affinity_and_taints_decide_where_a_pod_can_run() {
+    fn placement_follows_labels_affinity_and_taints() {
         let infra = labels(&[("pool", "infra")]);
         let taint = |key: &str| Taint { key: key.into(), value: "".into(), effect: "NoSchedule".into() };
         let placement = |labels, required: Option<&[&str]>, tolerated: Option<&str>| Placement {
-            choice: Arc::new(NodeChoice { labels, required: required.map(named) }),
+            selection: Arc::new(NodeSelection { labels, required: required.map(named) }),
             tolerations: tolerated
                 .map(|key| Toleration {
                     key: Some(key.into()),

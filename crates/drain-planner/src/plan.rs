@@ -1,17 +1,17 @@
-//! The steps of a drain: the entries of a plan for the pod types that are served, with the wait for volumes
-//! between Default pods and all others.
+//! The steps of a drain: the plan's entries for the served pod types, with the wait for volumes between Default pods and all
+//! other types.
 
 use haulout_api_types::drain_plan::{EntryMatcher, normalise};
 use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::node_maintenance::{DrainPlanEntry, PodType};
 use haulout_api_types::selector::{LabelMatcher, Labels, SelectorError};
 
-/// The pod types that somebody evacuates in this installation. Pods of others are left alone.
+/// The pod types that this installation evacuates. Pods of other types stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Served([bool; 3]);
+pub struct ServedPodTypes([bool; 3]);
 
-impl Served {
-    /// Only Default pods, as `kubectl drain --ignore-daemonsets` does.
+impl ServedPodTypes {
+    /// Only Default pods, as with `kubectl drain --ignore-daemonsets`.
     pub const DEFAULT: Self = Self([true, false, false]);
     /// All types.
     pub const ALL: Self = Self([true; 3]);
@@ -36,23 +36,23 @@ impl Served {
 /// The number of a step in a plan.
 pub type StepNumber = u16;
 
-/// A maintenance's drain plan, ready to be followed.
+/// A parsed drain plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The pods that each step selects; `None` for the step in which volumes are waited for.
+    /// The pods that each step selects; `None` for the step that waits for volumes.
     steps: Vec<Option<EntryMatcher>>,
-    /// The distinct types and selectors in it, in order.
+    /// The distinct pairs of pod type and selector, in order.
     slots: Vec<(PodType, LabelMatcher)>,
 }
 
 impl Plan {
-    /// Reads the plan of a maintenance, with the entries that every plan has.
-    pub fn read(entries: &[DrainPlanEntry], served: Served) -> Result<Self, SelectorError> {
-        Self::as_given(&normalise(entries), served)
+    /// Parses the plan of a maintenance and adds the entries that every plan has.
+    pub fn parse(entries: &[DrainPlanEntry], served: ServedPodTypes) -> Result<Self, SelectorError> {
+        Self::parse_entries(&normalise(entries), served)
     }
 
-    /// Takes the entries as they are. Pods that none of them selects come after the last.
-    pub fn as_given(entries: &[DrainPlanEntry], served: Served) -> Result<Self, SelectorError> {
+    /// Parses the entries as they are. Pods that no entry selects come after the last step.
+    pub fn parse_entries(entries: &[DrainPlanEntry], served: ServedPodTypes) -> Result<Self, SelectorError> {
         let mut steps = Vec::new();
         let mut slots: Vec<(PodType, LabelMatcher)> = Vec::new();
         for (index, entry) in entries.iter().enumerate().filter(|(_, entry)| served.serves(entry.pod_type)) {
@@ -71,7 +71,7 @@ impl Plan {
         Ok(Self { steps, slots })
     }
 
-    /// How many steps it has; at least one, the wait for volumes.
+    /// Number of steps; at least one, the wait for volumes.
     pub fn steps(&self) -> usize {
         self.steps.len()
     }
@@ -82,8 +82,8 @@ impl Plan {
         StepNumber::try_from(self.steps.len().saturating_sub(1)).unwrap_or(StepNumber::MAX)
     }
 
-    /// The first step that selects a pod; one after the last if none does. A pod of negative order is in the first entry
-    /// of its type, one of positive order in the last.
+    /// The first step that selects a pod; one after the last if none does. A pod with a negative order is in the first entry
+    /// of its type, a pod with a positive order in the last.
     pub fn first_step(
         &self,
         pod_type: PodType,
@@ -102,12 +102,12 @@ impl Plan {
         StepNumber::try_from(found.unwrap_or(self.steps.len())).unwrap_or(StepNumber::MAX)
     }
 
-    /// The entry that a step works off; `None` for the wait for volumes, and after the last.
+    /// The entry of a step; `None` for the wait for volumes, and after the last step.
     pub fn entry(&self, step: StepNumber) -> Option<&EntryMatcher> {
         self.steps.get(usize::from(step))?.as_ref()
     }
 
-    /// The step in which volumes are waited for.
+    /// The step that waits for volumes.
     pub fn volume_step(&self) -> StepNumber {
         let found = self.steps.iter().position(Option::is_none);
         StepNumber::try_from(found.unwrap_or_default()).unwrap_or(StepNumber::MAX)
@@ -118,20 +118,20 @@ impl Plan {
         self.volume_step().saturating_sub(1)
     }
 
-    /// The pods that are selected up to and including a step.
+    /// The targets up to and including a step.
     pub fn targets(&self, up_to: StepNumber) -> DrainTargets {
-        // From the widest to the narrowest, so that few are taken in and thrown out again.
+        // From the widest to the narrowest: later entries are often included already.
         self.steps.iter().take(usize::from(up_to) + 1).rev().flatten().cloned().collect()
     }
 
-    /// The distinct types and selectors in it.
+    /// The distinct pairs of pod type and selector.
     pub fn slots(&self) -> impl Iterator<Item = (PodType, &LabelMatcher)> {
         self.slots.iter().map(|(pod_type, selector)| (*pod_type, selector))
     }
 }
 
-/// Whether targets include a pod. One of negative order is there once its type is reached, one of positive
-/// order once its type is reached as a whole.
+/// Whether targets include a pod. A pod with a negative order is included once its type is reached, a pod with a positive
+/// order once all pods of its type are reached.
 pub fn is_targeted(
     targets: &DrainTargets,
     pod_type: PodType,

@@ -1,5 +1,5 @@
-//! The rules of the planner once more, as plainly as they can be said and as slow as that is: everything is worked
-//! out anew from everything. The planner must come to the same.
+//! A simple and slow reference implementation of the planner: it computes everything from the complete state each time. The
+//! planner must produce the same results.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,32 +8,32 @@ use haulout_api_types::drain_rule::DrainBehavior;
 use haulout_api_types::drain_rules::DrainRules;
 use haulout_api_types::node_maintenance::{PodType, Stage};
 
-use crate::facts::{EvacuationOf, MaintenanceFacts, NodeFacts, PodFacts, PodKey};
-use crate::plan::{Plan, Served, StepNumber, is_targeted};
+use crate::facts::{EvacuationInstigator, MaintenanceFacts, NodeFacts, PodFacts, PodKey};
+use crate::plan::{Plan, ServedPodTypes, StepNumber, is_targeted};
 use crate::testing::{Change, Evacuate, Map, at};
 
 type Name = Arc<str>;
 
-/// Pods that all these plans have reached by these steps.
+/// The pods that all these plans have reached with these steps.
 type Region = Vec<(Arc<Plan>, StepNumber)>;
 
 pub(crate) struct Reference {
-    served: Served,
+    served: ServedPodTypes,
     rules: DrainRules,
     pub nodes: BTreeMap<Name, NodeFacts<Map>>,
     pub pods: BTreeMap<PodKey, PodFacts<Map>>,
     pub maintenances: BTreeMap<Name, MaintenanceFacts>,
-    /// What each node has reached, and how.
+    /// The pods that each node has reached.
     regions: BTreeMap<Name, Vec<Region>>,
     /// The step that each maintenance has reached on each node.
     at: BTreeMap<(Name, Name), StepNumber>,
-    /// The ties that had to be broken so far.
+    /// Number of ties broken so far.
     pub ties: usize,
     /// Nodes that were deleted after they had been drained, by maintenance.
     deleted: BTreeMap<Name, BTreeSet<Name>>,
 }
 
-/// What is left on a node.
+/// Something on a node that has to leave.
 #[derive(Clone)]
 #[allow(clippy::large_enum_variant, reason = "there are few of them")]
 pub(crate) enum Item {
@@ -42,7 +42,7 @@ pub(crate) enum Item {
 }
 
 impl Reference {
-    pub fn new(served: Served) -> Self {
+    pub fn new(served: ServedPodTypes) -> Self {
         Self {
             served,
             rules: DrainRules::default(),
@@ -81,7 +81,7 @@ impl Reference {
                 self.deleted.remove(&name);
             }
             Change::Rules(rules) => self.rules = rules,
-            Change::Namespace(..) => unreachable!("they have tests of their own"),
+            Change::Namespace(..) => unreachable!("namespaces have their own tests"),
         }
     }
 
@@ -99,22 +99,22 @@ impl Reference {
         self.nodes.keys().filter(of).cloned().collect()
     }
 
-    fn treatment(&self, pod: &PodFacts<Map>) -> (DrainBehavior, i32) {
+    fn evaluation(&self, pod: &PodFacts<Map>) -> (DrainBehavior, i32) {
         let node = self.nodes.get(&pod.node).map(|node| &node.labels);
-        let treatment = self.rules.treat(&node, Some(&Map::new()), &pod.labels, pod.pod_type);
-        (treatment.behavior, treatment.order)
+        let evaluation = self.rules.evaluate(&node, Some(&Map::new()), &pod.labels, pod.pod_type);
+        (evaluation.behavior, evaluation.order)
     }
 
     fn must_leave(&self, pod: &PodFacts<Map>) -> bool {
-        !pod.finished && self.served.serves(pod.pod_type) && self.treatment(pod).0 != DrainBehavior::Skip
+        !pod.finished && self.served.serves(pod.pod_type) && self.evaluation(pod).0 != DrainBehavior::Skip
     }
 
     fn pods_on(&self, node: &str) -> impl Iterator<Item = &PodFacts<Map>> {
         self.pods.values().filter(move |pod| pod.node.as_ref() == node)
     }
 
-    /// Everything on a node that has to go.
-    pub fn left(&self, node: &str) -> Vec<Item> {
+    /// Everything on a node that has to leave.
+    pub fn remaining(&self, node: &str) -> Vec<Item> {
         let pods: Vec<_> = self.pods_on(node).filter(|pod| self.must_leave(pod)).cloned().collect();
         let kept: BTreeSet<&Name> = self
             .pods_on(node)
@@ -128,16 +128,16 @@ impl Reference {
         items
     }
 
-    /// Whether a node is cordoned with nothing left on it.
+    /// Whether a node is cordoned and nothing remains on it.
     pub fn is_drained(&self, node: &str) -> bool {
-        self.nodes.get(node).is_some_and(|facts| facts.cordoned) && self.left(node).is_empty()
+        self.nodes.get(node).is_some_and(|facts| facts.cordoned) && self.remaining(node).is_empty()
     }
 
     pub fn deleted(&self, maintenance: &MaintenanceFacts) -> usize {
         self.deleted.get(&maintenance.name).map_or(0, BTreeSet::len)
     }
 
-    /// Whether a maintenance of these nodes is drained: all are, or were before they were deleted.
+    /// Whether all nodes of a maintenance are drained, or were drained before they were deleted.
     pub fn all_drained(&self, maintenance: &MaintenanceFacts, named: &[&str]) -> bool {
         let was = |node: &str| self.deleted.get(&maintenance.name).is_some_and(|all| all.contains(node));
         maintenance.stage == Stage::Drain
@@ -145,7 +145,7 @@ impl Reference {
             && named.iter().all(|node| self.is_drained(node) || was(node))
     }
 
-    /// Whether new pods can come to a node.
+    /// Whether a node accepts new pods.
     fn is_open(&self, node: &NodeFacts<Map>) -> bool {
         let wants = |m: &MaintenanceFacts| {
             matches!(m.stage, Stage::Cordon | Stage::Drain) && m.nodes.matches(&node.name, &node.labels)
@@ -153,7 +153,7 @@ impl Reference {
         !node.cordoned && !self.maintenances.values().any(wants)
     }
 
-    /// Whether a pod is of Haulout itself and has nowhere to go.
+    /// Whether a pod is one of Haulout's own pods and no other node accepts it.
     fn is_stranded(&self, pod: &PodFacts<Map>) -> bool {
         let Some(placement) = &pod.placement else { return false };
         let takes = |node: &NodeFacts<Map>| {
@@ -161,7 +161,7 @@ impl Reference {
         };
         self.must_leave(pod)
             && pod.pod_type == PodType::Default
-            && self.treatment(pod).0 == DrainBehavior::Drain
+            && self.evaluation(pod).0 == DrainBehavior::Drain
             && !pod.terminating
             && !self.nodes.values().any(takes)
     }
@@ -171,87 +171,89 @@ impl Reference {
     }
 
     fn waits(&self, pod: &PodFacts<Map>) -> bool {
-        self.must_leave(pod) && self.treatment(pod).0 == DrainBehavior::WaitCompleted
+        self.must_leave(pod) && self.evaluation(pod).0 == DrainBehavior::WaitCompleted
     }
 
-    /// Whether something on a node is waited for until it has finished.
+    /// Whether the drain waits until a pod of the node has finished.
     fn has_waiting(&self, node: &str) -> bool {
         self.pods_on(node).any(|pod| self.waits(pod))
     }
 
-    /// Whether the plan waits for something on a node: not for what finishes by itself, nor for what has to wait for
-    /// that there.
+    /// Whether the plan waits for a pod or volume of a node: not if the pod finishes by itself, nor if it leaves after such a
+    /// pod.
     fn counts(&self, node: &str, item: &Item) -> bool {
         match item {
-            Item::Volume => !self.lingers(node),
+            Item::Volume => !self.defers_later_types(node),
             Item::Pod(pod) if self.waits(pod) || self.is_stranded(pod) => false,
             Item::Pod(pod) => {
-                let later = pod.pod_type != PodType::Default && self.lingers(node);
-                !later && (self.treatment(pod).1 <= 0 || !self.has_waiting(node))
+                let later = pod.pod_type != PodType::Default && self.defers_later_types(node);
+                !later && (self.evaluation(pod).1 <= 0 || !self.has_waiting(node))
             }
         }
     }
 
-    /// Whether a Default pod stays on a node for now, for which later pod types wait.
-    fn lingers(&self, node: &str) -> bool {
+    /// Whether later pod types on a node wait for a Default pod that stays for now.
+    fn defers_later_types(&self, node: &str) -> bool {
         self.has_waiting(node) || self.has_stranded(node)
     }
 
-    /// What is left on a node that the plan waits for.
+    /// The pods and volumes of a node that the plan waits for.
     fn counted(&self, node: &str) -> Vec<Item> {
-        self.left(node).into_iter().filter(|item| self.counts(node, item)).collect()
+        self.remaining(node).into_iter().filter(|item| self.counts(node, item)).collect()
     }
 
-    /// The pods that are left on a node and that the plan does not wait for.
+    /// The remaining pods of a node that the plan does not wait for.
     pub fn uncounted(&self, node: &str) -> Vec<PodKey> {
         let uncounted = |item: Item| match &item {
             Item::Pod(pod) if !self.counts(node, &item) => Some(pod.key.clone()),
             _ => None,
         };
-        self.left(node).into_iter().filter_map(uncounted).collect()
+        self.remaining(node).into_iter().filter_map(uncounted).collect()
     }
 
-    /// The pods of a node that should leave now, are waited for or have nowhere to go; and those that wait for these, are
-    /// on their way all the same, and are blocked.
+    /// The pods of a node that should leave now, have to finish or are stranded; and the pods that leave after these but are
+    /// already evacuating and are blocked.
     pub fn cases(&self, node: &str) -> (Vec<PodKey>, Vec<PodKey>) {
-        let (mut concerned, mut behind) = (Vec::new(), Vec::new());
-        for item in self.left(node).into_iter().filter(|_| !self.draining(node).is_empty()) {
+        let (mut concerned, mut to_advance) = (Vec::new(), Vec::new());
+        for item in self.remaining(node).into_iter().filter(|_| !self.draining(node).is_empty()) {
             let Item::Pod(pod) = &item else { continue };
-            let on_its_way = pod.terminating || pod.evacuation != EvacuationOf::Nobody;
+            let is_evacuating = pod.terminating || pod.evacuation != EvacuationInstigator::None;
             let stays = self.waits(pod) || self.is_stranded(pod);
             if stays || (self.counts(node, &item) && self.is_targeted(node, &item)) {
                 concerned.push(pod.key.clone());
             } else if !self.counts(node, &item)
-                && on_its_way
+                && is_evacuating
                 && (pod.blocked.is_some() || pod.returned.is_some())
             {
-                behind.push(pod.key.clone());
+                to_advance.push(pod.key.clone());
             }
         }
-        (concerned, behind)
+        (concerned, to_advance)
     }
 
-    /// The pods on a node that a rule has skipped.
+    /// The pods of a node that a rule skips.
     pub fn skipped(&self, node: &str) -> Vec<PodKey> {
-        let skipped = |pod: &&PodFacts<Map>| !pod.finished && self.treatment(pod).0 == DrainBehavior::Skip;
+        let skipped = |pod: &&PodFacts<Map>| !pod.finished && self.evaluation(pod).0 == DrainBehavior::Skip;
         self.pods_on(node).filter(skipped).map(|pod| pod.key.clone()).collect()
     }
 
-    /// How far a maintenance gets on a node: not beyond Default pods while one of those is waited for.
+    /// The step of a maintenance on a node: not beyond Default pods while one of them stays for now.
     fn step_on(&self, maintenance: &MaintenanceFacts, node: &str) -> StepNumber {
         let current = self.current(maintenance);
         let before_volumes = maintenance.plan.volume_step().saturating_sub(1);
-        if self.lingers(node) { current.min(before_volumes) } else { current }
+        if self.defers_later_types(node) { current.min(before_volumes) } else { current }
     }
 
     pub fn first(&self, plan: &Plan, item: &Item) -> StepNumber {
         match item {
-            Item::Pod(pod) => plan.first_step(pod.pod_type, pod.priority, self.treatment(pod).1, &pod.labels),
+            Item::Pod(pod) => {
+                plan.first_step(pod.pod_type, pod.priority, self.evaluation(pod).1, &pod.labels)
+            }
             Item::Volume => plan.volume_step(),
         }
     }
 
-    /// The step that a maintenance is at: the lowest that has anything left anywhere.
+    /// The current step of a maintenance: the lowest with anything remaining on any node.
     pub fn current(&self, maintenance: &MaintenanceFacts) -> StepNumber {
         let plan = &maintenance.plan;
         let nodes = self.drained_by(maintenance);
@@ -268,7 +270,7 @@ impl Reference {
     pub fn is_targeted(&self, node: &str, item: &Item) -> bool {
         match item {
             Item::Volume => !self
-                .left(node)
+                .remaining(node)
                 .iter()
                 .any(|item| matches!(item, Item::Pod(pod) if pod.pod_type == PodType::Default)),
             Item::Pod(_) => {
@@ -280,8 +282,8 @@ impl Reference {
         }
     }
 
-    /// Works out everything after a change.
-    pub fn settle(&mut self) {
+    /// Computes everything after a change.
+    pub fn converge(&mut self) {
         let nodes: Vec<Name> = self.nodes.keys().cloned().collect();
         let mut at = BTreeMap::new();
         for node in &nodes {
@@ -351,14 +353,16 @@ impl Reference {
     }
 
     pub fn evacuate(&self, node: &str) -> Vec<Evacuate> {
-        let left = self.left(node);
+        let remaining = self.remaining(node);
         let pods = || {
-            left.iter().filter_map(|item| if let Item::Pod(pod) = item { Some((item, pod)) } else { None })
+            remaining
+                .iter()
+                .filter_map(|item| if let Item::Pod(pod) = item { Some((item, pod)) } else { None })
         };
         let may_go = |item: &Item, pod: &PodFacts<Map>| {
-            let (behavior, order) = self.treatment(pod);
+            let (behavior, order) = self.evaluation(pod);
             let before = |other: &PodFacts<Map>| {
-                other.pod_type == pod.pod_type && self.treatment(other).1 < order && !self.is_stranded(other)
+                other.pod_type == pod.pod_type && self.evaluation(other).1 < order && !self.is_stranded(other)
             };
             let first = !pods().any(|(_, other)| before(other));
             let held = pod.returned.as_ref().is_some_and(|returned| at(0) < returned.until);
@@ -381,7 +385,7 @@ impl Reference {
                     &self.nodes[node].reached,
                     pod.pod_type,
                     pod.priority,
-                    self.treatment(pod).1,
+                    self.evaluation(pod).1,
                     &pod.labels,
                 ),
             })
@@ -391,15 +395,16 @@ impl Reference {
     pub fn withdraw(&self, node: &str) -> Vec<PodKey> {
         let wanted = |pod: &&PodFacts<Map>| {
             self.must_leave(pod)
-                && self.treatment(pod).0 == DrainBehavior::Drain
+                && self.evaluation(pod).0 == DrainBehavior::Drain
                 && !self.is_stranded(pod)
                 && !self.draining(node).is_empty()
         };
-        let ours = self.pods_on(node).filter(|pod| pod.evacuation == EvacuationOf::Us && !pod.finished);
+        let ours =
+            self.pods_on(node).filter(|pod| pod.evacuation == EvacuationInstigator::Us && !pod.finished);
         ours.filter(|pod| !wanted(pod)).map(|pod| pod.key.clone()).collect()
     }
 
-    /// Those who hold back something on a node that a maintenance has reached.
+    /// The maintenances that limit a maintenance on a node.
     fn limiters_on(&self, maintenance: &MaintenanceFacts, node: &str) -> BTreeSet<Name> {
         let mut limiters = BTreeSet::new();
         for item in self.counted(node) {
@@ -484,7 +489,7 @@ impl Reference {
     pub fn node_message(&self, node: &Name) -> String {
         match self.draining(node).first() {
             Some(_) if self.is_drained(node) => "Drained".into(),
-            Some(_) if self.left(node).is_empty() => "Waiting to be cordoned.".into(),
+            Some(_) if self.remaining(node).is_empty() => "Waiting to be cordoned.".into(),
             Some(oldest) => {
                 self.say(std::slice::from_ref(node), self.limiters_on(oldest, node), || self.roots(oldest))
             }
@@ -498,7 +503,7 @@ impl Reference {
         let was = |node: &str| self.deleted.get(&maintenance.name).is_some_and(|all| all.contains(node));
         let missing: BTreeSet<&str> =
             named.iter().copied().filter(|node| !self.nodes.contains_key(*node) && !was(node)).collect();
-        let empty = nodes.iter().all(|node| self.left(node).is_empty());
+        let empty = nodes.iter().all(|node| self.remaining(node).is_empty());
         match () {
             () if maintenance.stage != Stage::Drain => return String::new(),
             () if !empty => {}
@@ -518,14 +523,14 @@ impl Reference {
         self.say(&nodes, limiters, || self.roots(maintenance))
     }
 
-    /// Pods that have to leave from these nodes and are not on their way, and those that are.
+    /// Number of pending and of evacuating pods on these nodes.
     pub fn numbers(&self, nodes: &[Name]) -> (usize, usize) {
-        let items = nodes.iter().flat_map(|node| self.left(node));
-        let on_its_way = |item: Item| match item {
-            Item::Pod(pod) => Some(pod.terminating || pod.evacuation != EvacuationOf::Nobody),
+        let items = nodes.iter().flat_map(|node| self.remaining(node));
+        let is_evacuating = |item: Item| match item {
+            Item::Pod(pod) => Some(pod.terminating || pod.evacuation != EvacuationInstigator::None),
             Item::Volume => None,
         };
-        let (yes, no): (Vec<_>, Vec<_>) = items.filter_map(on_its_way).partition(|yes| *yes);
+        let (yes, no): (Vec<_>, Vec<_>) = items.filter_map(is_evacuating).partition(|yes| *yes);
         (no.len(), yes.len())
     }
 

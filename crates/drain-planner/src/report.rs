@@ -1,4 +1,4 @@
-//! What the planner tells about a node and about a maintenance: targets, numbers, messages, pods to act on.
+//! The planner's output for a node and for a maintenance: targets, numbers, messages and pods to reconcile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,79 +14,79 @@ use jiff::{SignedDuration, Timestamp};
 use crate::announce;
 use crate::assess::{self, Assessment, Counts, MAX_SKIPPED};
 use crate::blockers::{self, Blocker};
-use crate::facts::{Blocked, EvacuationOf, MaintenanceFacts, PodKey};
+use crate::facts::{Blocked, EvacuationInstigator, MaintenanceFacts, PodKey};
 use crate::node::{Cordon, NodeRecord};
 use crate::planner::{Id, Planner};
-use crate::waiting::Awaited;
+use crate::waiting::WaitingPod;
 
-/// How many names a message lists before it only counts.
+/// Maximum number of names in a message.
 const MAX_NAMES: usize = 20;
 
-/// How many maintenances are named on a node and on an Evacuation.
+/// Maximum number of maintenances in the condition of a node and in the annotation of an Evacuation.
 const MAX_HOLDERS: usize = 10;
 
-/// What a drain says of itself when it is over.
+/// The message of a finished drain.
 pub const DRAINED: &str = "Drained";
 
-/// How a drain of one node stands.
+/// The state of the drain of one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NodeState {
-    /// Nobody drains it.
+    /// No maintenance drains it.
     Idle,
-    /// Pods that are targeted are leaving, volumes are being detached, or pods are waited for until they have finished.
+    /// Targeted pods are leaving, volumes are being detached, or the drain waits until pods have finished.
     Evacuating,
-    /// Pods are left, and none of them is targeted yet.
+    /// Pods remain, and none of them is targeted yet.
     Waiting,
-    /// Nothing is left that has to leave, but it still takes new pods.
+    /// Nothing that has to leave remains, but it is not cordoned yet.
     Cordoning,
-    /// It is cordoned, and nothing is left that has to leave.
+    /// It is cordoned, and nothing that has to leave remains.
     Drained,
 }
 
-/// What is wanted for a pod.
+/// The desired state of a pod's Evacuation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Desired {
-    /// That it has an Evacuation of ours.
+    /// The pod has an Evacuation with our instigator finalizer.
     Evacuate {
-        /// The maintenances for which it leaves, with their reasons.
-        why: String,
+        /// The maintenances for which the pod leaves, with their reasons.
+        on_behalf_of: String,
     },
-    /// That its Evacuation is no longer ours.
+    /// The pod's Evacuation does not have our instigator finalizer.
     Withdraw,
 }
 
-/// What is to be done and said about a node.
+/// The planner's output for a node.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 pub struct NodePlan {
-    /// How the drain stands.
+    /// The state of the drain.
     pub state: NodeState,
     /// The maintenances in stage Cordon or Drain that select it, oldest first.
     pub holders: Vec<Arc<str>>,
-    /// Why they take place, by name, for those that say so.
+    /// The reasons of these maintenances, by name. Maintenances without a reason are absent.
     pub reasons: BTreeMap<Arc<str>, Arc<str>>,
-    /// Whether one of them wants autoscalers to be kept away from it.
+    /// Whether one of them requires that autoscalers do not remove the node.
     pub hold_autoscalers: bool,
     /// Whether one of them drains it.
     pub draining: bool,
-    /// Whether it is to be made schedulable, whoever cordoned it.
+    /// Whether it has to be made schedulable, no matter who cordoned it.
     pub uncordon: bool,
-    /// Whether it keeps what it has, though nobody is known who wants it: see [`Planner::put_unreadable`].
+    /// Whether it is not released, because an unreadable maintenance may hold it: see [`Planner::set_unreadable`].
     pub held_back: bool,
-    /// The maintenances that its annotation is to name.
+    /// The maintenances for its annotation.
     pub maintenances: Vec<MaintenanceOnNode>,
-    /// Its drain targets, as its annotation is to say.
+    /// The drain targets for its annotation.
     pub targets: Vec<DrainPlanEntry>,
-    /// How long its volumes are waited for; `None` if as long as it takes.
+    /// How long the drain waits for its volumes; `None` means no limit.
     pub volume_timeout: Option<SignedDuration>,
-    /// What the drain is doing; empty if nobody drains it.
+    /// What the drain does; empty if no maintenance drains it.
     pub message: String,
     /// The numbers.
     pub counts: Counts,
-    /// All that keeps it from being drained.
+    /// Everything that blocks the drain.
     pub blockers: Vec<Blocker>,
-    /// When to look at it again, because time alone changes something.
-    pub wake: Option<Timestamp>,
+    /// When to reconcile it again, because time alone changes the result.
+    pub requeue_at: Option<Timestamp>,
 }
 
 impl NodePlan {
@@ -96,7 +96,7 @@ impl NodePlan {
     }
 }
 
-/// The first of these, with their reasons, and how many more there are.
+/// The first maintenances with their reasons, and the number of others.
 fn with_reasons(names: &[Arc<str>], reasons: &BTreeMap<Arc<str>, Arc<str>>) -> String {
     let one = |name: &Arc<str>| match reasons.get(name) {
         Some(reason) => format!("{name} ({reason})").into(),
@@ -106,21 +106,21 @@ fn with_reasons(names: &[Arc<str>], reasons: &BTreeMap<Arc<str>, Arc<str>>) -> S
     list(&shown, names.len())
 }
 
-/// How far a maintenance has come.
+/// The planner's output for a maintenance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MaintenancePlan {
     /// The lowest drain targets among its nodes.
     pub reached: Vec<DrainPlanEntry>,
-    /// What the drain is doing; empty outside of stage Drain.
+    /// What the drain does; empty outside of stage Drain.
     pub message: String,
     /// Whether every selected node exists, is cordoned and holds nothing that has to leave; false outside of stage
     /// Drain, and if no node was selected.
     pub drained: bool,
-    /// Whether it waits for others.
+    /// Whether it waits for other maintenances.
     pub waiting: bool,
     /// The numbers, over all its nodes.
     pub counts: Counts,
-    /// Pods that have left since the drain began.
+    /// Number of pods that have left since the drain started.
     pub evacuated: u32,
     /// Nodes that it selects.
     pub nodes_selected: usize,
@@ -128,66 +128,66 @@ pub struct MaintenancePlan {
     pub nodes_drained: usize,
     /// Nodes that were deleted after they had been drained.
     pub nodes_drained_and_deleted: usize,
-    /// The names of drained nodes, as many as a status lists: first those that have been deleted since.
+    /// The names of drained nodes, as many as a status lists. Nodes that have been deleted since come first.
     pub drained_nodes: Vec<Arc<str>>,
-    /// How many nodes its selector names that do not exist, and were not drained before they were deleted.
+    /// Number of nodes that its selector names but that do not exist, except those deleted after they had been drained.
     pub nodes_missing: usize,
-    /// The names of the first of them.
+    /// The names of the first missing nodes.
     pub missing_nodes: Vec<Arc<str>>,
-    /// Those of them that are cordoned.
+    /// Number of selected nodes that are cordoned.
     pub nodes_cordoned: usize,
-    /// The first node that somebody uncordons again and again, and when it is cordoned again.
+    /// The first node that somebody uncordons repeatedly, and when it is cordoned again.
     pub cordon_due: Option<(Arc<str>, Timestamp)>,
-    /// Those of them that still carry marks or Evacuations of ours, though nobody wants them any longer.
+    /// Number of selected nodes that still have markers or Evacuations that no maintenance needs.
     pub nodes_unreleased: u32,
-    /// Those of them that have to stay so, because a maintenance that cannot be followed may hold them.
+    /// Number of these that are not released, because an unreadable maintenance may hold them.
     pub nodes_held_back: u32,
     /// The maintenances that are ahead of it on some node, oldest first: it is fast-forwarded there.
     pub forwarded_by: Vec<Arc<str>>,
-    /// The first blockers with their nodes, if they concern one.
+    /// The first blockers, with their nodes if they concern one.
     pub blockers: Vec<(Option<Arc<str>>, Blocker)>,
-    /// How many blockers there are, by reason.
+    /// Number of blockers by reason.
     pub blockers_by_reason: BTreeMap<Arc<str>, u32>,
-    /// The first pods that leave, with their nodes, sorted.
-    pub waiting_for: Vec<(Arc<str>, Awaited)>,
-    /// The first pods that a drain rule or their label has skipped, in the order of their nodes.
+    /// The first pods that are leaving, with their nodes, sorted.
+    pub waiting_for: Vec<(Arc<str>, WaitingPod)>,
+    /// The first pods that a DrainRule or their label skips, in the order of their nodes.
     pub skipped: Vec<PodKey>,
 }
 
 impl MaintenancePlan {
-    /// Adds something that blocks it as a whole.
+    /// Adds a blocker of the maintenance as a whole.
     pub fn block(&mut self, blocked: &Blocked) {
         *self.blockers_by_reason.entry(blocked.reason.clone()).or_default() += 1;
         self.blockers.push((None, Blocker::new(None, blocked)));
     }
 }
 
-/// The numbers over all nodes, each pod counted once however many maintenances its node has.
+/// Numbers over all nodes. A pod is counted once, even if several maintenances drain its node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Nodes under maintenance, by how they stand: cordoned, evacuating, waiting or drained.
+    /// Nodes under maintenance by state: cordoned, evacuating, waiting, cordoning or drained.
     pub nodes: BTreeMap<&'static str, u32>,
-    /// Pods that have to leave and are not on their way.
+    /// Pods that have to leave, have no Evacuation and are not terminating.
     pub pending: u32,
     /// Pods that have an Evacuation or are terminating.
     pub evacuating: u32,
-    /// What keeps nodes from being drained, by reason.
+    /// Blockers by reason.
     pub blockers: BTreeMap<Arc<str>, u32>,
 }
 
 impl<L: Labels + Clone + PartialEq> Planner<L> {
-    /// What is wanted for a pod on a node, if anything. Nobody is asked to leave a node that still takes new pods, or that
-    /// does not announce yet that the pod is to leave.
+    /// The desired state of the Evacuation of a pod, if any. A pod is not asked to leave before its node is cordoned and lists
+    /// the pod's target in its annotation.
     pub fn desired(&self, node: &str, pod: Uid) -> Option<Desired> {
         let record = self.nodes.get(node)?;
         match record.assessment.pods.get(&pod)?.desired.as_ref()? {
             assess::Desired::Withdraw => Some(Desired::Withdraw),
             assess::Desired::Evacuate { reached_by, announced } => (*announced && record.facts.cordoned)
-                .then(|| Desired::Evacuate { why: self.why(record, reached_by) }),
+                .then(|| Desired::Evacuate { on_behalf_of: self.on_behalf_of(record, reached_by) }),
         }
     }
 
-    /// The pods of a node for which the Evacuation is not as it is [`desired`](Self::desired), by what was last observed.
+    /// The pods of a node whose observed Evacuation differs from the [desired](Self::desired) state.
     pub fn to_reconcile(&self, node: &str) -> impl Iterator<Item = Uid> {
         let pods = self.nodes.get(node).into_iter().flat_map(|record| {
             record.assessment.pods.iter().map(|(uid, pod)| (uid, pod, record.facts.cordoned))
@@ -196,16 +196,19 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             None => false,
             Some(assess::Desired::Withdraw) => true,
             Some(assess::Desired::Evacuate { announced, .. }) => {
-                let ours = matches!(pod.evacuation, EvacuationOf::Us | EvacuationOf::UsPastRecall);
+                let ours = matches!(
+                    pod.evacuation,
+                    EvacuationInstigator::Us | EvacuationInstigator::UsUncancellable
+                );
                 *announced && *cordoned && !ours
             }
         })
         .map(|(uid, ..)| *uid)
     }
 
-    /// The maintenances for which a pod leaves, with their reasons. Where those that have reached it are gone, it leaves for
-    /// all that drain the node now.
-    fn why(&self, record: &NodeRecord<L>, reached_by: &[Id]) -> String {
+    /// The maintenances for which a pod leaves, with their reasons. If those that have reached it no longer drain the node, all
+    /// maintenances that drain the node now.
+    fn on_behalf_of(&self, record: &NodeRecord<L>, reached_by: &[Id]) -> String {
         let names = if reached_by.is_empty() {
             self.names(record.drains.iter().map(|drain| &drain.id))
         } else {
@@ -214,7 +217,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         with_reasons(&names, &self.reasons(record))
     }
 
-    /// Why the maintenances of a node take place, by name, for those that say so.
+    /// The reasons of the maintenances of a node, by name. Maintenances without a reason are absent.
     fn reasons(&self, record: &NodeRecord<L>) -> BTreeMap<Arc<str>, Arc<str>> {
         let with_reason = self.holding(record).filter(|facts| !facts.reason.is_empty());
         with_reason.map(|facts| (facts.name.clone(), facts.reason.clone())).collect()
@@ -226,7 +229,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         all.filter(|facts| matches!(facts.stage, Stage::Cordon | Stage::Drain))
     }
 
-    /// What is to be done and said about a node; `None` if it is not known.
+    /// The plan for a node; `None` if the planner does not know it.
     pub fn node(&self, name: &str) -> Option<NodePlan> {
         let record = self.nodes.get(name)?;
         let counts = record.assessment.counts;
@@ -235,7 +238,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             NodeState::Idle => String::new(),
             NodeState::Cordoning => "Waiting to be cordoned.".into(),
             NodeState::Drained => DRAINED.into(),
-            NodeState::Evacuating if counts.targeted == 0 => waiting_for_things(&counts),
+            NodeState::Evacuating if counts.targeted == 0 => waiting_without_targets(&counts),
             NodeState::Evacuating => {
                 let oldest = record.assessment.drains.first();
                 let limiters = oldest.into_iter().flat_map(|oldest| record.assessment.limiters(oldest));
@@ -263,11 +266,11 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             message,
             counts,
             blockers: record.assessment.blockers.clone(),
-            wake: record.assessment.wake,
+            requeue_at: record.assessment.requeue_at,
         })
     }
 
-    /// How far a maintenance has come; `None` if it is not known.
+    /// The plan for a maintenance; `None` if the planner does not know it.
     pub fn maintenance(&self, name: &str) -> Option<MaintenancePlan> {
         let id = self.ids.get(name)?;
         let maintenance = self.maintenances.get(id)?;
@@ -281,27 +284,27 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         let (selected, cordoned) = (maintenance.nodes.len(), totals.cordoned_nodes as usize);
         let deleted = maintenance.deleted.len() + maintenance.deleted_unnamed as usize;
         let is_drained = draining
-            && counts.left == 0
+            && counts.remaining == 0
             && cordoned >= selected
             && nodes_missing == 0
             && selected + deleted > 0;
         let message = match () {
             () if !draining => String::new(),
             () if is_drained => DRAINED.into(),
-            () if counts.left == 0 && cordoned < selected => {
+            () if counts.remaining == 0 && cordoned < selected => {
                 format!("Waiting for {} of {selected} nodes to be cordoned.", selected - cordoned)
             }
-            () if counts.left == 0 && nodes_missing > 0 => {
+            () if counts.remaining == 0 && nodes_missing > 0 => {
                 format!("Waiting for nodes that do not exist: {}.", list(&missing, nodes_missing))
             }
             () if selected == 0 => "No node is selected.".into(),
-            () if counts.targeted == 0 && moving => waiting_for_things(&counts),
+            () if counts.targeted == 0 && moving => waiting_without_targets(&counts),
             () if moving => evacuating(&self.names(totals.limiters.keys().filter(older))),
             () => waiting(&self.names(&maintenance.waits_for)),
         };
         let mut forwarded_by = self.names(totals.forwarded_by.keys());
         forwarded_by.extend(totals.forwarded_by_past.keys().cloned());
-        // Deleted ones come first: nothing else remembers them.
+        // Deleted nodes come first: only the status remembers them.
         let drained_nodes = maintenance.deleted.iter().chain(&totals.drained_nodes);
         let blocked = self.found_on(&totals.blocked_nodes, |found| &found.blockers).take(MAX_BLOCKERS);
         let refused = self.found_on(&totals.refused_nodes, |found| &found.refused).take(MAX_BLOCKERS);
@@ -320,7 +323,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             reached: if draining { totals.reached(&facts.plan) } else { Vec::new() },
             message,
             drained: is_drained,
-            waiting: draining && counts.left > 0 && !moving,
+            waiting: draining && counts.remaining > 0 && !moving,
             counts,
             evacuated: totals.evacuated,
             nodes_selected: selected,
@@ -341,7 +344,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         })
     }
 
-    /// What was found on these nodes, with the node.
+    /// A part of the assessments of these nodes, with the node names.
     fn found_on<'a, T: Clone + 'a>(
         &'a self,
         nodes: &'a BTreeSet<Arc<str>>,
@@ -351,12 +354,12 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         found.flat_map(|(node, all)| all.iter().map(|one| (node.clone(), one.clone())))
     }
 
-    /// The maintenances that a node's annotation names: those that hold it, those that cannot be followed and held it
-    /// before, and those that have let go of it and whose drain its targets are of.
+    /// The maintenances for a node's annotation: those that hold it, unreadable maintenances that held it before, and those
+    /// that no longer drain it but have reached some of its targets.
     fn maintenances_on(&self, record: &NodeRecord<L>) -> Vec<MaintenanceOnNode> {
         let mut all: Vec<_> = self.holding(record).map(|facts| facts.on_node(facts.stage)).collect();
-        if record.facts.marked && record.facts.maintenances.is_none() {
-            // It does not say who held it: any of those that cannot be followed may have.
+        if record.facts.has_markers && record.facts.maintenances.is_none() {
+            // The annotation does not list who held it: any unreadable maintenance may have.
             let may_hold = |uid: &Arc<str>| MaintenanceOnNode {
                 uid: uid.to_string(),
                 name: String::new(),
@@ -372,7 +375,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         all
     }
 
-    /// The numbers over all nodes.
+    /// Numbers over all nodes.
     pub fn summary(&self) -> Summary {
         let mut summary = Summary::default();
         for record in self.nodes.values() {
@@ -398,7 +401,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         summary
     }
 
-    /// The names of these, oldest first.
+    /// The names of these maintenances, oldest first.
     pub(crate) fn names<'a>(&self, ids: impl IntoIterator<Item = &'a Id>) -> Vec<Arc<str>> {
         let mut found: Vec<_> = ids.into_iter().filter_map(|id| self.maintenances.get(id)).collect();
         found.sort_by(|a, b| a.age().cmp(&b.age()));
@@ -410,15 +413,15 @@ fn state<L>(record: &NodeRecord<L>) -> NodeState {
     let counts = record.assessment.counts;
     match () {
         () if record.drains.is_empty() => NodeState::Idle,
-        () if counts.left == 0 && !record.assessment.marks.cordoned => NodeState::Cordoning,
-        () if counts.left == 0 => NodeState::Drained,
+        () if counts.remaining == 0 && !record.assessment.hold_state.cordoned => NodeState::Cordoning,
+        () if counts.remaining == 0 => NodeState::Drained,
         () if counts.moving() > 0 => NodeState::Evacuating,
         () => NodeState::Waiting,
     }
 }
 
-/// What is waited for where no pod is asked to leave.
-fn waiting_for_things(counts: &Counts) -> String {
+/// The message while no targeted pod remains.
+fn waiting_without_targets(counts: &Counts) -> String {
     let number = |number: u32, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
     match (counts.volumes, counts.completing) {
         (0, 0) => format!("Waiting for a node for {} of Haulout.", number(counts.stranded, "pod")),
@@ -443,7 +446,7 @@ fn waiting(roots: &[Arc<str>]) -> String {
     format!("Waiting for {}.", list(roots, roots.len()))
 }
 
-/// The first of these names, and how many more there are of this many in all.
+/// The first names, and the number of others. `all` is the total number.
 pub fn list(names: &[Arc<str>], all: usize) -> String {
     let shown: Vec<&str> = names.iter().take(MAX_NAMES).map(AsRef::as_ref).collect();
     match all.saturating_sub(shown.len()) {

@@ -1,4 +1,4 @@
-//! Builders for tests: pods, nodes and maintenances in a few words.
+//! Builders for tests: pods, nodes and maintenances.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -16,9 +16,9 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::assess::Desired;
-use crate::facts::{EvacuationOf, MaintenanceFacts, NodeFacts, PodFacts, PodKey};
-use crate::plan::{Plan, Served};
-use crate::planner::{Planner, Which};
+use crate::facts::{EvacuationInstigator, MaintenanceFacts, NodeFacts, PodFacts, PodKey};
+use crate::plan::{Plan, ServedPodTypes};
+use crate::planner::{Planner, PodScope};
 
 pub(crate) type Map = BTreeMap<String, String>;
 
@@ -60,7 +60,7 @@ pub(crate) fn pod(node: &str, name: &str, priority: i32) -> PodFacts<Map> {
         finished: false,
         terminating: false,
         deadline: None,
-        evacuation: EvacuationOf::Nobody,
+        evacuation: EvacuationInstigator::None,
         volumes: Arc::from([]),
         returned: None,
         placement: None,
@@ -69,7 +69,7 @@ pub(crate) fn pod(node: &str, name: &str, priority: i32) -> PodFacts<Map> {
     }
 }
 
-/// A node that is cordoned, with nothing of ours on it.
+/// A cordoned node without markers.
 pub(crate) fn node(name: &str) -> NodeFacts<Map> {
     NodeFacts {
         name: name.into(),
@@ -77,7 +77,7 @@ pub(crate) fn node(name: &str) -> NodeFacts<Map> {
         cordoned: true,
         cordon_due: None,
         held_since: None,
-        marked: false,
+        has_markers: false,
         taints: Arc::from([]),
         volumes: Arc::default(),
         ignores_volumes: false,
@@ -99,13 +99,13 @@ pub(crate) fn named(nodes: &[&str]) -> NodeMatcher {
     NodeMatcher::new(&serde_json::from_value(json!({"nodeSelectorTerms": terms})).unwrap()).unwrap()
 }
 
-/// A maintenance in stage Drain, created at second `age`, over `nodes`, with the entries that every plan has.
+/// A maintenance of `nodes` in stage Drain, created at second `age`, with the entries that every plan has.
 pub(crate) fn maintenance(
     name: &str,
     age: i64,
     nodes: &[&str],
     plan: &[DrainPlanEntry],
-    served: Served,
+    served: ServedPodTypes,
 ) -> MaintenanceFacts {
     MaintenanceFacts {
         name: name.into(),
@@ -117,13 +117,13 @@ pub(crate) fn maintenance(
         holds_autoscalers: true,
         nodes: named(nodes),
         volume_timeout: None,
-        plan: Arc::new(Plan::as_given(&normalise(plan), served).unwrap()),
+        plan: Arc::new(Plan::parse_entries(&normalise(plan), served).unwrap()),
         evacuated: 0,
-        left_before: 0,
-        stayed_before: 0,
+        remaining_in_status: 0,
+        staying_in_status: 0,
         drained_nodes: Arc::from([]),
         drained_and_deleted: 0,
-        drain_began: Some(at(age)),
+        drain_started: Some(at(age)),
     }
 }
 
@@ -155,7 +155,7 @@ pub(crate) fn show(entries: &[DrainPlanEntry]) -> Vec<String> {
     entries.iter().map(one).collect()
 }
 
-/// Something in the cluster has changed.
+/// A change in the cluster.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
     Pod(PodFacts<Map>),
@@ -168,7 +168,7 @@ pub(crate) enum Change {
     Namespace(Arc<str>, Option<Map>),
 }
 
-/// A pod that is to be evacuated.
+/// A pod that has to be evacuated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Evacuate {
     pub pod: PodKey,
@@ -198,7 +198,7 @@ impl DerefMut for Cluster {
 }
 
 impl Cluster {
-    pub fn new(served: Served) -> Self {
+    pub fn new(served: ServedPodTypes) -> Self {
         Self { planner: Planner::new(served), pods: BTreeMap::new() }
     }
 
@@ -206,7 +206,7 @@ impl Cluster {
         match change {
             Change::Pod(pod) => {
                 let (node, key, has_evacuation) =
-                    (pod.node.clone(), pod.key.clone(), pod.evacuation != EvacuationOf::Nobody);
+                    (pod.node.clone(), pod.key.clone(), pod.evacuation != EvacuationInstigator::None);
                 let earlier = self.pods.insert(key, pod);
                 for node in earlier.map(|pod| pod.node).into_iter().chain([node]) {
                     self.planner.pod_changed(&node, has_evacuation);
@@ -217,25 +217,25 @@ impl Cluster {
                     self.planner.pod_changed(&pod.node, false);
                 }
             }
-            Change::Node(facts) => self.planner.put_node(facts),
+            Change::Node(facts) => self.planner.apply_node(facts),
             Change::NodeGone(name) => {
                 let pods = &self.pods;
-                self.planner.remove_node(&name, at(0), &mut |node, which| on_node(pods, node, which));
+                self.planner.delete_node(&name, at(0), &mut |node, scope| on_node(pods, node, scope));
             }
-            Change::Maintenance(facts) => self.planner.put_maintenance(facts),
-            Change::MaintenanceGone(name) => self.planner.remove_maintenance(&name),
-            Change::Rules(rules) => self.planner.put_rules(rules),
-            Change::Namespace(name, labels) => self.planner.put_namespace(name, labels),
+            Change::Maintenance(facts) => self.planner.apply_maintenance(facts),
+            Change::MaintenanceGone(name) => self.planner.delete_maintenance(&name),
+            Change::Rules(rules) => self.planner.apply_rules(rules),
+            Change::Namespace(name, labels) => self.planner.apply_namespace(name, labels),
         }
     }
 
-    /// Works off everything.
-    pub fn settle(&mut self) {
+    /// Processes all changes.
+    pub fn converge(&mut self) {
         let Self { planner, pods } = self;
-        while planner.settle_one(at(0), &mut |node, which| on_node(pods, node, which)) {}
+        while planner.converge_one(at(0), &mut |node, scope| on_node(pods, node, scope)) {}
     }
 
-    /// The pods of a node that are to be evacuated, in order.
+    /// The pods of a node that have to be evacuated, in order.
     pub fn evacuate(&self, node: &str) -> Vec<Evacuate> {
         let Some(record) = self.planner.nodes.get(node) else { return Vec::new() };
         let wanted = |key: &PodKey| match record.assessment.pods.get(&key.uid)?.desired.as_ref()? {
@@ -249,7 +249,7 @@ impl Cluster {
         self.pods.keys().filter_map(wanted).collect()
     }
 
-    /// The pods of a node whose Evacuations are to be withdrawn, in order.
+    /// The pods of a node whose Evacuations have to be withdrawn, in order.
     pub fn withdraw(&self, node: &str) -> Vec<PodKey> {
         let Some(record) = self.planner.nodes.get(node) else { return Vec::new() };
         let desired =
@@ -258,10 +258,10 @@ impl Cluster {
     }
 }
 
-fn on_node(pods: &BTreeMap<PodKey, PodFacts<Map>>, node: &str, which: Which) -> Vec<PodFacts<Map>> {
+fn on_node(pods: &BTreeMap<PodKey, PodFacts<Map>>, node: &str, scope: PodScope) -> Vec<PodFacts<Map>> {
     let read = |pod: &&PodFacts<Map>| {
         pod.node.as_ref() == node
-            && (which != Which::WithEvacuation || pod.evacuation != EvacuationOf::Nobody)
+            && (scope != PodScope::WithEvacuation || pod.evacuation != EvacuationInstigator::None)
     };
     pods.values().filter(read).cloned().collect()
 }

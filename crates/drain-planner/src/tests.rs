@@ -1,8 +1,8 @@
-//! Small worlds in which drains are followed step by step.
+//! Simulations of small clusters, step by step.
 
-mod course;
 mod kep;
 mod nodes;
+mod progress;
 mod rules;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,19 +12,19 @@ use haulout_api_types::drain_rules::DrainRules;
 use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::node_maintenance::Stage;
 
-use crate::facts::{EvacuationOf, MaintenanceFacts, NodeFacts, PodFacts, PodKey};
-use crate::plan::Served;
+use crate::facts::{EvacuationInstigator, MaintenanceFacts, NodeFacts, PodFacts, PodKey};
+use crate::plan::ServedPodTypes;
 use crate::testing::*;
-use crate::{Blocker, MaintenancePlan, NodeState, Waiting};
+use crate::{Blocker, MaintenancePlan, NodeState, WaitReason};
 
-/// A planner together with the pods that it has been told of, and somebody who makes the Evacuations.
-struct World {
+/// A planner with its pods, and a simulated controller that creates the Evacuations.
+struct Simulation {
     planner: Cluster,
     pods: BTreeMap<PodKey, PodFacts<Map>>,
 }
 
-impl World {
-    fn new(served: Served, nodes: &[&str]) -> Self {
+impl Simulation {
+    fn new(served: ServedPodTypes, nodes: &[&str]) -> Self {
         let mut planner = Cluster::new(served);
         for name in nodes {
             planner.apply(Change::Node(node(name)));
@@ -42,23 +42,23 @@ impl World {
         self.planner.apply(Change::Pod(pod));
     }
 
-    /// That many pods of this priority, all of one type.
+    /// Adds this number of Default pods with this priority.
     fn pods(&mut self, node: &str, number: usize, priority: i32) {
         for i in 0..number {
             self.pod(pod(node, &format!("{node}-{priority}-{i}"), priority));
         }
     }
 
-    /// Makes Evacuations where the planner wants them, until it wants no more.
+    /// Creates the Evacuations that the planner asks for, until there are no more.
     fn act(&mut self) {
         loop {
-            self.planner.settle();
+            self.planner.converge();
             let mut acted = false;
             for name in self.planner.take_changed_nodes() {
                 for evacuate in self.planner.evacuate(&name) {
                     let pod = self.pods.get_mut(&evacuate.pod).unwrap();
-                    if pod.evacuation != EvacuationOf::Us {
-                        pod.evacuation = EvacuationOf::Us;
+                    if pod.evacuation != EvacuationInstigator::Us {
+                        pod.evacuation = EvacuationInstigator::Us;
                         self.planner.apply(Change::Pod(pod.clone()));
                         acted = true;
                     }
@@ -70,9 +70,9 @@ impl World {
         }
     }
 
-    /// The pods that are on their way.
+    /// The pods that have an Evacuation of ours.
     fn leaving(&self) -> Vec<&str> {
-        let leaving = self.pods.values().filter(|pod| pod.evacuation == EvacuationOf::Us);
+        let leaving = self.pods.values().filter(|pod| pod.evacuation == EvacuationInstigator::Us);
         leaving.map(|pod| pod.key.name.as_ref()).collect()
     }
 
@@ -82,12 +82,13 @@ impl World {
         self.apply(Change::PodGone(key));
     }
 
-    /// Lets this many pods of a node leave that are on their way.
+    /// Removes this number of evacuating pods from a node.
     fn leave(&mut self, node: &str, number: usize) {
-        let of_node = |pod: &&PodFacts<Map>| pod.node.as_ref() == node && pod.evacuation == EvacuationOf::Us;
+        let of_node =
+            |pod: &&PodFacts<Map>| pod.node.as_ref() == node && pod.evacuation == EvacuationInstigator::Us;
         let keys: Vec<_> =
             self.pods.values().filter(of_node).take(number).map(|pod| pod.key.clone()).collect();
-        assert_eq!(keys.len(), number, "so many are on their way on {node}");
+        assert_eq!(keys.len(), number, "number of evacuating pods on {node}");
         for key in keys {
             self.pods.remove(&key);
             self.apply(Change::PodGone(key));
@@ -107,15 +108,15 @@ impl World {
     }
 }
 
-/// A world with one node under one maintenance with the default plan.
-fn one_node(rules: DrainRules, served: Served, pods: Vec<PodFacts<Map>>) -> World {
-    let mut world = World::new(served, &["n"]);
-    world.planner.apply(Change::Rules(rules));
+/// One node under one maintenance with the default plan.
+fn one_node(rules: DrainRules, served: ServedPodTypes, pods: Vec<PodFacts<Map>>) -> Simulation {
+    let mut sim = Simulation::new(served, &["n"]);
+    sim.planner.apply(Change::Rules(rules));
     for pod in pods {
-        world.pod(pod);
+        sim.pod(pod);
     }
-    world.apply(Change::Maintenance(maintenance("m", 1, &["n"], &[], served)));
-    world
+    sim.apply(Change::Maintenance(maintenance("m", 1, &["n"], &[], served)));
+    sim
 }
 
 fn app(app: &str, name: &str, priority: i32) -> PodFacts<Map> {

@@ -1,4 +1,4 @@
-//! What a maintenance has on all its nodes together, kept up to date node by node.
+//! Sums over the nodes of a maintenance, updated whenever one of its nodes is assessed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,41 +14,41 @@ use crate::planner::Id;
 
 #[derive(Default)]
 pub(crate) struct Totals {
-    /// What each step first selects.
+    /// Number of pods and volumes that each step selects first.
     steps: Vec<u32>,
     pub counts: Counts,
-    /// Of what is targeted, how much this maintenance has reached itself.
+    /// Number of targeted pods and volumes that this maintenance itself has reached.
     pub own: u32,
     pub drained_nodes: BTreeSet<Arc<str>>,
     pub cordoned_nodes: u32,
-    /// Nodes that still carry marks or Evacuations though nobody maintains or drains them.
+    /// Number of nodes that still have markers or Evacuations although no maintenance holds or drains them.
     pub unreleased_nodes: u32,
-    /// Nodes that somebody uncordons again and again, and when they are cordoned again.
+    /// Nodes that somebody uncordons repeatedly, with the time when they are cordoned again.
     pub cordons_due: BTreeMap<Arc<str>, Timestamp>,
-    /// On how many nodes others hold it back.
+    /// The maintenances that limit it, with the number of nodes.
     pub limiters: BTreeMap<Id, u32>,
-    /// Nodes of those that have to stay so.
+    /// Number of unreleased nodes that must stay so.
     pub held_back_nodes: u32,
-    /// On how many nodes others are ahead of it.
+    /// The maintenances that are ahead of it, with the number of nodes.
     pub forwarded_by: BTreeMap<Id, u32>,
-    /// The same for those that have let go of the node since, by name.
+    /// The same for maintenances that no longer drain the node, by name.
     pub forwarded_by_past: BTreeMap<Arc<str>, u32>,
-    /// For each slot of the plan, how many nodes have come how far.
+    /// For each slot of the plan, the number of nodes by the priority that they have reached.
     reach: Vec<BTreeMap<Option<i32>, u32>>,
-    /// Nodes with pods that are skipped.
+    /// Nodes with skipped pods.
     pub skipped_nodes: BTreeSet<Arc<str>>,
     pub blocked_nodes: BTreeSet<Arc<str>>,
-    /// Nodes on which something cannot be written.
+    /// Nodes with rejected writes.
     pub refused_nodes: BTreeSet<Arc<str>>,
-    /// Nodes with pods that leave.
+    /// Nodes with pods that are leaving.
     pub leaving_nodes: BTreeSet<Arc<str>>,
     pub reasons: BTreeMap<Arc<str>, u32>,
-    /// Nodes on which it is the oldest and which wait.
+    /// Nodes that wait, and on which it is the oldest draining maintenance.
     pub waiting_nodes: BTreeSet<Arc<str>>,
     pub evacuated: u32,
 }
 
-/// Whether something is added or taken away again.
+/// Whether a node's numbers are added or subtracted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sign {
     Plus,
@@ -63,7 +63,7 @@ impl Sign {
         };
     }
 
-    /// Adds a node to a set that it belongs to, or takes it out again.
+    /// Adds a node to a set if it belongs there, or removes it.
     fn apply_to_set(self, set: &mut BTreeSet<Arc<str>>, node: &Arc<str>, belongs: bool) {
         match self {
             Self::Plus if belongs => set.insert(node.clone()),
@@ -71,7 +71,7 @@ impl Sign {
         };
     }
 
-    /// Counts one more or one less in a map that holds no zeros.
+    /// Adds or subtracts one in a map that contains no zeros.
     pub fn apply_to<K: Ord>(self, map: &mut BTreeMap<K, u32>, key: K) {
         match (self, map.get_mut(&key)) {
             (Self::Plus, Some(total)) => *total = total.saturating_add(1),
@@ -92,15 +92,15 @@ impl Totals {
         }
     }
 
-    /// The step that the maintenance is at: the first that still has something, or the last.
+    /// The current step: the first that still has pods or volumes, or the last.
     pub fn current(&self) -> StepNumber {
-        let found = self.steps.iter().position(|left| *left > 0);
+        let found = self.steps.iter().position(|remaining| *remaining > 0);
         StepNumber::try_from(found.unwrap_or(self.steps.len().saturating_sub(1))).unwrap_or(StepNumber::MAX)
     }
 
-    /// Whether some step still has something.
+    /// Whether any step still has pods or volumes.
     pub fn has_work(&self) -> bool {
-        self.steps.iter().any(|left| *left > 0)
+        self.steps.iter().any(|remaining| *remaining > 0)
     }
 
     pub fn count_reach(&mut self, sign: Sign, plan: &Plan, targets: &DrainTargets) {
@@ -109,13 +109,13 @@ impl Totals {
         }
     }
 
-    /// Adds or takes back what was found on a node that the maintenance selects.
+    /// Adds or subtracts the assessment of a node that the maintenance selects.
     pub fn add_to_member(&mut self, sign: Sign, node: &Arc<str>, found: &Assessment) {
-        let marks = found.marks;
-        sign.apply(&mut self.cordoned_nodes, u32::from(marks.cordoned));
-        sign.apply(&mut self.unreleased_nodes, u32::from(marks.unreleased));
-        sign.apply(&mut self.held_back_nodes, u32::from(marks.held_back));
-        match (sign, marks.cordon_due) {
+        let hold_state = found.hold_state;
+        sign.apply(&mut self.cordoned_nodes, u32::from(hold_state.cordoned));
+        sign.apply(&mut self.unreleased_nodes, u32::from(hold_state.unreleased));
+        sign.apply(&mut self.held_back_nodes, u32::from(hold_state.held_back));
+        match (sign, hold_state.cordon_due) {
             (Sign::Plus, Some(due)) => drop(self.cordons_due.insert(node.clone(), due)),
             _ => drop(self.cordons_due.remove(node)),
         }
@@ -125,8 +125,8 @@ impl Totals {
         sign.apply_to_set(&mut self.refused_nodes, node, !found.refused.is_empty());
     }
 
-    /// Adds or takes back what was found on a node that the maintenance drains. `oldest` says whether none that drains it
-    /// is older.
+    /// Adds or subtracts the assessment of a node that the maintenance drains. `oldest` says whether it is the oldest
+    /// maintenance that drains the node.
     pub fn add_to_drainer(
         &mut self,
         sign: Sign,
@@ -150,7 +150,7 @@ impl Totals {
         sign.apply(&mut totals.stranded, counts.stranded);
         sign.apply(&mut totals.volumes, counts.volumes);
         sign.apply(&mut totals.volumes_ignored, counts.volumes_ignored);
-        sign.apply(&mut totals.left, counts.left);
+        sign.apply(&mut totals.remaining, counts.remaining);
         sign.apply(&mut totals.to_evacuate, counts.to_evacuate);
         for (total, by) in totals.waiting.each(&counts.waiting) {
             sign.apply(total, by);
@@ -162,9 +162,9 @@ impl Totals {
         for blocker in &found.blockers {
             sign.apply_to(&mut self.reasons, blocker.reason.clone());
         }
-        let waits = oldest && counts.left > 0 && counts.moving() == 0;
+        let waits = oldest && counts.remaining > 0 && counts.moving() == 0;
         for (nodes, belongs) in [
-            (&mut self.drained_nodes, found.marks.cordoned && counts.left == 0),
+            (&mut self.drained_nodes, found.hold_state.cordoned && counts.remaining == 0),
             (&mut self.blocked_nodes, !found.blockers.is_empty()),
             (&mut self.leaving_nodes, counts.waiting.total() > 0),
             (&mut self.skipped_nodes, counts.skipped > 0),
@@ -174,7 +174,7 @@ impl Totals {
         }
     }
 
-    /// The lowest targets among all nodes, in the words of the plan's own types and selectors.
+    /// The lowest targets among all nodes, as entries with the plan's own types and selectors.
     pub fn reached(&self, plan: &Plan) -> Vec<DrainPlanEntry> {
         let lowest = self.reach.iter().zip(plan.slots()).filter_map(|(reach, (pod_type, selector))| {
             let pod_priority = (*reach.keys().next()?)?;

@@ -1,5 +1,5 @@
-//! What is waited for while pods leave: every targeted pod that nothing blocks is in one of these cases, so that a
-//! drain never stands still without a word.
+//! What a drain waits for. Every targeted pod is either blocked or has one of these reasons, so a drain always reports what
+//! it waits for.
 
 use std::sync::Arc;
 
@@ -9,30 +9,30 @@ use jiff::Timestamp;
 
 use crate::facts::{PodKey, Turn};
 
-/// What is waited for.
+/// What the drain waits for until a pod has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Waiting {
-    /// An evacuator, which is at work.
+pub enum WaitReason {
+    /// The active evacuator.
     EvacuatorActive,
     /// The end of the pod's grace period.
     GracePeriod,
     /// The evacuation controller, which has not acted on the Evacuation yet.
     Requested,
-    /// Its node, which has yet to be cordoned or to announce that the pod is to leave.
+    /// Its node, which is not cordoned yet or does not list the pod's drain target in its annotation yet.
     Node,
-    /// Its Evacuation, which has yet to be made.
+    /// Its Evacuation, which is not created yet.
     Pending,
-    /// Other pods, which a drain rule has leave before it.
+    /// Other pods, which a DrainRule orders before it.
     Order,
 }
 
-impl Waiting {
+impl WaitReason {
     /// All of them.
     pub const ALL: [Self; 6] =
         [Self::EvacuatorActive, Self::GracePeriod, Self::Requested, Self::Node, Self::Pending, Self::Order];
 
-    /// In one word, one of `names::reason`.
-    pub fn reason(self) -> &'static str {
+    /// The machine-readable reason, one of `names::reason`.
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::EvacuatorActive => reason::EVACUATOR_ACTIVE,
             Self::GracePeriod => reason::TERMINATION_GRACE_PERIOD,
@@ -44,29 +44,29 @@ impl Waiting {
     }
 }
 
-/// How many pods wait, by what for.
+/// Number of pods by wait reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Waits([u32; Waiting::ALL.len()]);
+pub struct WaitCounts([u32; WaitReason::ALL.len()]);
 
-impl Waits {
-    /// How many wait for this.
-    pub fn of(self, waiting: Waiting) -> u32 {
-        self.0.get(waiting as usize).copied().unwrap_or_default()
+impl WaitCounts {
+    /// Number of pods with this reason.
+    pub fn of(self, reason: WaitReason) -> u32 {
+        self.0.get(reason as usize).copied().unwrap_or_default()
     }
 
-    /// How many there are.
+    /// Number of pods with any reason.
     pub fn total(self) -> u32 {
         self.0.iter().sum()
     }
 
-    /// What is waited for, with how many wait for it.
-    pub fn iter(self) -> impl Iterator<Item = (Waiting, u32)> {
-        Waiting::ALL.into_iter().zip(self.0).filter(|(_, number)| *number > 0)
+    /// The reasons that occur, with the number of pods.
+    pub fn iter(self) -> impl Iterator<Item = (WaitReason, u32)> {
+        WaitReason::ALL.into_iter().zip(self.0).filter(|(_, number)| *number > 0)
     }
 
-    /// Counts one more.
-    pub fn add(&mut self, waiting: Waiting) {
-        if let Some(number) = self.0.get_mut(waiting as usize) {
+    /// Counts one more pod.
+    pub fn add(&mut self, reason: WaitReason) {
+        if let Some(number) = self.0.get_mut(reason as usize) {
             *number += 1;
         }
     }
@@ -76,14 +76,14 @@ impl Waits {
     }
 }
 
-/// A pod that leaves.
+/// A pod that is leaving.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Awaited {
-    /// Which.
+pub struct WaitingPod {
+    /// The pod.
     pub pod: PodKey,
-    /// What is waited for.
-    pub waiting: Waiting,
-    /// The evacuator in charge, if one is.
+    /// What the drain waits for.
+    pub reason: WaitReason,
+    /// The turn of the active evacuator, if there is one.
     pub turn: Option<Arc<Turn>>,
     /// When its grace period ends, if it is terminating.
     pub deadline: Option<Timestamp>,

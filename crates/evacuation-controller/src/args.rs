@@ -1,16 +1,16 @@
-//! The flags of the service.
+//! Command line flags.
 
 use haulout_service_runtime::service::{CommonArgs, ElectionArgs};
 
-/// Takes pods off their nodes: asks their evacuators, and evicts as the last resort.
+/// Evacuates pods: activates their evacuators one after the other, then evicts
 #[derive(Clone, Debug, clap::Parser)]
 #[command(version)]
 pub struct Args {
-    /// What every service has.
+    /// Flags that every service has.
     #[command(flatten)]
     pub common: CommonArgs,
 
-    /// How its leader is elected.
+    /// Leader election flags.
     #[command(flatten)]
     pub election: ElectionArgs,
 }

@@ -1,8 +1,7 @@
-//! What to do about one Evacuation: a pure function of what is known of it, its pod and the time. The same facts
-//! always give the same action, whoever asks.
+//! Decides the next action for one Evacuation: a pure function of the Evacuation, its pod, local state and the time.
 
-mod class;
-mod garbage;
+mod cleanup;
+mod turns;
 
 use std::time::Duration;
 
@@ -13,148 +12,150 @@ use haulout_service_runtime::eviction::{Failure, is_failure};
 use haulout_service_runtime::pods::Pod;
 use jiff::Timestamp;
 
-use self::class::Stage;
-pub use self::class::{Why, is_evicting};
-pub use self::garbage::after_pod;
+pub use self::cleanup::end_after_pod;
+use self::turns::Turn;
+pub use self::turns::{TurnEnd, is_evicting};
 use crate::backoff::{self, after};
 use crate::record::Record;
 use crate::status;
 
-/// How long after a gap a deadline that passed in it is not yet missed: evacuators report first.
-pub const SETTLE: Duration = Duration::from_secs(30);
-/// After how long a pod that was evicted and is still not seen to leave is looked at again.
-const UNSEEN: Duration = Duration::from_secs(60);
+/// The grace period after a watch gap in which a passed deadline does not count as missed, so that evacuators can
+/// report.
+pub const WATCH_GAP_GRACE: Duration = Duration::from_secs(30);
+/// How long an evicted pod may take until the watch reports it as terminating. Afterwards the eviction is repeated.
+const EVICTION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What is known of the pod with the Evacuation's UID.
+/// The state of the Evacuation's pod, identified by its UID.
 #[derive(Clone, Copy, Debug)]
-pub enum Known<'a> {
-    /// It is there, in this state.
+pub enum PodState<'a> {
+    /// The pod exists.
     Present(&'a Pod),
-    /// It does not exist any more, and never will again.
+    /// The pod no longer exists. A UID is never reused.
     Gone,
-    /// Nothing: its own watch event may not have come yet.
-    Nothing,
+    /// The cache does not have the pod. Its watch event may be delayed.
+    Unknown,
 }
 
-/// What only this process knows. A new one does well without.
+/// State of an Evacuation that exists only in memory. A new leader starts without it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Live {
-    /// A budget has made room for this pod.
+pub struct LocalState {
+    /// The pod's budget allows the next attempt at once, without waiting for the backoff.
     pub admitted: bool,
-    /// When the Eviction API took the pod; its own watch event may not have come yet.
+    /// When the Eviction API accepted the eviction. The watch may not have delivered the terminating pod yet.
     pub evicted: Option<Timestamp>,
-    /// We have deleted the Evacuation because it ended so; its own watch event may not have come yet.
+    /// How the evacuation ended, once we have deleted the Evacuation. The watch may not have delivered the deletion
+    /// yet.
     pub deleted: Option<End>,
-    /// Its last attempt failed for a reason that passes by itself.
-    pub soon: Option<Box<Soon>>,
-    /// A failure that has not been written yet, because somebody else wrote at the same time.
-    pub unwritten: Option<Box<Failure>>,
-    /// How often in a row the API server had its pod, and the cache did not.
-    pub unwatched: u32,
+    /// The next attempt, if the last one failed with a transient error.
+    pub retry: Option<Box<Retry>>,
+    /// A failure that is not in the status yet, for example because of a write conflict.
+    pub pending_failure: Option<Box<Failure>>,
+    /// How often in a row the API server had the pod and the cache did not.
+    pub cache_misses: u32,
 }
 
-/// The next attempt after one that failed for a reason that passes by itself. It does not wait for the backoff of
-/// refusals. By default nothing has failed that would be worth a pause.
+/// The next attempt after a transient failure. It does not wait for the backoff of rejected evictions. The default is
+/// an immediate attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Soon {
-    /// How many attempts in a row failed so.
+pub struct Retry {
+    /// The number of transient failures in a row.
     pub failures: u32,
-    /// When the next one is due.
+    /// When the next attempt is due.
     pub due: Timestamp,
 }
 
-/// When it is, and how well we have been able to see.
+/// The current time and the state of the watches.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
-    /// The time.
+    /// The current time.
     pub now: Timestamp,
-    /// When we began to see, or saw again after a gap.
+    /// When the watches last synced: at the start, or at the end of the last gap.
     pub resumed: Timestamp,
-    /// Whether we cannot see now.
+    /// Whether a watch is interrupted now.
     pub gap: bool,
 }
 
-/// What to do now.
+/// The next action for an Evacuation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Nothing.
+    /// Do nothing.
     Wait {
-        /// When to look again if nothing happens before.
+        /// When to decide again if no event arrives before.
         until: Option<Timestamp>,
     },
-    /// Asks the API server for the pod.
+    /// Get the pod from the API server.
     LookUp,
-    /// Gives the first evacuator control; `stamp` if its time to answer has to begin now.
+    /// Activate the first evacuator.
     Activate {
-        /// Its class.
+        /// The class of the evacuator.
         class: String,
-        /// Whether the progress timestamp is set.
+        /// Whether to set the progress timestamp, so that the deadline starts now.
         stamp: bool,
     },
-    /// Passes control on.
+    /// Activate the next evacuator.
     Switch {
-        /// The class that had control.
+        /// The class that was active.
         from: String,
-        /// The class that gets it.
+        /// The class that becomes active.
         to: String,
-        /// Why.
-        why: Why,
+        /// Why the turn of `from` ended.
+        turn_end: TurnEnd,
     },
-    /// Sets a progress time that is in the future to the present.
+    /// Replace a progress time in the future by the current time.
     Clamp,
-    /// Evicts the pod.
+    /// Evict the pod.
     Evict {
-        /// Why nobody else is asked.
-        why: Why,
-        /// What to do before.
-        before: Before,
+        /// Why no evacuator is active.
+        turn_end: TurnEnd,
+        /// The status write before the eviction.
+        before: BeforeEviction,
     },
-    /// Says what keeps the pod from leaving.
+    /// Set the condition `Blocked` to True.
     Block {
         /// The reason.
         reason: &'static str,
-        /// A sentence.
+        /// The message of the condition.
         message: String,
     },
-    /// Says that nothing keeps the pod from leaving any more.
+    /// Set the condition `Blocked` to False.
     Unblock {
-        /// The reason of the condition that is false from now on.
+        /// The reason.
         reason: &'static str,
-        /// A sentence.
+        /// The message of the condition.
         message: String,
     },
-    /// Says which finalizers keep an Evacuation that should be gone.
+    /// Report the finalizers that hold an Evacuation that has ended.
     Hold {
         /// How the evacuation ended.
         end: End,
-        /// A sentence.
+        /// The message of the condition.
         message: String,
     },
-    /// The pod is gone: only these finalizers stay.
+    /// Remove all instigator finalizers, because the pod is gone.
     Release {
-        /// The finalizers that are not of the instigator form.
+        /// The finalizers that stay.
         keep: Vec<String>,
     },
-    /// Deletes the Evacuation.
+    /// Delete the Evacuation.
     Delete {
-        /// Why.
+        /// How the evacuation ended.
         end: End,
     },
 }
 
-/// Nothing until an event changes something.
+/// Wait for the next event.
 const WAIT: Action = Action::Wait { until: None };
 
-/// What comes before an eviction. A report that is stored and that our watch has not delivered yet makes the write
-/// fail, and then the eviction is off: until it is sent, a report wins.
+/// The status write before an eviction. If an evacuator has reported progress and our watch has not delivered it yet,
+/// the write fails with a conflict, and the pod is not evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Before {
-    /// Nothing: nobody may report.
+pub enum BeforeEviction {
+    /// No write: no evacuator can report.
     Nothing,
-    /// Write that the pod is about to be evicted.
-    Announce,
-    /// Write nothing, with the same preconditions.
-    Confirm,
+    /// Write the message that the pod is about to be evicted.
+    WriteMessage,
+    /// Write an empty patch, only for its preconditions.
+    CheckVersion,
 }
 
 /// How an evacuation ended.
@@ -162,43 +163,43 @@ pub enum Before {
 pub enum End {
     /// The pod was evicted.
     Evicted,
-    /// The pod has left in another way.
+    /// The pod left without our eviction.
     Evacuated,
-    /// Nobody wants it any longer.
+    /// All instigators withdrew.
     Cancelled,
 }
 
-/// Decides about one Evacuation. Whether somebody has deleted it plays no part while an instigator wants it.
-pub fn decide(record: &Record, pod: Known<'_>, live: &Live, moment: Moment) -> Action {
+/// Decides the next action for one Evacuation. Its deletion has no effect while an instigator finalizer remains.
+pub fn decide(record: &Record, pod: PodState<'_>, local: &LocalState, moment: Moment) -> Action {
     let pod = match pod {
-        Known::Nothing => return Action::LookUp,
-        Known::Gone => return garbage::after_the_pod(record, live, moment),
-        Known::Present(pod) => pod,
+        PodState::Unknown => return Action::LookUp,
+        PodState::Gone => return cleanup::clean_up_after_pod(record, local, moment),
+        PodState::Present(pod) => pod,
     };
     if record.is_cancelled() {
-        return garbage::delete(record, live, moment, End::Cancelled);
+        return cleanup::delete(record, local, moment, End::Cancelled);
     }
     if pod.terminating {
-        return leaving(record, pod, moment);
+        return terminating(record, pod, moment);
     }
-    match class::stage(record, moment) {
-        Stage::Act(action) => action,
-        // What was refused before does not matter as long as an evacuator is at work.
-        Stage::Wait { overdue: false, until } => {
-            unblock_or_wait(record, reason::NOT_BLOCKED, || status::at_work(record), until)
+    match turns::turn(record, moment) {
+        Turn::Act(action) => action,
+        // Earlier rejected evictions do not matter while an evacuator is active.
+        Turn::Wait { overdue: false, until } => {
+            unblock_or_wait(record, reason::NOT_BLOCKED, || status::progress_resumed(record), until)
         }
-        Stage::Wait { until, .. } => Action::Wait { until },
-        Stage::Evict(why) => evict(record, pod, live, moment, why),
+        Turn::Wait { until, .. } => Action::Wait { until },
+        Turn::Evict(turn_end) => evict(record, pod, local, moment, turn_end),
     }
 }
 
-/// Whether the reason of a blockade is one that we set.
+/// Whether this reason of the condition `Blocked` is one that we set.
 fn is_ours(reason: &str) -> bool {
     is_failure(reason)
         || matches!(reason, reason::UNSUPPORTED | reason::TERMINATING | reason::EVACUATION_HELD)
 }
 
-/// Nothing keeps the pod from leaving: says so if the condition says otherwise.
+/// The pod is not blocked: sets the condition to False if it is True, and waits otherwise.
 fn unblock_or_wait(
     record: &Record,
     reason: &'static str,
@@ -211,8 +212,8 @@ fn unblock_or_wait(
     Action::Wait { until }
 }
 
-/// The pod has been asked to end.
-fn leaving(record: &Record, pod: &Pod, moment: Moment) -> Action {
+/// The pod is terminating.
+fn terminating(record: &Record, pod: &Pod, moment: Moment) -> Action {
     let end = pod.deletion_timestamp();
     let overdue = end.map(conditions::overdue);
     let Some(end) = end.filter(|_| overdue.is_some_and(|overdue| overdue <= moment.now)) else {
@@ -226,43 +227,43 @@ fn leaving(record: &Record, pod: &Pod, moment: Moment) -> Action {
     } else {
         "its node may be unreachable or its containers may hang"
     };
-    let message = format!("Pod {} should have ended by {end} and has not: {held}.", pod.name);
+    let message = format!("Pod {} should have terminated by {end}: {held}.", pod.name);
     Action::Block { reason: reason::TERMINATING, message }
 }
 
-fn evict(record: &Record, pod: &Pod, live: &Live, moment: Moment, why: Why) -> Action {
+fn evict(record: &Record, pod: &Pod, local: &LocalState, moment: Moment, turn_end: TurnEnd) -> Action {
     if pod.pod_type != PodType::Default {
         if record.blocked_by() == Some(reason::UNSUPPORTED) {
             return WAIT;
         }
         let kind = if pod.pod_type == PodType::DaemonSet { "belongs to a DaemonSet" } else { "is static" };
         let message = format!(
-            "Pod {} {kind}, and such pods are never evicted: it takes an evacuator to make it leave.",
+            "Pod {} {kind}. Such pods are never evicted: only an evacuator can make it leave.",
             pod.name
         );
         return Action::Block { reason: reason::UNSUPPORTED, message };
     }
-    if let Some(evicted) = live.evicted {
-        let unseen = after(evicted, UNSEEN);
-        if moment.now < unseen {
-            let message = || status::evicting(record, why);
-            return unblock_or_wait(record, reason::EVACUATING, message, Some(unseen));
+    if let Some(evicted) = local.evicted {
+        let retry_at = after(evicted, EVICTION_TIMEOUT);
+        if moment.now < retry_at {
+            let message = || status::evicting(record, turn_end);
+            return unblock_or_wait(record, reason::EVACUATING, message, Some(retry_at));
         }
     }
-    let due = match &live.soon {
-        _ if live.admitted => None,
-        Some(soon) => Some(soon.due),
+    let due = match &local.retry {
+        _ if local.admitted => None,
+        Some(retry) => Some(retry.due),
         None => backoff::due(record, moment.resumed, moment.now),
     };
     if let Some(due) = due.filter(|due| *due > moment.now) {
         return Action::Wait { until: Some(due) };
     }
-    let before = match why {
-        Why::Silent if record.blocked_by().is_some_and(is_failure) => Before::Confirm,
-        Why::Silent => Before::Announce,
-        Why::None | Why::Completed => Before::Nothing,
+    let before = match turn_end {
+        TurnEnd::TimedOut if record.blocked_by().is_some_and(is_failure) => BeforeEviction::CheckVersion,
+        TurnEnd::TimedOut => BeforeEviction::WriteMessage,
+        TurnEnd::NoEvacuator | TurnEnd::Completed => BeforeEviction::Nothing,
     };
-    Action::Evict { why, before }
+    Action::Evict { turn_end, before }
 }
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
-//! The evacuation controller (KEP-4563): gives each pod's evacuators their turn, evicts as the last resort with
-//! the pod's disruption budget respected, and cleans up.
+//! The evacuation controller (KEP-4563). It activates the evacuators of each pod one after the other, evicts the pod
+//! after the last one through the Eviction API, which enforces PodDisruptionBudgets, and deletes finished Evacuations.
 //!
 //! | question | module |
 //! |---|---|
 //! | which kinds are watched? | `watch` |
-//! | what is known of Evacuations, pods and budgets? | `state`, `record`, `budget` |
-//! | what is to be done about an Evacuation, and when? | `decide`, `backoff` |
-//! | what does an answer of the Eviction API mean? | [`haulout_service_runtime::eviction`] |
-//! | how is it done? | `reconcile` |
-//! | what do people see? | `status`, `events`, `metrics` |
+//! | where are Evacuations, pods and budgets stored? | `state`, `record`, `budget` |
+//! | what is the next action for an Evacuation, and when? | `decide`, `backoff` |
+//! | what does a response of the Eviction API mean? | [`haulout_service_runtime::eviction`] |
+//! | who executes the action? | `reconcile` |
+//! | what is reported to users? | `status`, `events`, `metrics` |
 
 mod args;
 mod backoff;
@@ -34,7 +34,7 @@ use haulout_service_runtime::access::{self, Kind, Permission};
 use haulout_service_runtime::api::Writer;
 use haulout_service_runtime::lease::InvalidTiming;
 use haulout_service_runtime::queue::Backoff;
-use haulout_service_runtime::service::{self, Context, Leading, Service};
+use haulout_service_runtime::service::{self, Context, LeaderContext, Service};
 use haulout_service_runtime::term::Term;
 use haulout_service_runtime::watch::{self as watches, Source};
 use haulout_service_runtime::workers::WorkQueue;
@@ -62,9 +62,9 @@ fn permissions() -> Vec<Permission> {
     [watched.as_flattened(), &written, access::EVENTS, &access::election("evacuation-controller")].concat()
 }
 
-/// How long an Evacuation waits on which a step failed. A minute is short enough for a policy that refuses our writes for
-/// a while, and long enough for one that refuses thousands of them for ever.
-const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), most: Duration::from_secs(60) };
+/// The retry delays of an Evacuation after a failed step. One minute is short enough if a policy rejects our writes for
+/// a while, and long enough if it rejects thousands of them permanently.
+const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), max: Duration::from_secs(60) };
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -80,11 +80,13 @@ fn main() -> ExitCode {
 
 async fn run(args: Args, context: Context) -> Result<(), InvalidTiming> {
     let metrics = Metrics::new(&context.metrics);
-    context.lead(args.election.timing(), |leading| lead(&args, &context, metrics.clone(), leading)).await
+    context
+        .run_elected(args.election.timing(), |leading| lead(&args, &context, metrics.clone(), leading))
+        .await
 }
 
-/// One term of leadership. It begins with empty caches.
-async fn lead(args: &Args, context: &Context, metrics: Metrics, leading: Leading) {
+/// Runs one term as leader. Each term starts with empty caches.
+async fn lead(args: &Args, context: &Context, metrics: Metrics, leading: LeaderContext) {
     let queue = WorkQueue::fair(
         context.clock.clone(),
         BACKOFF,
@@ -94,7 +96,7 @@ async fn lead(args: &Args, context: &Context, metrics: Metrics, leading: Leading
     );
     let pods = context.pod_cache();
     let state: Arc<Mutex<State>> = Arc::default();
-    let _shown = metrics.show(&state, context.clock.clone());
+    let _gauges = metrics.export_gauges(&state, context.clock.clone());
     let controller = Arc::new(Controller {
         writer: Writer::new(leading.clients.direct.clone(), MANAGER),
         clients: leading.clients,

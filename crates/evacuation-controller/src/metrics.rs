@@ -1,4 +1,4 @@
-//! What `/metrics` tells of evacuations. No label holds the name of an object, and each has a bounded number of
+//! The metrics of the evacuation controller. No label contains an object name, and every label has a bounded number of
 //! values.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,51 +22,51 @@ use crate::decide::{End, is_evicting};
 use crate::record::Record;
 use crate::state::State;
 
-/// How many classes or instigators have a label of their own; the others share one.
-const MOST_NAMES: usize = 50;
+/// The number of classes or instigators with their own label value. All others share one.
+const MAX_NAMES: usize = 50;
 const OTHERS: &str = "others";
-/// The class while no evacuator is in charge: the pod is being evicted.
+/// The class while no evacuator is active: the pod is being evicted.
 const NO_CLASS: &str = "none";
 
-/// From a second to eight hours.
+/// Histogram buckets from one second to eight hours.
 const DURATIONS: [u16; 15] = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 28_800];
 
-/// The metrics of this service. Clones are the same.
+/// The metrics of this service. Clones share their values.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     evictions: Family<[(&'static str, &'static str); 1], Counter>,
     durations: Family<[(&'static str, String); 2], Histogram>,
-    /// The classes that have a label of their own.
+    /// The classes with their own label value.
     classes: Arc<Mutex<BTreeSet<String>>>,
-    shown: Shown,
+    gauges: Gauges,
 }
 
 impl Metrics {
-    /// Adds them to those that every service has.
+    /// Registers the metrics.
     pub fn new(all: &haulout_service_runtime::metrics::Metrics) -> Self {
-        let shown = Shown::default();
-        all.register(|registry| registry.register_collector(Box::new(shown.clone())));
+        let gauges = Gauges::default();
+        all.register(|registry| registry.register_collector(Box::new(gauges.clone())));
         Self {
-            evictions: all.add("evacuation_controller_evictions", "Calls of the Eviction API by result"),
+            evictions: all.add("evacuation_controller_evictions", "Eviction API calls, by result"),
             durations: all.add_seconds(
-                "evacuation_controller_evacuation_duration",
-                "From the creation of an Evacuation to its end, by the last evacuator and outcome",
+                "haulout_evacuation_duration",
+                "Time from the creation of an Evacuation to its end, by the evacuator that was active at the end and outcome",
                 Family::new_with_constructor(|| Histogram::new(DURATIONS.map(f64::from))),
             ),
             classes: Arc::default(),
-            shown,
+            gauges,
         }
     }
 
-    /// Shows what this state holds, until what is returned is dropped: an ex-leader has nothing to show.
+    /// Exports gauges from this state until the returned value is dropped, at the end of the term.
     #[must_use]
-    pub fn show(&self, state: &Arc<Mutex<State>>, clock: Clock) -> Arc<Source> {
+    pub fn export_gauges(&self, state: &Arc<Mutex<State>>, clock: Clock) -> Arc<GaugeSource> {
         let source = Arc::new((Arc::clone(state), clock));
-        *self.shown.0.lock() = Arc::downgrade(&source);
+        *self.gauges.0.lock() = Arc::downgrade(&source);
         source
     }
 
-    /// Counts a call of the Eviction API.
+    /// Counts an Eviction API call.
     pub fn eviction(&self, answer: &Answer) {
         let result = match answer {
             Answer::Evicted => "Evicted",
@@ -76,7 +76,7 @@ impl Metrics {
         self.evictions.get_or_create(&[("result", result)]).inc();
     }
 
-    /// Counts an evacuation that ended now.
+    /// Counts an evacuation that has ended.
     pub fn ended(&self, record: &Record, end: End, now: Timestamp) {
         let (class, mut classes) = (class_of(record, now), self.classes.lock());
         let class = bounded(class, classes.contains(class), classes.len());
@@ -86,37 +86,37 @@ impl Metrics {
             End::Evacuated => "evacuated",
             End::Cancelled => "cancelled",
         };
-        let took = now.duration_since(record.created).as_secs_f64().max(0.0);
+        let duration = now.duration_since(record.created).as_secs_f64().max(0.0);
         let labels = [("class", class), ("outcome", outcome.to_owned())];
-        self.durations.get_or_create(&labels).observe(took);
+        self.durations.get_or_create(&labels).observe(duration);
     }
 }
 
-/// The class in charge. `status.activeEvacuatorClass` keeps the last one while the pod is being evicted, because it may
+/// The active class. `status.activeEvacuatorClass` keeps the last one while the pod is being evicted, because it may
 /// still report.
 fn class_of(record: &Record, now: Timestamp) -> &str {
     record.active.as_deref().filter(|_| !is_evicting(record, now)).unwrap_or(NO_CLASS)
 }
 
-/// This name, or that of all others if so many are known already.
+/// The name as a label value, or `others` if there are too many names already.
 fn bounded(name: &str, is_known: bool, known: usize) -> String {
-    let name = if is_known || known < MOST_NAMES { name } else { OTHERS };
+    let name = if is_known || known < MAX_NAMES { name } else { OTHERS };
     name.to_owned()
 }
 
-/// Counts what the state of a leader holds when somebody asks.
+/// Computes gauges from the leader's state when metrics are scraped.
 #[derive(Clone, Debug, Default)]
-struct Shown(Arc<Mutex<Weak<Source>>>);
+struct Gauges(Arc<Mutex<Weak<GaugeSource>>>);
 
-/// What a leader knows, and its clock.
-pub type Source = (Arc<Mutex<State>>, Clock);
+/// The state of the leader, and its clock.
+pub type GaugeSource = (Arc<Mutex<State>>, Clock);
 
 type Numbers = BTreeMap<String, i64>;
 
 #[derive(Debug, Default)]
 struct Counts {
     active: Numbers,
-    /// The age of the oldest in seconds.
+    /// The age of the oldest Evacuation, in seconds.
     oldest: Numbers,
     instigators: Numbers,
     evacuators: Numbers,
@@ -143,39 +143,56 @@ impl Counts {
     }
 }
 
-/// The number of this name.
+/// The gauge value with this label value.
 fn number<'a>(numbers: &'a mut Numbers, name: &str) -> &'a mut i64 {
     let name = bounded(name, numbers.contains_key(name), numbers.len());
     numbers.entry(name).or_default()
 }
 
-impl Collector for Shown {
+impl Collector for Gauges {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         let Some(source) = self.0.lock().upgrade() else { return Ok(()) };
         let (state, clock) = &*source;
         let counts = Counts::of(&state.lock(), clock.now());
         let families = [
-            ("active_evacuator", "Evacuations by the evacuator in charge", None, "class", counts.active),
             (
-                "oldest_evacuation_age",
-                "Age of the oldest Evacuation by the evacuator in charge",
+                "evacuation_controller_active_evacuator",
+                "Evacuations, by active evacuator",
+                None,
+                "class",
+                counts.active,
+            ),
+            (
+                "haulout_evacuation_oldest_age",
+                "Age of the oldest Evacuation, by active evacuator",
                 Some(Unit::Seconds),
                 "class",
                 counts.oldest,
             ),
-            ("active_instigator", "Evacuations by who wants them", None, "instigator", counts.instigators),
             (
-                "pod_evacuators",
-                "Pods by the evacuators in their annotations, with an Evacuation or without",
+                "evacuation_controller_active_instigator",
+                "Evacuations, by instigator",
+                None,
+                "instigator",
+                counts.instigators,
+            ),
+            (
+                "evacuation_controller_pod_evacuators",
+                "Pods by the evacuators in their annotations, with or without an Evacuation",
                 None,
                 "class",
                 counts.evacuators,
             ),
-            ("blocked_pods", "Pods that cannot leave by reason", None, "reason", counts.blocked),
+            (
+                "haulout_evacuation_blocked_pods",
+                "Pods that cannot leave, by reason",
+                None,
+                "reason",
+                counts.blocked,
+            ),
         ];
         for (name, help, unit, label, counts) in families {
-            let name = format!("evacuation_controller_{name}");
-            let mut family = encoder.encode_descriptor(&name, help, unit.as_ref(), MetricType::Gauge)?;
+            let mut family = encoder.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
             for (value, count) in counts {
                 ConstGauge::new(count).encode(family.encode_family(&[(label, value)])?)?;
             }
@@ -192,7 +209,7 @@ mod tests {
     use super::*;
     use crate::testing::{at, evacuators, pod_with, record};
 
-    fn index(records: impl IntoIterator<Item = Record>) -> Arc<Mutex<State>> {
+    fn state_with(records: impl IntoIterator<Item = Record>) -> Arc<Mutex<State>> {
         let mut state = State::default();
         for record in records {
             state.apply(record);
@@ -200,33 +217,33 @@ mod tests {
         Arc::new(Mutex::new(state))
     }
 
-    fn assert_shows(text: &str, lines: &[&str]) {
+    fn assert_contains(text: &str, lines: &[&str]) {
         for line in lines {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }
     }
 
     #[test]
-    fn gauges_are_shown_while_leading_and_no_longer() {
+    fn gauges_are_exported_only_while_leading() {
         let all = haulout_service_runtime::metrics::Metrics::new("test", "0");
         let metrics = Metrics::new(&all);
-        let state = index((0..3).map(record));
-        let showing = metrics.show(&state, Clock::default());
+        let state = state_with((0..3).map(record));
+        let exported = metrics.export_gauges(&state, Clock::default());
         let text = all.encode().unwrap();
-        assert_shows(
+        assert_contains(
             &text,
             &[
                 "evacuation_controller_active_evacuator{class=\"none\"} 3",
                 "evacuation_controller_active_instigator{instigator=\"nodemaintenance.k8s.io\"} 3",
-                "evacuation_controller_oldest_evacuation_age_seconds{class=\"none\"} ",
+                "haulout_evacuation_oldest_age_seconds{class=\"none\"} ",
             ],
         );
-        drop(showing);
-        assert!(!all.encode().unwrap().contains("evacuator{"), "leadership is lost, and work has yet to end");
+        drop(exported);
+        assert!(!all.encode().unwrap().contains("evacuator{"), "the term has ended");
     }
 
     #[test]
-    fn evictions_and_ends_are_counted_by_outcome_and_class() {
+    fn evictions_and_ends_are_counted_by_class_and_outcome() {
         let all = haulout_service_runtime::metrics::Metrics::new("test", "0");
         let metrics = Metrics::new(&all);
         let with_a = Record { evacuators: evacuators(&["a"]), active: Some("a".into()), ..record(9) };
@@ -234,8 +251,8 @@ mod tests {
         metrics.ended(&with_a, End::Evicted, at(601));
         metrics.ended(&record(9), End::Cancelled, at(3));
         metrics.eviction(&Answer::Evicted);
-        let name = "evacuation_controller_evacuation_duration_seconds_count";
-        assert_shows(
+        let name = "haulout_evacuation_duration_seconds_count";
+        assert_contains(
             &all.encode().unwrap(),
             &[
                 "evacuation_controller_evictions_total{result=\"Evicted\"} 1",
@@ -247,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn the_class_is_none_while_evicting_and_the_oldest_is_shown() {
+    fn class_is_none_while_evicting_and_oldest_age_is_exported() {
         let with_a = |n: u32, created: i64| Record {
             evacuators: evacuators(&["a"]),
             active: Some("a".into()),
@@ -256,16 +273,16 @@ mod tests {
         };
         let reporting = |n, created, progress| Record { progress: Some(at(progress)), ..with_a(n, created) };
         let done = Record { completed: true, ..with_a(4, 900) };
-        let state = index([with_a(1, 0), reporting(2, 100, 950), reporting(3, 500, 990), done]);
+        let state = state_with([with_a(1, 0), reporting(2, 100, 950), reporting(3, 500, 990), done]);
         let counts = Counts::of(&state.lock(), at(1000));
         let numbers =
             |all: &[(&str, i64)]| all.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect::<Numbers>();
-        assert_eq!(counts.active, numbers(&[("a", 2), ("none", 2)]), "one is silent, one is done");
+        assert_eq!(counts.active, numbers(&[("a", 2), ("none", 2)]), "one has timed out, one has completed");
         assert_eq!(counts.oldest, numbers(&[("a", 900), ("none", 1000)]));
     }
 
     #[test]
-    fn pods_are_counted_by_class_with_an_evacuation_or_without() {
+    fn pods_are_counted_by_class_without_an_evacuation() {
         let annotated = |n: u32, classes: &[&str]| {
             let annotations: serde_json::Map<_, _> = classes
                 .iter()
@@ -275,7 +292,7 @@ mod tests {
         };
         let mut state = State::default();
         let mut change = |old: Option<&Arc<_>>, new: Option<&Arc<_>>| {
-            state.pod_changed(&Change { old: old.cloned(), new: new.cloned() }, &PodIndex::default());
+            state.apply_pod(&Change { old: old.cloned(), new: new.cloned() }, &PodIndex::default());
             Counts::of(&state, at(0)).evacuators.into_iter().collect::<Vec<_>>()
         };
         let (one, two) =
@@ -289,19 +306,19 @@ mod tests {
     }
 
     #[test]
-    fn no_label_has_more_values_than_people_can_read() {
+    fn label_values_are_bounded() {
         let records = (0..1000).map(|n| {
             let class = format!("class-{n}.example.com");
             Record { evacuators: evacuators(&[&class]), active: Some(class.into()), ..record(n) }
         });
-        let state = index(records);
+        let state = state_with(records);
         let counts = Counts::of(&state.lock(), at(0));
-        assert_eq!(counts.active.len(), MOST_NAMES + 1);
+        assert_eq!(counts.active.len(), MAX_NAMES + 1);
         assert_eq!(counts.active.values().sum::<i64>(), 1000);
         let all = haulout_service_runtime::metrics::Metrics::new("test", "0");
         let metrics = Metrics::new(&all);
         state.lock().records().for_each(|record| metrics.ended(record, End::Evacuated, at(0)));
-        let shown = all.encode().unwrap();
-        assert_eq!(shown.matches("evacuation_duration_seconds_count{").count(), MOST_NAMES + 1);
+        let text = all.encode().unwrap();
+        assert_eq!(text.matches("evacuation_duration_seconds_count{").count(), MAX_NAMES + 1);
     }
 }

@@ -1,5 +1,5 @@
-//! A leader at work: takes one Evacuation after the other, asks what to do about it, and does it. What has been
-//! done is known at once, without waiting for the watch, so that nothing is done twice.
+//! Reconciles one Evacuation at a time: decides the next action and executes it. The responses to our writes update the
+//! state at once, without waiting for the watch, so that no action is executed twice.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use haulout_api_types::names::reason;
 use haulout_service_runtime::api::{RequestError, Writer, Written};
 use haulout_service_runtime::clients::Clients;
 use haulout_service_runtime::clock::Clock;
-use haulout_service_runtime::events::{Events, News};
+use haulout_service_runtime::events::{Events, NewEvent};
 use haulout_service_runtime::eviction::{self, Answer, Failure};
 use haulout_service_runtime::pods::{self, Phase, Pod, PodCache, PodIndex};
 use haulout_service_runtime::queue::Outcome;
-use haulout_service_runtime::workers::{WorkQueue, reconciling};
+use haulout_service_runtime::workers::{WorkQueue, record_object};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::DeserializeGuard;
@@ -21,18 +21,18 @@ use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 
 use crate::backoff::{self, after};
-use crate::decide::{Action, Before, End, Known, Moment, Why, after_pod, decide};
+use crate::decide::{Action, BeforeEviction, End, Moment, PodState, TurnEnd, decide, end_after_pod};
 use crate::metrics::Metrics;
 use crate::record::Record;
 use crate::state::{Key, Queued, State, View};
 use crate::{events, status};
 
-/// Who writes, as `kubectl get --show-managed-fields` shows.
+/// The field manager of our writes.
 pub const MANAGER: &str = "haulout-evacuation-controller";
-/// More steps than any Evacuation ever needs at one go.
-const MOST_STEPS: usize = 10;
+/// The maximum number of steps in one reconcile. No Evacuation needs that many.
+const MAX_STEPS: usize = 10;
 
-/// What a leader works with.
+/// The clients, caches and queues of a leader.
 pub struct Controller {
     pub(crate) clients: Clients,
     pub(crate) writer: Writer,
@@ -42,12 +42,12 @@ pub struct Controller {
     pub(crate) metrics: Metrics,
     pub(crate) pods: PodCache,
     pub(crate) queue: WorkQueue<Queued>,
-    /// Since when we have seen everything.
+    /// When the watches last synced: at the start, or at the end of the last gap.
     pub(crate) resumed: Mutex<Timestamp>,
 }
 
-/// What came of what a step wrote. One that writes nothing is done.
-type Stepped = Result<Written<()>, StepError>;
+/// The result of the write of one step. A step without a write is `Done`.
+type StepResult = Result<Written<()>, StepError>;
 
 /// Why a step failed.
 #[derive(Debug, thiserror::Error)]
@@ -63,21 +63,22 @@ impl Controller {
         self.state.lock()
     }
 
-    /// Changes the state, with the pods at hand, and has those looked at whom this concerns. The two locks are always taken
-    /// in this order.
+    /// Changes the state, with access to the pod cache, and enqueues the Evacuations to reconcile. The two locks are
+    /// always taken in this order.
     pub(crate) fn update(&self, change: impl FnOnce(&mut State, &PodIndex) -> Vec<Key>) {
         let keys = change(&mut self.state(), &self.pods.read());
         self.enqueue(keys);
     }
 
-    /// A watch has synced or works again after a gap: from now on deadlines that passed meanwhile get their grace.
+    /// A watch has synced, at the start or after a gap. The grace period for deadlines that passed meanwhile starts
+    /// now.
     pub(crate) fn resumed(&self) {
         *self.resumed.lock() = self.clock.now();
         let keys = self.state().keys();
         self.enqueue(keys);
     }
 
-    /// Has these looked at.
+    /// Enqueues Evacuations.
     pub(crate) fn enqueue(&self, keys: Vec<Key>) {
         for key in keys {
             let queued = self.state().queued(key);
@@ -87,54 +88,55 @@ impl Controller {
         }
     }
 
-    /// Works on one Evacuation until there is nothing more to do for now.
+    /// Reconciles one Evacuation until no action is left for now.
     pub(crate) async fn handle(self: Arc<Self>, Queued { key, .. }: Queued) -> Result<Outcome, StepError> {
         let mut admitted = false;
-        let outcome = self.work(key, &mut admitted).await;
-        // Whatever kept it from using the room that its budget had for it: others may have it.
+        let outcome = self.run_steps(key, &mut admitted).await;
+        // The admission was not used, so others may have it.
         if admitted {
             let failed = !matches!(outcome, Ok(Outcome::Done | Outcome::Until(_)));
-            self.update(|state, pods| state.give_back(key, failed, pods));
+            self.update(|state, pods| state.return_admission(key, failed, pods));
         }
         outcome
     }
 
-    /// What came of it. `admitted` is whether the last decision was made for one that a budget has admitted.
-    async fn work(&self, key: Key, admitted: &mut bool) -> Result<Outcome, StepError> {
-        // A pod that the cache does not know, from the API server.
+    /// Executes one action after the other. `admitted` is set to whether the Evacuation was admitted at the last
+    /// decision.
+    async fn run_steps(&self, key: Key, admitted: &mut bool) -> Result<Outcome, StepError> {
+        // A pod that is missing from the cache, as the API server returned it.
         let mut looked_up = None;
-        for _ in 0..MOST_STEPS {
+        for _ in 0..MAX_STEPS {
             let view = self.state().view(key, &self.pods.read());
-            let Some(View { record, pod: cached, pod_gone, live }) = view else { return Ok(Outcome::Done) };
-            reconciling(&record.namespace, &record.name);
-            *admitted = live.admitted;
+            let Some(View { record, pod: cached, pod_gone, local }) = view else { return Ok(Outcome::Done) };
+            record_object(&record.namespace, &record.name);
+            *admitted = local.admitted;
             let pod = cached.clone().or_else(|| looked_up.clone());
-            let known = match &pod {
-                _ if pod_gone => Known::Gone,
-                Some(pod) => Known::Present(pod),
-                None => Known::Nothing,
+            let pod_state = match &pod {
+                _ if pod_gone => PodState::Gone,
+                Some(pod) => PodState::Present(pod),
+                None => PodState::Unknown,
             };
             let is_leaving = pod_gone || pod.as_ref().is_some_and(|pod| pod.terminating);
-            let action = decide(&record, known, &live, self.moment());
+            let action = decide(&record, pod_state, &local, self.moment());
             debug!(namespace = %record.namespace, name = %record.name, ?action, "decided");
-            let written = match (&action, live.unwritten.as_deref()) {
-                // It left all the same.
+            let written = match (&action, local.pending_failure.as_deref()) {
+                // The pod leaves in spite of the failure.
                 (_, Some(_)) if is_leaving => {
-                    self.state().forget_failure(key);
+                    self.state().clear_pending_failure(key);
                     continue;
                 }
                 (_, Some(failure)) => self.write_failure(&record, failure).await?,
                 (Action::Wait { until }, None) => {
-                    let unwatched = cached.is_none() && looked_up.is_some();
-                    let again =
-                        unwatched.then(|| after(self.clock.now(), backoff::unwatched(live.unwatched)));
-                    let wake = until.iter().copied().chain(again).min();
+                    let is_uncached = cached.is_none() && looked_up.is_some();
+                    let next_look_up = is_uncached
+                        .then(|| after(self.clock.now(), backoff::cache_miss_delay(local.cache_misses)));
+                    let wake = until.iter().copied().chain(next_look_up).min();
                     return Ok(wake.map_or(Outcome::Done, Outcome::Until));
                 }
                 (Action::LookUp, None) => {
                     looked_up = self.look_up(&record).await?.map(Arc::new);
                     if looked_up.is_some() {
-                        let look_ups = self.state().pod_is_unwatched(key);
+                        let look_ups = self.state().count_cache_miss(key);
                         let Record { namespace, pod_name, .. } = &*record;
                         info!(%namespace, pod = %pod_name, look_ups, "pod is not in the cache yet");
                     }
@@ -145,10 +147,10 @@ impl Controller {
             match written {
                 Written::Done(()) => {}
                 Written::Gone => return Ok(Outcome::Done),
-                Written::Outdated => return Ok(Outcome::Failed),
+                Written::Conflict => return Ok(Outcome::Failed),
             }
         }
-        warn!(%key, "Evacuation is not at rest after {MOST_STEPS} steps, retrying");
+        warn!(%key, "Evacuation not finished after {MAX_STEPS} steps, retrying");
         Ok(Outcome::Failed)
     }
 
@@ -160,17 +162,17 @@ impl Controller {
         }
     }
 
-    /// The pod as the API server has it; notes that it is gone if it is.
+    /// Gets the pod from the API server. If it is gone, records that in the state.
     async fn look_up(&self, record: &Record) -> Result<Option<Pod>, pods::FetchError> {
         let found = pods::fetch(&self.clients.direct, &record.namespace, &record.pod_name).await?;
         let found = found.filter(|pod| pod.uid == record.pod_uid);
         if found.is_none() {
-            self.state().pod_is_gone(record.uid);
+            self.state().set_pod_gone(record.uid);
         }
         Ok(found)
     }
 
-    async fn step(&self, record: &Record, pod: Option<&Pod>, action: &Action) -> Stepped {
+    async fn step(&self, record: &Record, pod: Option<&Pod>, action: &Action) -> StepResult {
         let now = self.clock.now();
         match action {
             Action::Wait { .. } | Action::LookUp => Ok(Written::Done(())),
@@ -186,8 +188,8 @@ impl Controller {
                 }
                 self.write_and_publish(record, status, events::activated(record, &message)).await
             }
-            Action::Switch { from, to, why } => {
-                let message = status::switched(from, to, *why, record.progress_deadline);
+            Action::Switch { from, to, turn_end } => {
+                let message = status::switched(from, to, *turn_end, record.progress_deadline);
                 let mut status = json!({
                     "activeEvacuatorClass": to,
                     "activeEvacuatorCompleted": false,
@@ -198,16 +200,16 @@ impl Controller {
                 if let (Some(_), Some(status)) = (record.blocked_by(), status.as_object_mut()) {
                     status.append(&mut status::unblocked(record, reason::NOT_BLOCKED, &message, now));
                 }
-                self.write_and_publish(record, status, events::switched(record, *why, &message)).await
+                self.write_and_publish(record, status, events::switched(record, *turn_end, &message)).await
             }
             Action::Clamp => {
                 let Record { namespace, name, active, progress, .. } = record;
                 warn!(%namespace, %name, class = ?active, ?progress, "progress time is in the future, set to now");
                 self.write(record, json!({"evacuationProgressTimestamp": Time(now)})).await
             }
-            Action::Evict { why, before } => match pod {
-                Some(pod) => self.evict(record, pod, *why, *before).await,
-                None => Ok(Written::Outdated),
+            Action::Evict { turn_end, before } => match pod {
+                Some(pod) => self.evict(record, pod, *turn_end, *before).await,
+                None => Ok(Written::Conflict),
             },
             Action::Block { reason, message } => {
                 let status = status::blocked(record, reason, message, now);
@@ -229,23 +231,29 @@ impl Controller {
             }
             Action::Release { keep } => {
                 let patch = json!({"metadata": {"finalizers": keep}});
-                Ok(self.take(self.writer.patch(&record.object(), patch).await?))
+                Ok(self.apply_written(self.writer.patch(&record.object(), patch).await?))
             }
             Action::Delete { end } => {
                 let written = self.writer.delete::<Evacuation>(&record.object()).await?;
                 if written == Written::Done(()) {
-                    self.state().deleted(record.uid, *end);
+                    self.state().set_deleted(record.uid, *end);
                 }
                 Ok(written)
             }
         }
     }
 
-    async fn evict(&self, record: &Record, pod: &Pod, why: Why, before: Before) -> Stepped {
+    async fn evict(
+        &self,
+        record: &Record,
+        pod: &Pod,
+        turn_end: TurnEnd,
+        before: BeforeEviction,
+    ) -> StepResult {
         let status = match before {
-            Before::Nothing => None,
-            Before::Announce => Some(json!({"message": status::evicting(record, why)})),
-            Before::Confirm => Some(json!({})),
+            BeforeEviction::Nothing => None,
+            BeforeEviction::WriteMessage => Some(json!({"message": status::evicting(record, turn_end)})),
+            BeforeEviction::CheckVersion => Some(json!({})),
         };
         if let Some(status) = status {
             match self.write(record, status).await? {
@@ -254,22 +262,22 @@ impl Controller {
             }
         }
         let covered = !self.state().budgets.covering(pod).is_empty();
-        if compare_first(pod, covered, self.moment().gap) && self.look_up(record).await?.is_none() {
-            info!(namespace = %pod.namespace, pod = %pod.name, "pod is gone, and the cache is behind");
+        if must_compare_uid(pod, covered, self.moment().gap) && self.look_up(record).await?.is_none() {
+            info!(namespace = %pod.namespace, pod = %pod.name, "pod is gone, cache is stale");
             return Ok(Written::Done(()));
         }
-        self.state().eviction_begins(record.uid, pod);
+        self.state().eviction_started(record.uid, pod);
         let answer = eviction::evict(&self.clients.direct, pod).await;
         self.metrics.eviction(&answer);
         let now = self.clock.now();
         match answer {
             Answer::Evicted => {
                 self.state().evicted(record.uid, now);
-                self.events.publish(events::evicting(record, why));
+                self.events.publish(events::evicting(record, turn_end));
             }
             Answer::Gone => {
-                info!(namespace = %pod.namespace, pod = %pod.name, "pod is gone, and the cache is behind");
-                self.state().pod_is_gone(record.uid);
+                info!(namespace = %pod.namespace, pod = %pod.name, "pod is gone, cache is stale");
+                self.state().set_pod_gone(record.uid);
             }
             Answer::Failed(failure) => {
                 let (namespace, pod_name) = (&pod.namespace, &pod.name);
@@ -283,69 +291,74 @@ impl Controller {
         Ok(Written::Done(()))
     }
 
-    async fn write_failure(&self, record: &Record, failure: &Failure) -> Stepped {
+    async fn write_failure(&self, record: &Record, failure: &Failure) -> StepResult {
         let status = status::failed(record, failure, self.clock.now());
-        let news = events::blocked(record, &failure.message);
-        let written = self.write_and_publish(record, status, news).await?;
-        if written != Written::Outdated {
+        let event = events::blocked(record, &failure.message);
+        let written = self.write_and_publish(record, status, event).await?;
+        if written != Written::Conflict {
             self.update(|state, pods| state.failure_written(record.uid, pods));
         }
         Ok(written)
     }
 
-    /// Writes the status and, if that took effect, publishes an event about it.
-    async fn write_and_publish(&self, record: &Record, status: impl Into<Value>, news: News) -> Stepped {
+    /// Writes the status and, if the write succeeded, publishes an event.
+    async fn write_and_publish(
+        &self,
+        record: &Record,
+        status: impl Into<Value>,
+        event: NewEvent,
+    ) -> StepResult {
         let written = self.write(record, status).await?;
         if written == Written::Done(()) {
-            self.events.publish(news);
+            self.events.publish(event);
         }
         Ok(written)
     }
 
-    /// Changes fields of the status. With none, nothing is written, and the answer still tells whether the record is up to
+    /// Patches the status. An empty patch changes nothing, and the response still shows whether the record is up to
     /// date.
-    async fn write(&self, record: &Record, status: impl Into<Value>) -> Stepped {
-        Ok(self.take(self.writer.patch_status(&record.object(), status.into()).await?))
+    async fn write(&self, record: &Record, status: impl Into<Value>) -> StepResult {
+        Ok(self.apply_written(self.writer.patch_status(&record.object(), status.into()).await?))
     }
 
-    /// Takes in what the API server answered to a write.
-    fn take(&self, written: Written<DeserializeGuard<Evacuation>>) -> Written<()> {
+    /// Applies the API server's response to a write.
+    fn apply_written(&self, written: Written<DeserializeGuard<Evacuation>>) -> Written<()> {
         match written {
             Written::Done(DeserializeGuard(Ok(evacuation))) => {
                 let mut state = self.state();
                 if let Ok(record) = Record::read(evacuation, |text| state.share(text)) {
-                    state.refresh(record);
+                    state.apply_written(record);
                 }
                 Written::Done(())
             }
-            // The watch will tell.
-            Written::Done(_) | Written::Outdated => Written::Outdated,
+            // The watch delivers the object later.
+            Written::Done(_) | Written::Conflict => Written::Conflict,
             Written::Gone => Written::Gone,
         }
     }
 
-    /// An Evacuation is gone.
-    pub(crate) fn removed(&self, key: Key) {
-        let Some(View { record, live, pod, pod_gone }) = self.forget(key) else { return };
-        let end = match live.deleted {
-            // That it ended was told when it turned out that somebody holds it.
+    /// An Evacuation was deleted: reports how it ended.
+    pub(crate) fn evacuation_deleted(&self, key: Key) {
+        let Some(View { record, local, pod, pod_gone }) = self.delete_evacuation(key) else { return };
+        let end = match local.deleted {
+            // The end was reported when finalizers were found to hold the Evacuation.
             _ if record.blocked_by() == Some(reason::EVACUATION_HELD) => return,
             Some(end) => end,
-            None if pod_gone || pod.is_none() => after_pod(&record, &live, self.moment()),
-            None if live.evicted.is_some() => End::Evicted,
+            None if pod_gone || pod.is_none() => end_after_pod(&record, &local, self.moment()),
+            None if local.evicted.is_some() => End::Evicted,
             None => End::Cancelled,
         };
         self.ended(&record, end);
     }
 
-    /// Nothing is to be known of an Evacuation any longer. What was known of it.
-    pub(crate) fn forget(&self, key: Key) -> Option<View> {
-        let (removed, woken) = self.state().remove(key, &self.pods.read());
-        self.enqueue(woken);
-        removed
+    /// Removes an Evacuation from the state. Returns its last view.
+    pub(crate) fn delete_evacuation(&self, key: Key) -> Option<View> {
+        let (deleted, admitted) = self.state().delete(key, &self.pods.read());
+        self.enqueue(admitted);
+        deleted
     }
 
-    /// Told once of each Evacuation, whichever replica leads.
+    /// Counts and publishes the end of an evacuation. Called once per Evacuation.
     fn ended(&self, record: &Record, end: End) {
         let now = self.clock.now();
         self.metrics.ended(record, end, now);
@@ -353,9 +366,10 @@ impl Controller {
     }
 }
 
-/// Whether the pod's UID has to be compared on the API server first: see [`eviction::has_unique_name`]. The cache is
-/// compared always, and its watch is some milliseconds behind, which is enough for names that are never used again.
-fn compare_first(pod: &Pod, covered: bool, gap: bool) -> bool {
+/// Whether the pod's UID has to be compared with the API server first: see [`eviction::has_unique_name`]. The UID in
+/// the cache is always compared. The cache is some milliseconds old, which is good enough for names that are never
+/// reused.
+fn must_compare_uid(pod: &Pod, covered: bool, gap: bool) -> bool {
     (covered || pod.phase == Phase::Pending) && (gap || !eviction::has_unique_name(pod))
 }
 

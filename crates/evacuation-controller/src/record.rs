@@ -1,5 +1,5 @@
-//! What is kept of an Evacuation: the facts that decide, as small as they can be. Everything in it comes from
-//! the API object, so that a new leader knows as much as the old one did.
+//! The fields of an Evacuation that decisions need, in a compact form. All of them come from the API object, so that a
+//! new leader makes the same decisions.
 
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use haulout_api_types::evacuation::{CancellationPolicy, Evacuator};
 use haulout_api_types::names::condition;
 use haulout_api_types::{Evacuation, evacuators, instigators};
 use haulout_service_runtime::api::Object;
-use haulout_service_runtime::pods::{NotAUid, Uid};
+use haulout_service_runtime::pods::{InvalidUid, Uid};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
@@ -26,7 +26,7 @@ pub struct Record {
     pub version: Box<str>,
     /// When it was created.
     pub created: Timestamp,
-    /// When somebody deleted it, if so. It goes with its last finalizer.
+    /// When it was deleted, if it was. It is removed with its last finalizer.
     pub deleted: Option<Timestamp>,
     /// All its finalizers.
     pub finalizers: Box<[Arc<str>]>,
@@ -34,66 +34,69 @@ pub struct Record {
     pub pod_name: Box<str>,
     /// The UID of its pod.
     pub pod_uid: Uid,
-    /// Those who may act, first to act first.
+    /// The evacuators, highest priority first.
     pub evacuators: Box<[Evacuator]>,
-    /// How long the active evacuator may be silent.
+    /// How long the active evacuator may go without reporting progress.
     pub progress_deadline: Duration,
-    /// The class that is in charge.
+    /// The active evacuator class.
     pub active: Option<Arc<str>>,
-    /// Whether that class has done its part.
+    /// Whether the active evacuator has completed.
     pub completed: bool,
-    /// When that class last reported progress.
+    /// When the active evacuator last reported progress.
     pub progress: Option<Timestamp>,
-    /// Whether it can be called off.
+    /// Whether it can be cancelled.
     pub policy: CancellationPolicy,
-    /// How many evictions have failed.
+    /// The number of failed evictions.
     pub failed: i32,
-    /// When the last of them did.
+    /// When the last eviction failed.
     pub last_failed: Option<Timestamp>,
-    /// Its condition `Blocked`, once it has been set.
+    /// Its condition `Blocked`, if it has ever been set.
     pub blocked: Option<Blocked>,
-    /// Whether its message repeats that condition's.
+    /// Whether `status.message` equals the message of that condition.
     pub message_repeats_blocked: bool,
-    /// The conditions of others, which a write of ours must keep.
+    /// Conditions that other programs set. Our writes must keep them.
     pub other_conditions: Box<[Condition]>,
 }
 
-/// What the condition `Blocked` says.
+/// The content of the condition `Blocked`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blocked {
-    /// Whether anything keeps the pod from leaving.
+    /// Whether the pod is blocked.
     pub is_true: bool,
     /// One of [`haulout_api_types::names::reason`].
     pub reason: Arc<str>,
-    /// Since when it has been true or false.
+    /// The last transition time.
     pub since: Timestamp,
     /// The [`fingerprint`] of its message.
     pub message: u32,
 }
 
-/// Tells texts apart without keeping them.
+/// A hash that detects changes of a text without storing it.
 pub fn fingerprint(text: impl Hash) -> u32 {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
     u32::try_from(hasher.finish() >> 32).unwrap_or_default()
 }
 
-/// An Evacuation that we cannot work on.
+/// An Evacuation that the controller cannot process.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum NotARecord {
-    /// It lacks what every object of the API server has.
+pub enum InvalidEvacuation {
+    /// A metadata field is missing that the API server always sets.
     #[error("it has no metadata.{0}")]
     Incomplete(&'static str),
-    /// A UID is none.
+    /// A UID is invalid.
     #[error("{0}: {1}")]
-    Uid(&'static str, NotAUid),
+    Uid(&'static str, InvalidUid),
 }
 
 impl Record {
-    /// Reads an Evacuation; texts that many have are shared by `share`.
-    pub fn read(evacuation: Evacuation, mut share: impl FnMut(&str) -> Arc<str>) -> Result<Self, NotARecord> {
+    /// Reads an Evacuation. `share` interns texts that many Evacuations have in common.
+    pub fn read(
+        evacuation: Evacuation,
+        mut share: impl FnMut(&str) -> Arc<str>,
+    ) -> Result<Self, InvalidEvacuation> {
         let Evacuation { metadata, spec, status } = evacuation;
-        let missing = NotARecord::Incomplete;
+        let missing = InvalidEvacuation::Incomplete;
         let uid = metadata.uid.ok_or(missing("uid"))?;
         let status = status.unwrap_or_default();
         let mut evacuators = spec.evacuators;
@@ -105,13 +108,17 @@ impl Record {
         Ok(Self {
             namespace: share(metadata.namespace.as_deref().ok_or(missing("namespace"))?),
             name: metadata.name.ok_or(missing("name"))?.into(),
-            uid: uid.parse().map_err(|error| NotARecord::Uid("metadata.uid", error))?,
+            uid: uid.parse().map_err(|error| InvalidEvacuation::Uid("metadata.uid", error))?,
             version: metadata.resource_version.ok_or(missing("resourceVersion"))?.into(),
             created: metadata.creation_timestamp.ok_or(missing("creationTimestamp"))?.0,
             deleted: metadata.deletion_timestamp.map(|time| time.0),
             finalizers: metadata.finalizers.iter().flatten().map(|text| share(text)).collect(),
             pod_name: spec.pod_ref.name.into(),
-            pod_uid: spec.pod_ref.uid.parse().map_err(|error| NotARecord::Uid("spec.podRef.uid", error))?,
+            pod_uid: spec
+                .pod_ref
+                .uid
+                .parse()
+                .map_err(|error| InvalidEvacuation::Uid("spec.podRef.uid", error))?,
             evacuators: evacuators.into(),
             progress_deadline: Duration::from_secs(
                 spec.progress_deadline_seconds.try_into().unwrap_or_default(),
@@ -133,12 +140,12 @@ impl Record {
         })
     }
 
-    /// The subdomains of those who want it. An evacuator's own finalizer of that form does not count.
+    /// The subdomains of its instigators. An evacuator's own finalizer of that form does not count.
     pub fn instigators(&self) -> impl Iterator<Item = &str> {
-        instigators::among(self.finalizers.iter().map(AsRef::as_ref), &self.evacuators)
+        instigators::subdomains(self.finalizers.iter().map(AsRef::as_ref), &self.evacuators)
     }
 
-    /// The finalizers that stay when the pod has gone: those of nobody's instigator form.
+    /// The finalizers that stay when the pod is gone: those that do not have the instigator form.
     pub fn foreign_finalizers(&self) -> Vec<String> {
         let foreign = self.finalizers.iter().filter(|finalizer| instigators::subdomain(finalizer).is_none());
         foreign.map(ToString::to_string).collect()
@@ -155,13 +162,13 @@ impl Record {
         self.blocked.as_ref().filter(|blocked| blocked.is_true).map(|blocked| blocked.reason.as_ref())
     }
 
-    /// Whether the condition `Blocked` says just this.
-    pub fn is_blocked_saying(&self, reason: &str, message: &str) -> bool {
+    /// Whether the condition `Blocked` is true with exactly this reason and message.
+    pub fn has_blocked_condition(&self, reason: &str, message: &str) -> bool {
         self.blocked_by() == Some(reason)
             && self.blocked.as_ref().is_some_and(|blocked| blocked.message == fingerprint(message))
     }
 
-    /// The object, in this state.
+    /// A reference to this version of the object, for writes.
     pub fn object(&self) -> Object<'_> {
         Object {
             namespace: &self.namespace,

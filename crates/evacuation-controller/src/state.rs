@@ -1,5 +1,5 @@
-//! Everything that is known of Evacuations and budgets, fed by watch events. Plain synchronous state: it says
-//! which Evacuations have to be looked at, and what is known of one.
+//! The synchronous store of Evacuations and budgets. Watch events update it, and it returns the Evacuations to
+//! reconcile. Pods are in the shared pod cache.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -9,85 +9,88 @@ use haulout_api_types::names::reason;
 use haulout_service_runtime::api::is_later;
 use haulout_service_runtime::eviction::{Failure, is_transient, waits_for_budget};
 use haulout_service_runtime::pods::{Change, Interner, Pod, PodIndex, Uid};
-use haulout_service_runtime::queue::number_of;
+use haulout_service_runtime::queue::id_of;
 use jiff::Timestamp;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
 use crate::backoff::{self, after};
-use crate::budget::{Budgets, Covered};
-use crate::decide::{End, Live, Soon};
+use crate::budget::{Budgets, Coverage};
+use crate::decide::{End, LocalState, Retry};
 use crate::record::Record;
 
-/// The Evacuation that is meant: its UID.
+/// The UID of an Evacuation.
 pub type Key = Uid;
 
-/// An Evacuation that has to be looked at.
+/// An Evacuation to reconcile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Queued {
-    /// Which one.
+    /// Its key.
     pub key: Key,
-    /// The number of its namespace, whose admission webhooks may be slow.
+    /// The number of its namespace. The queue shares workers fairly between namespaces, because the admission webhooks
+    /// of one may be slow.
     pub namespace: u64,
 }
 
-/// All that is known.
+/// The store.
 #[derive(Debug, Default)]
 pub struct State {
     entries: HashMap<Key, Entry>,
-    /// By the UID of the pod. There is more than one only if somebody made up a pod's name.
+    /// Evacuations by the UID of their pod. A pod has more than one only if an Evacuation has a wrong pod name.
     by_pod: BTreeSet<(Uid, Key)>,
-    /// Those that wait for a budget.
-    waiting: BTreeSet<Place>,
-    /// How many Evacuations have been seen.
-    seen: u64,
+    /// Evacuations that wait for a budget, in the order in which they are admitted.
+    waiting: BTreeSet<WaitOrder>,
+    /// The sequence number of the last new Evacuation.
+    sequence: u64,
     /// All budgets.
     pub budgets: Budgets,
-    /// Whether all budgets are known: until then a pod may seem to have none.
+    /// Whether the watch of budgets has synced. Before, a pod may appear to have no budget.
     budgets_known: bool,
-    /// Pods that budgets do not count as healthy, by namespace: not ready, or asked to end.
+    /// Pods that budgets do not count as healthy, by namespace: not ready, or terminating.
     unhealthy: BTreeSet<(Arc<str>, Uid)>,
-    /// How many pods name each evacuator class in their annotations, whether or not they have an Evacuation.
+    /// The number of pods by evacuator class in their annotations, with or without an Evacuation.
     pub pod_classes: BTreeMap<String, u32>,
-    /// What many Evacuations have in common: namespaces, finalizers, classes, reasons.
+    /// Interned texts that many Evacuations have in common: namespaces, finalizers, classes, reasons.
     texts: Interner,
 }
 
-/// A place in the line of a namespace: by creation and, because that is told in whole seconds, by when it was first seen.
-type Place = (Arc<str>, Timestamp, u64, Key);
+/// The order of waiting Evacuations in a namespace: by creation and, because that has whole seconds, by sequence
+/// number.
+type WaitOrder = (Arc<str>, Timestamp, u64, Key);
 
 #[derive(Debug)]
 struct Entry {
     record: Arc<Record>,
-    live: Live,
-    /// The number under which it was first seen.
-    seen: u64,
-    /// Whether the API server says that its pod is gone. A UID never comes back, whatever a watch that is behind says.
+    local: LocalState,
+    /// The sequence number, in the order of arrival.
+    sequence: u64,
+    /// Whether the API server has answered that the pod is gone. A UID is never reused, even if a delayed watch still
+    /// has the pod.
     pod_gone: bool,
-    /// Whether its pod has been in the cache: if it is there no longer, it is gone, whether or not its change has been
-    /// applied here.
+    /// Whether the pod has been in the cache. A pod that has left the cache is gone, even if its change has not been
+    /// applied here yet.
     cached: bool,
-    /// What was known of its budgets when it was last tried.
-    tried: Option<Covered>,
+    /// The state of its budgets at the last attempt.
+    last_attempt: Option<Coverage>,
 }
 
 impl Entry {
-    fn place(&self) -> Place {
+    fn wait_order(&self) -> WaitOrder {
         let Record { namespace, created, uid, .. } = &*self.record;
-        (Arc::clone(namespace), *created, self.seen, *uid)
+        (Arc::clone(namespace), *created, self.sequence, *uid)
     }
 }
 
-/// What is known of one Evacuation at one moment.
+/// A snapshot of one Evacuation and its pod.
 #[derive(Clone, Debug)]
 pub struct View {
     /// The Evacuation.
     pub record: Arc<Record>,
-    /// Its pod, if it is known to exist.
+    /// Its pod, if the cache has it.
     pub pod: Option<Arc<Pod>>,
-    /// Whether its pod is known not to exist any more.
+    /// Whether the pod is known to be gone.
     pub pod_gone: bool,
-    /// What only we know.
-    pub live: Live,
+    /// Its in-memory state.
+    pub local: LocalState,
 }
 
 impl State {
@@ -96,73 +99,73 @@ impl State {
         self.texts.share(text)
     }
 
-    /// An Evacuation is there, in this state. Whether that is news.
+    /// Stores an Evacuation that was added or has changed. Returns whether this version is newer.
     pub fn apply(&mut self, record: Record) -> bool {
         let (key, pod) = (record.uid, record.pod_uid);
         let waits = record.blocked_by().is_some_and(waits_for_budget) && !record.is_cancelled();
         let record = Arc::new(record);
-        let place = if let Some(entry) = self.entries.get_mut(&key) {
+        let order = if let Some(entry) = self.entries.get_mut(&key) {
             if !is_later(&record.version, &entry.record.version) {
                 return false;
             }
             entry.record = record;
-            entry.place()
+            entry.wait_order()
         } else {
-            self.seen += 1;
-            let (seen, live) = (self.seen, Live::default());
-            let entry = Entry { record, live, seen, pod_gone: false, cached: false, tried: None };
-            let place = entry.place();
+            self.sequence += 1;
+            let (sequence, local) = (self.sequence, LocalState::default());
+            let entry = Entry { record, local, sequence, pod_gone: false, cached: false, last_attempt: None };
+            let order = entry.wait_order();
             self.entries.insert(key, entry);
-            place
+            order
         };
         self.by_pod.insert((pod, key));
         if waits {
-            self.waiting.insert(place)
+            self.waiting.insert(order)
         } else {
-            self.waiting.remove(&place)
+            self.waiting.remove(&order)
         };
         true
     }
 
-    /// Takes the answer to a write of ours. One that has been deleted meanwhile does not come back.
-    pub fn refresh(&mut self, record: Record) {
+    /// Stores the response to one of our writes, unless the Evacuation was deleted meanwhile.
+    pub fn apply_written(&mut self, record: Record) {
         if self.entries.contains_key(&record.uid) {
             self.apply(record);
         }
     }
 
-    /// The Evacuation with this UID is gone: what was known of it, if anything, and who may try in its place.
-    pub fn remove(&mut self, key: Key, pods: &PodIndex) -> (Option<View>, Vec<Key>) {
+    /// Removes an Evacuation. Returns its last view, and the Evacuations that are admitted in its place.
+    pub fn delete(&mut self, key: Key, pods: &PodIndex) -> (Option<View>, Vec<Key>) {
         let view = self.view(key, pods);
         let Some(entry) = self.entries.remove(&key) else { return (None, Vec::new()) };
-        self.waiting.remove(&entry.place());
+        self.waiting.remove(&entry.wait_order());
         let Record { namespace, pod_uid, .. } = &*entry.record;
         self.by_pod.remove(&(*pod_uid, key));
-        let freed = self.budgets.end(namespace, key);
-        let woken = if freed { self.admit(namespace, pods) } else { Vec::new() };
+        let was_in_flight = self.budgets.end_eviction(namespace, key);
+        let admitted = if was_in_flight { self.admit(namespace, pods) } else { Vec::new() };
         self.texts.changed();
-        (view, woken)
+        (view, admitted)
     }
 
-    /// A pod has changed. Which Evacuations have to be looked at.
-    pub fn pod_changed(&mut self, change: &Change, pods: &PodIndex) -> Vec<Key> {
+    /// A pod was added, changed or deleted. Returns the Evacuations to reconcile.
+    pub fn apply_pod(&mut self, change: &Change, pods: &PodIndex) -> Vec<Key> {
         let Some(pod) = change.pod() else { return Vec::new() };
-        self.note_health(pod, change.new.is_some());
-        self.note_classes(change);
-        let mut keys: Vec<_> = of_pod(&self.by_pod, pod.uid).collect();
+        self.update_unhealthy(pod, change.new.is_some());
+        self.update_pod_classes(change);
+        let mut keys: Vec<_> = evacuations_of_pod(&self.by_pod, pod.uid).collect();
         let mut waits = false;
         for key in &keys {
             if let Some(entry) = self.entries.get_mut(key) {
-                entry.live.unwatched = 0;
+                entry.local.cache_misses = 0;
                 entry.cached |= change.new.is_none();
-                // The budget's own numbers tell of it, and wake who may try instead.
+                // The status of the budget changes next, and that admits others.
                 if change.new.is_none() || pod.terminating {
-                    self.budgets.end(&pod.namespace, *key);
+                    self.budgets.end_eviction(&pod.namespace, *key);
                 }
                 waits |= entry.record.blocked_by().is_some_and(waits_for_budget);
             }
         }
-        // One that is not ready any more may be of no interest to its budget, and so may one with other labels.
+        // A pod that is no longer ready, or has other labels, may not count against its budget any more.
         let counts = |pod: &Pod| (pod.ready, pod.phase, pod.labels.clone());
         if waits && change.old.as_deref().map(counts) != change.new.as_deref().map(counts) {
             keys.extend(self.admit(&pod.namespace, pods));
@@ -170,20 +173,20 @@ impl State {
         keys
     }
 
-    /// A budget is there, in this state. Who may try now.
-    pub fn budget_applied(&mut self, budget: PodDisruptionBudget, pods: &PodIndex) -> Vec<Key> {
+    /// Stores a budget that was added or has changed. Returns the Evacuations to reconcile.
+    pub fn apply_budget(&mut self, budget: PodDisruptionBudget, pods: &PodIndex) -> Vec<Key> {
         let namespace = self.share(budget.metadata.namespace.as_deref().unwrap_or_default());
         self.budgets.apply(&namespace, budget);
         self.admit(&namespace, pods)
     }
 
-    /// A budget is gone. Who may try now.
-    pub fn budget_deleted(&mut self, namespace: &str, name: &str, pods: &PodIndex) -> Vec<Key> {
+    /// Removes a deleted budget. Returns the Evacuations to reconcile.
+    pub fn delete_budget(&mut self, namespace: &str, name: &str, pods: &PodIndex) -> Vec<Key> {
         self.budgets.delete(namespace, name);
         self.admit(namespace, pods)
     }
 
-    /// All budgets are known. Who may try now.
+    /// The watch of budgets has synced. Returns the Evacuations to reconcile.
     pub fn budgets_synced(&mut self, pods: &PodIndex) -> Vec<Key> {
         self.budgets_known = true;
         let namespaces: BTreeSet<_> =
@@ -191,7 +194,8 @@ impl State {
         namespaces.iter().flat_map(|namespace| self.admit(namespace, pods)).collect()
     }
 
-    /// Lets those who wait in this namespace try, the oldest first, as far as their budgets allow.
+    /// Admits waiting Evacuations of this namespace, the oldest first, as far as their budgets allow. Returns the
+    /// Evacuations to reconcile.
     pub fn admit(&mut self, namespace: &str, pods: &PodIndex) -> Vec<Key> {
         if !self.budgets_known {
             return Vec::new();
@@ -202,76 +206,76 @@ impl State {
             .filter_map(|(.., key)| {
                 let entry = self.entries.get(key)?;
                 let pod = pods.get(entry.record.pod_uid)?;
-                let live = &entry.live;
-                let idle = !live.admitted && live.evicted.is_none() && live.unwritten.is_none();
+                let local = &entry.local;
+                let idle = !local.admitted && local.evicted.is_none() && local.pending_failure.is_none();
                 (idle && !pod.terminating && !entry.pod_gone).then_some((*key, pod.as_ref()))
             })
             .collect();
-        let mut woken = self.budgets.admit(namespace, candidates.iter().copied());
-        for key in &woken {
+        let mut keys = self.budgets.admit(namespace, candidates.iter().copied());
+        for key in &keys {
             if let Some(entry) = self.entries.get_mut(key) {
-                entry.live.admitted = true;
+                entry.local.admitted = true;
             }
         }
-        // Other budgets than those that its status tells of cover it now: the next attempt says which.
+        // Other budgets cover the pod now than its status says. The next attempt updates the status.
         for (key, pod) in candidates {
-            let Some(entry) = self.entries.get_mut(&key).filter(|entry| !entry.live.admitted) else {
+            let Some(entry) = self.entries.get_mut(&key).filter(|entry| !entry.local.admitted) else {
                 continue;
             };
-            let covered = self.budgets.covered(pod);
-            if entry.tried.is_some_and(|tried| tried.by != covered.by) {
-                entry.tried = Some(covered);
-                entry.live.soon.get_or_insert_default();
-                woken.push(key);
+            let coverage = self.budgets.coverage(pod);
+            if entry.last_attempt.is_some_and(|last| last.names != coverage.names) {
+                entry.last_attempt = Some(coverage);
+                entry.local.retry.get_or_insert_default();
+                keys.push(key);
             }
         }
-        woken
+        keys
     }
 
-    /// What is known of an Evacuation; `None` if there is no such.
+    /// The snapshot of an Evacuation; `None` if it does not exist.
     pub fn view(&mut self, key: Key, pods: &PodIndex) -> Option<View> {
-        let Entry { record, live, pod_gone, cached, .. } = self.entries.get_mut(&key)?;
+        let Entry { record, local, pod_gone, cached, .. } = self.entries.get_mut(&key)?;
         let named = |pod: &&Arc<Pod>| pod.namespace == record.namespace && *pod.name == *record.pod_name;
         let pod = pods.get(record.pod_uid).filter(named).cloned();
         let pod_gone = *pod_gone || (*cached && pod.is_none());
         *cached |= pod.is_some();
-        Some(View { record: Arc::clone(record), pod, pod_gone, live: live.clone() })
+        Some(View { record: Arc::clone(record), pod, pod_gone, local: local.clone() })
     }
 
-    /// The API server has no such pod any more.
-    pub fn pod_is_gone(&mut self, key: Key) {
+    /// The API server has answered that the pod is gone.
+    pub fn set_pod_gone(&mut self, key: Key) {
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.pod_gone = true;
         }
     }
 
-    /// The API server has the pod, and the cache does not: for how many look-ups in a row that has been so.
-    pub fn pod_is_unwatched(&mut self, key: Key) -> u32 {
+    /// The API server has the pod and the cache does not. Returns how often in a row.
+    pub fn count_cache_miss(&mut self, key: Key) -> u32 {
         self.entries.get_mut(&key).map_or(1, |entry| {
-            entry.live.unwatched = entry.live.unwatched.saturating_add(1);
-            entry.live.unwatched
+            entry.local.cache_misses = entry.local.cache_misses.saturating_add(1);
+            entry.local.cache_misses
         })
     }
 
-    /// An eviction is about to be tried.
-    pub fn eviction_begins(&mut self, key: Key, pod: &Pod) {
-        self.budgets.begin(key, pod);
+    /// The Eviction API is about to be called.
+    pub fn eviction_started(&mut self, key: Key, pod: &Pod) {
+        self.budgets.start_eviction(key, pod);
         if let Some(entry) = self.entries.get_mut(&key) {
-            entry.live.admitted = false;
-            entry.tried = Some(self.budgets.covered(pod));
+            entry.local.admitted = false;
+            entry.last_attempt = Some(self.budgets.coverage(pod));
         }
     }
 
-    /// The Eviction API has taken the pod. It takes the room of its budget until it is seen to leave.
+    /// The Eviction API has accepted the eviction. It counts as in flight until the watch reports that the pod leaves.
     pub fn evicted(&mut self, key: Key, now: Timestamp) {
         if let Some(entry) = self.entries.get_mut(&key) {
-            entry.live.evicted = Some(now);
-            entry.live.soon = None;
+            entry.local.evicted = Some(now);
+            entry.local.retry = None;
         }
     }
 
-    /// An eviction has failed, which is kept until it has been written. Who may try instead: nobody if it was for its
-    /// budget's sake, which then has no room for others either.
+    /// An eviction has failed. The failure is kept until it is in the status. Returns the Evacuations that are admitted
+    /// instead: none if the budget rejected the eviction, because it allows no others either.
     pub fn eviction_failed(
         &mut self,
         key: Key,
@@ -280,65 +284,65 @@ impl State {
         pods: &PodIndex,
     ) -> Vec<Key> {
         let Some(entry) = self.entries.get_mut(&key) else { return Vec::new() };
-        entry.live.evicted = None;
-        entry.live.soon = is_transient(failure.reason).then(|| {
-            let failures = entry.live.soon.as_ref().map_or(0, |soon| soon.failures).saturating_add(1);
-            Box::new(Soon { failures, due: after(now, backoff::soon(failures, key)) })
+        entry.local.evicted = None;
+        entry.local.retry = is_transient(failure.reason).then(|| {
+            let failures = entry.local.retry.as_ref().map_or(0, |retry| retry.failures).saturating_add(1);
+            Box::new(Retry { failures, due: after(now, backoff::transient_delay(failures, key)) })
         });
         let by_budget = waits_for_budget(failure.reason);
-        entry.live.unwritten = Some(Box::new(failure));
+        entry.local.pending_failure = Some(Box::new(failure));
         let namespace = Arc::clone(&entry.record.namespace);
-        self.budgets.end(&namespace, key);
+        self.budgets.end_eviction(&namespace, key);
         if by_budget { Vec::new() } else { self.admit(&namespace, pods) }
     }
 
-    /// A failure that has not been written is of no interest any more: the pod is on its way out.
-    pub fn forget_failure(&mut self, key: Key) {
+    /// Drops a failure that is not in the status yet, because the pod is leaving.
+    pub fn clear_pending_failure(&mut self, key: Key) {
         if let Some(entry) = self.entries.get_mut(&key) {
-            entry.live.unwritten = None;
+            entry.local.pending_failure = None;
         }
     }
 
-    /// Work on someone who was admitted ended without an attempt to evict. Who may try instead. Where that was because
-    /// something failed, it may try again itself, without waiting for the backoff of its refusals.
-    pub fn give_back(&mut self, key: Key, failed: bool, pods: &PodIndex) -> Vec<Key> {
+    /// An admitted Evacuation was reconciled without an eviction. Returns the Evacuations that are admitted instead. If
+    /// the reconcile failed, this Evacuation may retry without waiting for the backoff of rejected evictions.
+    pub fn return_admission(&mut self, key: Key, failed: bool, pods: &PodIndex) -> Vec<Key> {
         let Some(entry) = self.entries.get_mut(&key) else { return Vec::new() };
-        if !std::mem::take(&mut entry.live.admitted) {
+        if !std::mem::take(&mut entry.local.admitted) {
             return Vec::new();
         }
         if failed {
-            entry.live.soon.get_or_insert_default();
+            entry.local.retry.get_or_insert_default();
         }
-        let place = entry.place();
-        self.budgets.end(&place.0, key);
-        // Not itself again: it would be admitted for ever.
-        let waited = self.waiting.remove(&place);
-        let others = self.admit(&place.0, pods);
-        self.waiting.extend(waited.then_some(place));
+        let order = entry.wait_order();
+        self.budgets.end_eviction(&order.0, key);
+        // It must not be admitted again itself, or this would never end.
+        let was_waiting = self.waiting.remove(&order);
+        let others = self.admit(&order.0, pods);
+        self.waiting.extend(was_waiting.then_some(order));
         others
     }
 
-    /// A failure has been written, and who was refused waits from now on. What its budgets did since it tried has woken
-    /// nobody: who may try now.
+    /// A failure is in the status now, so that the Evacuation waits for its budget. Its budgets may have changed since
+    /// the attempt. Returns the Evacuations to reconcile.
     pub fn failure_written(&mut self, key: Key, pods: &PodIndex) -> Vec<Key> {
         let Some(entry) = self.entries.get_mut(&key) else { return Vec::new() };
-        entry.live.unwritten = None;
+        entry.local.pending_failure = None;
         let pod = pods.get(entry.record.pod_uid);
-        if pod.is_none_or(|pod| Some(self.budgets.covered(pod)) == entry.tried) {
+        if pod.is_none_or(|pod| Some(self.budgets.coverage(pod)) == entry.last_attempt) {
             return Vec::new();
         }
         let namespace = Arc::clone(&entry.record.namespace);
         self.admit(&namespace, pods)
     }
 
-    /// We have deleted the Evacuation, because it ended so.
-    pub fn deleted(&mut self, key: Key, end: End) {
+    /// Records that we have deleted the Evacuation, and how it ended.
+    pub fn set_deleted(&mut self, key: Key, end: End) {
         if let Some(entry) = self.entries.get_mut(&key) {
-            entry.live.deleted = Some(end);
+            entry.local.deleted = Some(end);
         }
     }
 
-    /// A failure with what is known here of the pod's budgets, as far as that agrees with the API server's answer.
+    /// Adds details about the pod's budgets to a failure, if they agree with the API server's answer.
     pub fn explain(&self, failure: Failure, pod: &Pod, pods: &PodIndex) -> Failure {
         let message = match failure.reason {
             reason::BUDGET_EXHAUSTED if self.budgets.is_exhausted(pod) => self.describe_budgets(pod, pods),
@@ -350,7 +354,7 @@ impl State {
         Failure { message, ..failure }
     }
 
-    /// What people should know of the budgets of this pod.
+    /// Describes the budgets of this pod for a message.
     pub fn describe_budgets(&self, pod: &Pod, pods: &PodIndex) -> String {
         let first = (Arc::clone(&pod.namespace), Uid::MIN);
         let unhealthy =
@@ -363,18 +367,18 @@ impl State {
         self.entries.values().map(|entry| entry.record.as_ref())
     }
 
-    /// What to put into the queue for an Evacuation; `None` if there is no such.
+    /// The queue entry of an Evacuation; `None` if it does not exist.
     pub fn queued(&self, key: Key) -> Option<Queued> {
-        let namespace = number_of(&self.entries.get(&key)?.record.namespace);
+        let namespace = id_of(&self.entries.get(&key)?.record.namespace);
         Some(Queued { key, namespace })
     }
 
-    /// All keys.
+    /// The keys of all Evacuations.
     pub fn keys(&self) -> Vec<Key> {
         self.entries.keys().copied().collect()
     }
 
-    fn note_health(&mut self, pod: &Pod, exists: bool) {
+    fn update_unhealthy(&mut self, pod: &Pod, exists: bool) {
         let unhealthy = exists && !pod.is_finished() && (!pod.ready || pod.terminating);
         let pod = (Arc::clone(&pod.namespace), pod.uid);
         if unhealthy {
@@ -384,7 +388,7 @@ impl State {
         };
     }
 
-    fn note_classes(&mut self, change: &Change) {
+    fn update_pod_classes(&mut self, change: &Change) {
         let annotations = |pod: &Option<Arc<Pod>>| pod.as_ref()?.evacuator_annotations.clone();
         let (old, new) = (annotations(&change.old), annotations(&change.new));
         if old == new {
@@ -407,7 +411,7 @@ impl State {
 }
 
 /// The Evacuations of the pod with this UID.
-fn of_pod(by_pod: &BTreeSet<(Uid, Key)>, pod: Uid) -> impl Iterator<Item = Key> {
+fn evacuations_of_pod(by_pod: &BTreeSet<(Uid, Key)>, pod: Uid) -> impl Iterator<Item = Key> {
     by_pod.range((pod, Uid::MIN)..).take_while(move |(of, _)| *of == pod).map(|(_, key)| *key)
 }
 

@@ -1,4 +1,4 @@
-//! What the status of an Evacuation says: `status.message` for people, and the condition `Blocked`.
+//! The status of an Evacuation: `status.message`, which people read, and the condition `Blocked`.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Map, Value, json};
 
-use crate::decide::Why;
-use crate::events::because;
+use crate::decide::TurnEnd;
+use crate::events::describe_turn_end;
 use crate::record::Record;
 
-/// The status after an attempt to evict has failed.
+/// The status after a failed eviction.
 pub fn failed(record: &Record, failure: &Failure, now: Timestamp) -> Map<String, Value> {
     let mut status = blocked(record, failure.reason, &failure.message, now);
     status.insert("failedEvictionCounter".into(), record.failed.saturating_add(1).into());
@@ -22,58 +22,58 @@ pub fn failed(record: &Record, failure: &Failure, now: Timestamp) -> Map<String,
     status
 }
 
-/// The status when something keeps the pod from leaving.
+/// The status while the pod is blocked.
 pub fn blocked(record: &Record, reason: &str, message: &str, now: Timestamp) -> Map<String, Value> {
     let mut status = Map::new();
-    status.insert("conditions".into(), with_ours(record, true, reason, message, now));
+    status.insert("conditions".into(), with_blocked(record, true, reason, message, now));
     status.insert("message".into(), message.into());
     status
 }
 
-/// The status when nothing keeps the pod from leaving any more. A message that an evacuator has written since stays.
+/// The status when the pod is no longer blocked. A newer message of an evacuator stays.
 pub fn unblocked(record: &Record, reason: &str, message: &str, now: Timestamp) -> Map<String, Value> {
     let mut status = Map::new();
-    status.insert("conditions".into(), with_ours(record, false, reason, message, now));
+    status.insert("conditions".into(), with_blocked(record, false, reason, message, now));
     if record.message_repeats_blocked {
         status.insert("message".into(), message.into());
     }
     status
 }
 
-/// All conditions: those of others, and ours.
-fn with_ours(record: &Record, is_true: bool, reason: &str, message: &str, now: Timestamp) -> Value {
+/// All conditions: ours, and those that other programs set.
+fn with_blocked(record: &Record, is_true: bool, reason: &str, message: &str, now: Timestamp) -> Value {
     let since = record.blocked.as_ref().filter(|blocked| blocked.is_true == is_true);
     let since = since.map_or(now, |blocked| blocked.since);
     let ours = conditions::condition(condition::BLOCKED, is_true, reason, message, since);
     json!(record.other_conditions.iter().cloned().chain([ours]).collect::<Vec<_>>())
 }
 
-/// The first evacuator has been given control.
+/// The message when the first evacuator becomes active.
 pub fn activated(class: &str) -> String {
     format!("Evacuator {class} has been asked to evacuate the pod.")
 }
 
-/// Control has passed on.
-pub fn switched(from: &str, to: &str, why: Why, deadline: Duration) -> String {
-    let what = match why {
-        Why::Silent => format!("has reported no progress for {} s", deadline.as_secs()),
-        Why::None | Why::Completed => "has done its part and the pod is still there".to_owned(),
+/// The message when the next evacuator becomes active.
+pub fn switched(from: &str, to: &str, turn_end: TurnEnd, deadline: Duration) -> String {
+    let what = match turn_end {
+        TurnEnd::TimedOut => format!("has reported no progress for {} s", deadline.as_secs()),
+        TurnEnd::NoEvacuator | TurnEnd::Completed => "has completed, but the pod still exists".to_owned(),
     };
-    format!("Evacuator {from} {what}: evacuator {to} takes over.")
+    format!("Evacuator {from} {what}: evacuator {to} is active now.")
 }
 
-/// The Eviction API is about to be asked.
-pub fn evicting(record: &Record, why: Why) -> String {
-    format!("The pod is being evicted: {}.", because(record, why))
+/// The message before the Eviction API is called.
+pub fn evicting(record: &Record, turn_end: TurnEnd) -> String {
+    format!("The pod is being evicted: {}.", describe_turn_end(record, turn_end))
 }
 
-/// An evacuator whose time was up reports again.
-pub fn at_work(record: &Record) -> String {
+/// The message when an evacuator reports progress after its deadline has passed.
+pub fn progress_resumed(record: &Record) -> String {
     let class = record.active.as_deref().unwrap_or_default();
     format!("Evacuator {class} reports progress again: the pod is not evicted.")
 }
 
-/// The pod has been asked to end.
+/// The message while the pod terminates.
 pub fn terminating(pod: &Pod) -> String {
     match pod.deletion_timestamp() {
         Some(end) => format!("Pod {} is terminating. Its grace period ends at {end}.", pod.name),
@@ -81,17 +81,17 @@ pub fn terminating(pod: &Pod) -> String {
     }
 }
 
-/// How many finalizers a message names.
-const NAMED: usize = 5;
+/// The number of finalizers that a message names.
+const MAX_NAMED: usize = 5;
 
-/// The evacuation has ended, and these finalizers keep the Evacuation.
+/// The message when the evacuation has ended and finalizers hold the Evacuation.
 pub fn held(record: &Record, ended: &str) -> String {
     let describe = |finalizer: &str| match instigators::subdomain(finalizer) {
         Some(class) => format!("{finalizer} (evacuator {class} has to clean up)"),
         None => finalizer.to_owned(),
     };
-    let mut named: Vec<_> = record.finalizers.iter().take(NAMED).map(|f| describe(f)).collect();
-    if let Some(more) = record.finalizers.len().checked_sub(NAMED).filter(|more| *more > 0) {
+    let mut named: Vec<_> = record.finalizers.iter().take(MAX_NAMED).map(|f| describe(f)).collect();
+    if let Some(more) = record.finalizers.len().checked_sub(MAX_NAMED).filter(|more| *more > 0) {
         named.push(format!("and {more} more"));
     }
     format!(

@@ -1,4 +1,4 @@
-//! Objects for tests, made of numbers.
+//! Builders for unit tests. Objects are identified by numbers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub fn key(n: u32) -> Uid {
     format!("eeeeeeee-0000-0000-0000-0000{n:08x}").parse().unwrap()
 }
 
-/// The Evacuation of pod number `n`, wanted by the maintenance controller, without evacuators.
+/// The Evacuation of pod number `n`, requested by the maintenance controller, without evacuators.
 pub fn record(n: u32) -> Record {
     Record {
         namespace: Arc::from("test"),
@@ -92,7 +92,7 @@ pub fn pod(n: u32) -> Pod {
     pod_with(n, &[])
 }
 
-/// A budget for `app=web` that allows so many disruptions, with pods it has let go already.
+/// A budget for `app=web` that allows this many disruptions, with these disrupted pods.
 pub fn budget(name: &str, allowed: i32, disrupted: &[&str]) -> PodDisruptionBudget {
     let disrupted: serde_json::Map<_, _> =
         disrupted.iter().map(|pod| ((*pod).to_owned(), json!("2023-01-01T00:00:00Z"))).collect();

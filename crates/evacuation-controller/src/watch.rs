@@ -1,4 +1,4 @@
-//! Which kinds are watched, and what each change means for the state.
+//! The watched kinds, and the state method that each watch event calls.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::state::{Key, State};
 impl Subscriber for Controller {
     fn apply(&self, changes: Vec<Change>) {
         for change in changes {
-            self.update(|state, pods| state.pod_changed(&change, pods));
+            self.update(|state, pods| state.apply_pod(&change, pods));
         }
     }
 
@@ -37,17 +37,17 @@ impl Handler<Evacuation> for Controller {
             Ok(false) => {}
             Err(problem) => {
                 warn!(uid = %key, %problem, "failed to read Evacuation, ignoring it");
-                self.forget(key);
+                self.delete_evacuation(key);
             }
         }
     }
 
     fn unreadable(&self, key: Key, _: Unreadable) {
-        self.forget(key);
+        self.delete_evacuation(key);
     }
 
     fn delete(&self, key: Key) {
-        self.removed(key);
+        self.evacuation_deleted(key);
     }
 
     fn resumed(&self) {
@@ -55,18 +55,18 @@ impl Handler<Evacuation> for Controller {
     }
 }
 
-/// A namespace and the name of a budget in it.
+/// The namespace and name of a PodDisruptionBudget.
 type BudgetKey = (Arc<str>, Arc<str>);
 
 impl Handler<PodDisruptionBudget> for Controller {
     type Key = BudgetKey;
 
     fn apply(&self, _: BudgetKey, budget: PodDisruptionBudget) {
-        self.update(|state, pods| state.budget_applied(budget, pods));
+        self.update(|state, pods| state.apply_budget(budget, pods));
     }
 
     fn delete(&self, (namespace, name): BudgetKey) {
-        self.update(|state, pods| state.budget_deleted(&namespace, &name, pods));
+        self.update(|state, pods| state.delete_budget(&namespace, &name, pods));
     }
 
     fn resumed(&self) {

@@ -1,10 +1,9 @@
-//! Bounds on what others wrote: their words are quoted in what we write, but never without a limit.
+//! Limits the length of texts from other programs before they are written to a status.
 
-/// The longest text that is kept as it is, in bytes: 40 of them and all the rest of a status stay far below what an
-/// object may have.
+/// Maximum length of a text, in bytes. 40 such texts and the rest of a status stay far below the size limit of an object.
 pub const MAX_TEXT: usize = 1024;
 
-/// The text, shortened if it is long.
+/// The text, shortened if it is too long.
 pub fn text(text: &str) -> String {
     if text.len() <= MAX_TEXT {
         return text.into();
@@ -14,7 +13,7 @@ pub fn text(text: &str) -> String {
     short
 }
 
-/// The text in one line of at most so many characters.
+/// The text as one line with at most this number of characters.
 pub fn line(text: &str, characters: usize) -> String {
     let visible: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let line = visible.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -25,9 +24,9 @@ pub fn line(text: &str, characters: usize) -> String {
     format!("{}…", short.trim_end())
 }
 
-/// The first of these as a list; how many more there are, if there are.
-pub fn list<T: AsRef<str>>(all: &[T], shown: usize) -> String {
-    let first: Vec<String> = all.iter().take(shown).map(|one| text(one.as_ref())).collect();
+/// The first elements, and the number of others.
+pub fn list<T: AsRef<str>>(all: &[T], max: usize) -> String {
+    let first: Vec<String> = all.iter().take(max).map(|one| text(one.as_ref())).collect();
     match all.len().saturating_sub(first.len()) {
         0 => first.join(", "),
         more => format!("{} and {more} more", first.join(", ")),
@@ -39,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_one_line_of_bounded_length() {
+    fn line_has_bounded_length() {
         for (text, expected) in [
             ("", ""),
             ("short", "short"),
@@ -54,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn long_texts_and_lists_are_cut() {
+    fn long_texts_and_lists_are_shortened() {
         assert_eq!(text("short"), "short");
         let long = text(&"ü".repeat(100_000));
         assert!(long.len() <= MAX_TEXT && long.ends_with('…'), "{}", long.len());

@@ -1,26 +1,28 @@
-//! The events that people see on maintenances and nodes.
+//! Events on NodeMaintenances, DrainRules and nodes.
 
 use haulout_api_types::NodeMaintenance;
 use haulout_api_types::names::event;
-use haulout_service_runtime::events::{News, Severity, reference};
+use haulout_service_runtime::events::{NewEvent, Severity, reference};
 use k8s_openapi::api::core::v1::ObjectReference;
 
-use crate::status::Notice;
+use crate::status::MaintenanceEvent;
 
-/// That an object is not followed, and why.
-pub fn not_followed(regarding: ObjectReference, why: &str) -> News {
-    let message = format!("It cannot be followed: {why}");
-    news(regarding, Notice { reason: event::NOT_FOLLOWED, warning: true, message })
+/// The event of an unreadable object.
+pub fn unreadable(regarding: ObjectReference, error: &str) -> NewEvent {
+    let kind = regarding.kind.as_deref().unwrap_or("object");
+    let message =
+        format!("The {kind} is unreadable: {error}; correct or delete it, or upgrade the controller");
+    new_event(regarding, MaintenanceEvent { reason: event::UNREADABLE, warning: true, message })
 }
 
-/// Something to be told of a maintenance.
-pub fn of(maintenance: &NodeMaintenance, notice: Notice) -> News {
-    news(reference(maintenance), notice)
+/// An event of a maintenance.
+pub fn for_maintenance(maintenance: &NodeMaintenance, event: MaintenanceEvent) -> NewEvent {
+    new_event(reference(maintenance), event)
 }
 
-/// Something to be told of a node whose maintenance nobody remembers. The kubelet's events name a node by its
-/// name alone, too.
-pub fn of_node(name: &str, notice: Notice) -> News {
+/// An event of a node whose maintenance is not known anymore. As in events of the kubelet, the node's name is also used as its
+/// UID.
+pub fn for_node(name: &str, event: MaintenanceEvent) -> NewEvent {
     let regarding = ObjectReference {
         api_version: Some("v1".into()),
         kind: Some("Node".into()),
@@ -28,18 +30,18 @@ pub fn of_node(name: &str, notice: Notice) -> News {
         uid: Some(name.into()),
         ..ObjectReference::default()
     };
-    news(regarding, notice)
+    new_event(regarding, event)
 }
 
-fn news(regarding: ObjectReference, notice: Notice) -> News {
-    let Notice { reason, warning, message } = notice;
+fn new_event(regarding: ObjectReference, event: MaintenanceEvent) -> NewEvent {
+    let MaintenanceEvent { reason, warning, message } = event;
     let severity = if warning { Severity::Warning } else { Severity::Normal };
     let action = match reason {
         event::CORDON_RACE => "Cordon",
         event::LEFT_CORDONED => "Complete",
         event::STAGE_STARTED => "Begin",
-        event::NOT_FOLLOWED => "Read",
+        event::UNREADABLE => "Read",
         _ => "Drain",
     };
-    News { regarding, severity, reason, action, note: message }
+    NewEvent { regarding, severity, reason, action, note: message }
 }

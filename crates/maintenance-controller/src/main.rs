@@ -1,24 +1,25 @@
-//! The maintenance controller (KEP-4212): takes nodes out of service and back, as far as each NodeMaintenance says.
+//! The maintenance controller (KEP-4212) cordons nodes, drains them and returns them to service, as requested by
+//! NodeMaintenances.
 //!
-//! The decisions are plain code over plain data, with no client, no clock and no async:
+//! Decisions are synchronous code without a client or a clock:
 //!
 //! | question | module |
 //! |---|---|
-//! | which pods leave now, who waits for whom, how far is it? | the crate `drain-planner` |
-//! | what is changed on a node, and put back afterwards? | the same, `cordon` |
-//! | when does a stage begin, and when is a maintenance done? | `stage` |
-//! | what does the status say? | `status`, `bounded` |
-//! | when may an object be written again that was refused, undone or written just before? | `writes` |
-//! | does an evacuation controller lead? | `leader` |
+//! | which pods leave now, which maintenance waits for which? | the crate `drain-planner` |
+//! | what is changed on a node, and restored afterwards? | the same crate, module `cordon` |
+//! | when does a stage start, and when is a maintenance done? | `stage` |
+//! | what is in the status? | `status`, `bounded` |
+//! | when may an object be written again after a rejected, reverted or recent write? | `writes` |
+//! | is there a leader of the evacuation controller? | `leader` |
 //!
-//! Around them is what watches and writes:
+//! The other modules watch and write:
 //!
 //! | question | module |
 //! |---|---|
 //! | which kinds are watched? | `watch` |
-//! | what is read and kept of the objects? | `seen`, `state` |
-//! | how is it done? | `reconcile`, `api` |
-//! | what do people see? | `status`, `events`, `metrics` |
+//! | what is stored about the objects? | `observed`, `state` |
+//! | how are decisions carried out? | `reconcile`, `api` |
+//! | what is reported to users? | `status`, `events`, `metrics` |
 
 mod api;
 mod args;
@@ -26,8 +27,8 @@ mod bounded;
 mod events;
 mod leader;
 mod metrics;
+mod observed;
 mod reconcile;
-mod seen;
 mod stage;
 mod state;
 mod status;
@@ -42,12 +43,12 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use haulout_api_types::{DrainRule, Evacuation, NodeMaintenance, names};
-use haulout_drain_planner::plan::Served;
+use haulout_drain_planner::plan::ServedPodTypes;
 use haulout_service_runtime::access::{self, Kind, Permission};
 use haulout_service_runtime::api::Writer;
 use haulout_service_runtime::lease::InvalidTiming;
 use haulout_service_runtime::queue::Backoff;
-use haulout_service_runtime::service::{self, Context, Leading, Service};
+use haulout_service_runtime::service::{self, Context, LeaderContext, Service};
 use haulout_service_runtime::term::Term;
 use haulout_service_runtime::watch::{self as watches, Source};
 use haulout_service_runtime::workers::WorkQueue;
@@ -59,8 +60,8 @@ use tokio::sync::Notify;
 
 use crate::args::Args;
 use crate::metrics::Metrics;
+use crate::observed::{SlimEvacuation, SlimNode};
 use crate::reconcile::Controller;
-use crate::seen::{SlimEvacuation, SlimNode};
 use crate::state::{State, Work};
 use crate::watch::EvacuationController;
 
@@ -88,13 +89,14 @@ fn permissions() -> Vec<Permission> {
     [watched.as_flattened(), &written, access::EVENTS, &access::election("maintenance-controller")].concat()
 }
 
-/// A write that failed is tried again at least this often: nobody tells when a webhook of others lets it through.
-const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), most: Duration::from_secs(60) };
+/// A failed write is retried at least once per minute, because the controller is not notified when a webhook or policy that
+/// rejected it changes.
+const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), max: Duration::from_secs(60) };
 
 fn main() -> ExitCode {
     let args = Args::parse();
     let mut permissions = permissions();
-    if args.follow_evacuation_controller {
+    if args.evacuation_controller_enabled {
         let lease = access::lease_name("evacuation-controller");
         let on = |verb| Permission::own(verb, "coordination.k8s.io", "leases").on(&lease);
         permissions.extend(["list", "watch"].map(on));
@@ -111,16 +113,18 @@ fn main() -> ExitCode {
 
 async fn run(args: Args, context: Context) -> Result<(), InvalidTiming> {
     let metrics = Metrics::new(&context.metrics);
-    context.lead(args.election.timing(), |leading| lead(&args, &context, metrics.clone(), leading)).await
+    context
+        .run_elected(args.election.timing(), |leading| lead(&args, &context, metrics.clone(), leading))
+        .await
 }
 
-/// One term of leadership. It begins with empty caches.
-async fn lead(args: &Args, context: &Context, metrics: Metrics, leading: Leading) {
+/// One term of leadership. It starts with empty caches.
+async fn lead(args: &Args, context: &Context, metrics: Metrics, leading: LeaderContext) {
     let queue_metrics = context.metrics.queue("maintenance");
     let queue = WorkQueue::fair(context.clock.clone(), BACKOFF, queue_metrics, Work::lane, Work::group);
-    let served = Served::new(args.pod_types.iter().copied());
+    let served = ServedPodTypes::new(args.pod_types.iter().copied());
     let state = Arc::new(Mutex::new(State::new(served, context.clock.now())));
-    metrics.show(&state);
+    metrics.set_state(&state);
     let controller = Arc::new(Controller {
         writer: Writer::new(leading.clients.direct.clone(), api::MANAGER),
         clients: leading.clients,
@@ -129,9 +133,9 @@ async fn lead(args: &Args, context: &Context, metrics: Metrics, leading: Leading
         state,
         metrics,
         pods: context.pod_cache(),
-        protect: args.hold_autoscalers,
+        hold_autoscalers: args.hold_autoscalers,
         queue: queue.clone(),
-        behind: Notify::new(),
+        plan_changed: Notify::new(),
     });
     let mut term = Term::new(context);
     term.watch(Source::<SlimNode>::all("nodes"), &controller);
@@ -141,20 +145,20 @@ async fn lead(args: &Args, context: &Context, metrics: Metrics, leading: Leading
     term.watch(Source::<VolumeAttachment>::all("volumeattachments"), &controller);
     term.watch(Source::<PartialObjectMeta<Namespace>>::all("namespaces").metadata_only(), &controller);
     term.watch(watch::own_pods(&context.namespace), &controller);
-    if args.follow_evacuation_controller {
+    if args.evacuation_controller_enabled {
         let leader = EvacuationController::new(Arc::clone(&controller), &context.namespace);
         term.watch(leader.source(&context.namespace), &leader);
-        term.spawn(leader.follow());
+        term.spawn(leader.run());
     }
     if !term.synced().await {
         return;
     }
-    // All pods before the first plan is made: what is not in the cache counts as gone.
+    // The pod cache has to be complete before the first plan: a pod that is not in the cache counts as gone.
     term.subscribe(&controller.pods, &controller);
     if !term.synced().await {
         return;
     }
-    term.spawn(Arc::clone(&controller).settle());
+    term.spawn(Arc::clone(&controller).converge());
     let workers = args.common.max_requests;
     term.run(queue.run(workers, context.stop.clone(), |work| Arc::clone(&controller).handle(work))).await;
 }

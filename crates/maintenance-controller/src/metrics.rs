@@ -1,5 +1,4 @@
-//! What `/metrics` tells of maintenances. No label holds the name of an object, and each has a bounded number of
-//! values.
+//! Metrics of maintenances. Labels have a bounded number of values and never contain object names.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,46 +22,47 @@ use crate::state::State;
 const DURATIONS: [f64; 14] =
     [1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 21_600.0, 86_400.0];
 
-/// The metrics of this service. Clones are the same.
+/// The metrics of this service. Clones share their values.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     drains: Histogram,
-    shown: Shown,
+    collector: StateCollector,
 }
 
 impl Metrics {
-    /// Adds them to those that every service has.
+    /// Registers them in addition to the metrics of every service.
     pub fn new(all: &haulout_service_runtime::metrics::Metrics) -> Self {
-        let shown = Shown::default();
-        all.register(|registry| registry.register_collector(Box::new(shown.clone())));
+        let collector = StateCollector::default();
+        all.register(|registry| registry.register_collector(Box::new(collector.clone())));
         let drains = all.add_seconds(
-            "maintenance_controller_drain_duration",
-            "From the cordon of a maintenance's nodes until all of them were drained",
+            "haulout_maintenance_drain_duration",
+            "Time from the cordon until all nodes of a maintenance were drained",
             Histogram::new(DURATIONS),
         );
-        Self { drains, shown }
+        Self { drains, collector }
     }
 
-    /// Shows what this state holds, for as long as somebody else keeps it.
-    pub fn show(&self, state: &Arc<Mutex<State>>) {
-        *self.shown.0.lock() = Arc::downgrade(state);
+    /// Exports the gauges of this state until it is dropped.
+    pub fn set_state(&self, state: &Arc<Mutex<State>>) {
+        *self.collector.0.lock() = Arc::downgrade(state);
     }
 
-    /// Takes the time of a drain that has just ended.
+    /// Observes the duration of a drain that has just finished.
     pub fn status_written(&self, old: &NodeMaintenanceStatus, new: &NodeMaintenanceStatus, now: Timestamp) {
         let drained =
             |status: &NodeMaintenanceStatus| conditions::is_true(&status.conditions, condition::DRAINED);
         let cordoned = |stage: Stage| matches!(stage, Stage::Cordon | Stage::Drain);
-        let begun = new.stage_statuses.iter().filter(|b| cordoned(b.name)).map(|b| b.start_timestamp.0).min();
-        if let Some(begun) = begun.filter(|_| drained(new) && !drained(old)) {
-            self.drains.observe(now.duration_since(begun).as_secs_f64());
+        let started =
+            new.stage_statuses.iter().filter(|b| cordoned(b.name)).map(|b| b.start_timestamp.0).min();
+        if let Some(started) = started.filter(|_| drained(new) && !drained(old)) {
+            self.drains.observe(now.duration_since(started).as_secs_f64());
         }
     }
 }
 
-/// Counts what the state holds when somebody asks.
+/// Computes the gauges from the state when metrics are collected.
 #[derive(Clone, Debug, Default)]
-struct Shown(Arc<Mutex<Weak<Mutex<State>>>>);
+struct StateCollector(Arc<Mutex<Weak<Mutex<State>>>>);
 
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -70,35 +70,49 @@ impl fmt::Debug for State {
     }
 }
 
-impl Collector for Shown {
+impl Collector for StateCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
-        // Those who stand by have nothing to show.
+        // Replicas that do not lead export no gauges.
         let Some(known) = self.0.lock().upgrade() else { return Ok(()) };
-        let (stages, unfollowed, summary) = {
+        let (stages, unreadable, summary) = {
             let known = known.lock();
             let mut stages: BTreeMap<String, u32> =
                 Stage::ALL.iter().map(|stage| (stage.as_str().to_owned(), 0)).collect();
             for maintenance in known.maintenances.values() {
-                let life = maintenance.life(0);
-                let stage = stage::effective(life.stage, life.deleting);
+                let lifecycle = maintenance.lifecycle(0);
+                let stage = stage::effective_stage(lifecycle.stage, lifecycle.deleting);
                 *stages.entry(stage.as_str().to_owned()).or_default() += 1;
             }
-            (stages, known.unfollowed.len(), known.summary())
+            (stages, known.unreadable.len(), known.summary())
         };
         let pods = [("pending", summary.pending), ("evacuating", summary.evacuating)];
         let families = [
-            ("maintenances", "NodeMaintenances by stage", "stage", stages),
-            ("nodes", "Nodes under maintenance by how they stand", "state", text(summary.nodes)),
-            ("pods", "Pods that have to leave nodes under maintenance", "state", text(pods)),
-            ("blockers", "What keeps nodes from being drained, by reason", "reason", text(summary.blockers)),
+            ("haulout_maintenances", "NodeMaintenances by stage", "stage", stages),
+            (
+                "haulout_maintenance_nodes",
+                "Nodes under maintenance by state",
+                "state",
+                by_label(summary.nodes),
+            ),
+            (
+                "haulout_maintenance_pods",
+                "Pods that have to leave nodes under maintenance",
+                "state",
+                by_label(pods),
+            ),
+            (
+                "haulout_maintenance_blockers",
+                "Blockers of drains by reason",
+                "reason",
+                by_label(summary.blockers),
+            ),
         ];
-        let name = "maintenance_controller_unfollowed_maintenances";
-        let help = "NodeMaintenances that cannot be read; the nodes that they hold are not released";
-        let unfollowed = ConstGauge::new(i64::try_from(unfollowed).unwrap_or(i64::MAX));
-        unfollowed.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
+        let name = "haulout_maintenances_unreadable";
+        let help = "Unreadable NodeMaintenances; the nodes that they hold are not released";
+        let unreadable = ConstGauge::new(i64::try_from(unreadable).unwrap_or(i64::MAX));
+        unreadable.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
         for (name, help, label, counts) in families {
-            let name = format!("maintenance_controller_{name}");
-            let mut family = encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?;
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for (value, count) in counts {
                 ConstGauge::new(i64::from(count)).encode(family.encode_family(&[(label, value)])?)?;
             }
@@ -107,6 +121,6 @@ impl Collector for Shown {
     }
 }
 
-fn text<K: ToString>(counts: impl IntoIterator<Item = (K, u32)>) -> BTreeMap<String, u32> {
+fn by_label<K: ToString>(counts: impl IntoIterator<Item = (K, u32)>) -> BTreeMap<String, u32> {
     counts.into_iter().map(|(key, count)| (key.to_string(), count)).collect()
 }

@@ -1,5 +1,5 @@
-//! A leader at work: takes one node, maintenance or pod after the other, asks what to do about it, and does it.
-//! What a write answers is known at once, without waiting for the watch.
+//! Reconciles one key at a time: reads the state, decides, and writes to the API server. The answer to a write is applied to
+//! the state at once, without waiting for the watch.
 
 mod maintenance;
 mod pod;
@@ -7,14 +7,14 @@ mod pod;
 use std::sync::Arc;
 
 use haulout_drain_planner::NodePlan;
-use haulout_drain_planner::cordon::{self, CordonNotice, NodeChanges};
+use haulout_drain_planner::cordon::{self, CordonEvent, NodeChanges};
 use haulout_service_runtime::api::{Object, RequestError, Writer, Written};
 use haulout_service_runtime::clients::Clients;
 use haulout_service_runtime::clock::Clock;
 use haulout_service_runtime::events::Events;
 use haulout_service_runtime::pods::{PodCache, PodIndex};
 use haulout_service_runtime::queue::Outcome;
-use haulout_service_runtime::workers::{WorkQueue, reconciling};
+use haulout_service_runtime::workers::{WorkQueue, record_object};
 use jiff::Timestamp;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
@@ -23,17 +23,17 @@ use tracing::{debug, warn};
 use crate::api;
 use crate::events;
 use crate::metrics::Metrics;
-use crate::seen::{NodeSeen, SlimNode};
-use crate::state::{MayWrite, State, Unsettled, Work};
-use crate::status::{self, Notice};
+use crate::observed::{ObservedNode, SlimNode};
+use crate::state::{MayWrite, NotConverged, State, Work};
+use crate::status::{self, MaintenanceEvent};
 use crate::writes::Failure;
 
-/// What is said of a node that does not have what was written to it.
-const LOST: &str = "it takes the change, and the node does not have it afterwards: a mutating webhook or policy takes it off";
-/// More steps than anything ever needs at one go.
-const MOST_STEPS: usize = 10;
+/// The blocker message of a node that lacks a change although the write succeeded.
+const CHANGE_DROPPED: &str = "the change is accepted, but missing from the node afterwards; check for a mutating webhook or policy that removes it";
+/// Maximum number of steps in one reconciliation. No key needs as many.
+const MAX_STEPS: usize = 10;
 
-/// What a leader works with.
+/// The controller of one term of leadership.
 pub struct Controller {
     pub(crate) clients: Clients,
     pub(crate) writer: Writer,
@@ -42,29 +42,29 @@ pub struct Controller {
     pub(crate) state: Arc<Mutex<State>>,
     pub(crate) metrics: Metrics,
     pub(crate) pods: PodCache,
-    /// Whether autoscalers are kept away from nodes under maintenance.
-    pub(crate) protect: bool,
+    /// Whether autoscalers are kept from removing nodes under maintenance.
+    pub(crate) hold_autoscalers: bool,
     pub(crate) queue: WorkQueue<Work>,
-    /// Told when the planner has something to catch up with.
-    pub(crate) behind: Notify,
+    /// Notified when the planner has changes to process.
+    pub(crate) plan_changed: Notify,
 }
 
-/// What comes after a step.
+/// What follows a step.
 enum Next {
-    /// Another one.
-    Again,
-    /// This.
-    Rest(Outcome),
+    /// Another step.
+    Continue,
+    /// The reconciliation ends with this outcome.
+    Finish(Outcome),
 }
 
-/// What came of marking a node.
-enum Marked {
-    /// It has the marks.
+/// The result of a write to a node.
+enum NodeWrite {
+    /// The node has the change.
     Done,
-    /// The API server took the marks, and the node does not have them.
-    Lost,
-    /// It was changed or deleted meanwhile.
-    Not(Outcome),
+    /// The write succeeded, but the node does not have the change.
+    Dropped,
+    /// The node was changed or deleted meanwhile.
+    Skipped(Outcome),
 }
 
 impl Controller {
@@ -72,30 +72,29 @@ impl Controller {
         self.state.lock()
     }
 
-    /// Changes the state and has the planner catch up.
-    pub(crate) fn tell<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        let told = change(&mut self.state());
-        self.behind.notify_one();
-        told
+    /// Changes the state and notifies the planner.
+    pub(crate) fn update<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let result = change(&mut self.state());
+        self.plan_changed.notify_one();
+        result
     }
 
-    /// The same with the pods at hand. The two locks are always taken in this order.
-    pub(crate) fn update<T>(&self, change: impl FnOnce(&mut State, &PodIndex) -> T) -> T {
-        self.tell(|state| change(state, &self.pods.read()))
+    /// As `update`, with the pod cache. The two locks are always taken in this order.
+    pub(crate) fn update_with_pods<T>(&self, change: impl FnOnce(&mut State, &PodIndex) -> T) -> T {
+        self.update(|state| change(state, &self.pods.read()))
     }
 
-    /// Reads the state with the pods at hand.
-    fn read<T>(&self, read: impl FnOnce(&State, &PodIndex) -> T) -> T {
+    /// Reads the state and the pod cache.
+    fn read_with_pods<T>(&self, read: impl FnOnce(&State, &PodIndex) -> T) -> T {
         read(&self.state(), &self.pods.read())
     }
 
-    /// Lets the planner catch up whenever there is something, a little at a time, and has what follows from it
-    /// done.
-    pub(crate) async fn settle(self: Arc<Self>) {
+    /// Runs the planner whenever it is notified, a few steps at a time, and enqueues the keys that have changed.
+    pub(crate) async fn converge(self: Arc<Self>) {
         loop {
             let changed = {
                 let (now, mut state) = (self.clock.now(), self.state());
-                state.settle(&self.pods.read(), now).then(|| state.take_changed())
+                state.converge(&self.pods.read(), now).then(|| state.take_changed())
             };
             let Some(changed) = changed else {
                 tokio::task::yield_now().await;
@@ -104,217 +103,224 @@ impl Controller {
             for work in changed {
                 self.queue.add(work);
             }
-            self.behind.notified().await;
+            self.plan_changed.notified().await;
         }
     }
 
-    /// Works on one thing until there is nothing more to do for now.
+    /// Reconciles one key until there is nothing more to do for now.
     pub(crate) async fn handle(self: Arc<Self>, work: Work) -> Result<Outcome, RequestError> {
-        for _ in 0..MOST_STEPS {
+        for _ in 0..MAX_STEPS {
             let next = match &work {
                 Work::Node(name) => {
-                    reconciling("", name);
+                    record_object("", name);
                     self.node(name).await
                 }
                 Work::Maintenance(name) => {
-                    reconciling("", name);
+                    record_object("", name);
                     self.maintenance(name).await
                 }
                 Work::Pod(pod) => self.pod(pod.uid).await,
             };
             match next? {
-                Next::Again => {}
-                Next::Rest(outcome) => return Ok(outcome),
+                Next::Continue => {}
+                Next::Finish(outcome) => return Ok(outcome),
             }
         }
-        warn!(?work, "not at rest after {MOST_STEPS} steps, retrying");
+        warn!(?work, "still changing after {MAX_STEPS} steps, retrying");
         Ok(Outcome::Failed)
     }
 
     async fn node(&self, name: &Arc<str>) -> Result<Next, RequestError> {
         let now = self.clock.now();
-        let view = self.update(|state, pods| state.node(name, pods, now));
-        let (seen, plan) = match view {
+        let view = self.update_with_pods(|state, pods| state.node(name, pods, now));
+        let (observed, plan) = match view {
             Ok(Some(view)) => view,
-            Ok(None) => return Ok(Next::Rest(Outcome::Done)),
-            Err(Unsettled) => return Ok(self.later()),
+            Ok(None) => return Ok(Next::Finish(Outcome::Done)),
+            Err(NotConverged) => return Ok(self.wait_for_planner()),
         };
-        self.tell_of_volumes(name, &seen, &plan);
-        let changes = cordon::decide(&seen.marks, &plan, self.protect, now);
-        let mut again = changes.again.into_iter().chain(plan.wake).min();
+        self.report_ignored_volumes(name, &observed, &plan);
+        let changes = cordon::decide(&observed.markers, &plan, self.hold_autoscalers, now);
+        let mut requeue_at = changes.requeue_at.into_iter().chain(plan.requeue_at).min();
         if changes.is_empty() {
-            self.tell(|state| state.node_succeeded(name));
+            self.update(|state| state.node_succeeded(name));
         } else {
-            let may_write = self.tell(|state| state.may_write_node(name, &changes, now));
+            let may_write = self.update(|state| state.may_write_node(name, &changes, now));
             match may_write {
-                MayWrite::Now => return self.mark(name, &seen, &plan, &changes).await,
-                MayWrite::Later(when) => again = again.into_iter().chain([when]).min(),
-                MayWrite::Blocked(retry) => return self.leave_node(name, &seen, &plan, retry).await,
+                MayWrite::Now => return self.write_node(name, &observed, &plan, &changes).await,
+                MayWrite::Later(when) => requeue_at = requeue_at.into_iter().chain([when]).min(),
+                MayWrite::Blocked(retry) => {
+                    return self.node_not_writable(name, &observed, &plan, retry).await;
+                }
             }
         }
-        let ask = self.work_on_pods(name, &seen, &plan).await?;
-        let again = again.into_iter().chain(ask).min();
-        Ok(Next::Rest(again.map_or(Outcome::Done, Outcome::Until)))
+        let next_lookup = self.reconcile_pods(name, &observed, &plan).await?;
+        let requeue_at = requeue_at.into_iter().chain(next_lookup).min();
+        Ok(Next::Finish(requeue_at.map_or(Outcome::Done, Outcome::Until)))
     }
 
-    /// Marks a node, or takes note that this is refused or does not last.
-    async fn mark(
+    /// Writes a node, and records failures.
+    async fn write_node(
         &self,
         name: &Arc<str>,
-        seen: &NodeSeen,
+        observed: &ObservedNode,
         plan: &NodePlan,
         changes: &NodeChanges,
     ) -> Result<Next, RequestError> {
-        let failure = match self.write_marks(name, seen, plan, changes).await {
-            Ok(Marked::Done) => {
+        let failure = match self.write_markers(name, observed, plan, changes).await {
+            Ok(NodeWrite::Done) => {
                 let now = self.clock.now();
-                self.tell(|state| state.node_written(name, changes, now));
-                self.tell_of_cordon(name, plan, changes.notice);
-                return Ok(Next::Again);
+                self.update(|state| state.node_written(name, changes, now));
+                self.report_cordon(name, plan, changes.event);
+                return Ok(Next::Continue);
             }
-            Ok(Marked::Not(outcome)) => return Ok(Next::Rest(outcome)),
-            Ok(Marked::Lost) => Failure::impossible(&LOST),
+            Ok(NodeWrite::Skipped(outcome)) => return Ok(Next::Finish(outcome)),
+            Ok(NodeWrite::Dropped) => Failure::permanent(&CHANGE_DROPPED),
             Err(error) => {
-                warn!(%name, %error, "failed to write a node");
+                warn!(%name, %error, "failed to write node");
                 Failure::from(error.source.as_ref())
             }
         };
         let now = self.clock.now();
-        let retry = self.tell(|state| state.node_failed(name, failure, now, fastrand::f64()));
-        self.leave_node(name, seen, plan, retry).await
+        let retry = self.update(|state| state.node_failed(name, failure, now, fastrand::f64()));
+        self.node_not_writable(name, observed, plan, retry).await
     }
 
-    /// What is done while a node cannot be written: no pod is asked to leave it before its targets are there for others
-    /// to see, but Evacuations that nobody wants any more are withdrawn.
-    async fn leave_node(
+    /// Continues while a node cannot be written. No pod is asked to leave before the node lists its target, but Evacuations
+    /// that are no longer needed are withdrawn.
+    async fn node_not_writable(
         &self,
         name: &Arc<str>,
-        seen: &NodeSeen,
+        observed: &ObservedNode,
         plan: &NodePlan,
         retry: Timestamp,
     ) -> Result<Next, RequestError> {
         if plan.holders.is_empty() {
-            self.work_on_pods(name, seen, plan).await?;
+            self.reconcile_pods(name, observed, plan).await?;
         }
-        Ok(Next::Rest(Outcome::Until(plan.wake.map_or(retry, |wake| wake.min(retry)))))
+        Ok(Next::Finish(Outcome::Until(plan.requeue_at.map_or(retry, |due| due.min(retry)))))
     }
 
-    async fn write_marks(
+    async fn write_markers(
         &self,
         name: &Arc<str>,
-        seen: &NodeSeen,
+        observed: &ObservedNode,
         plan: &NodePlan,
         changes: &NodeChanges,
-    ) -> Result<Marked, RequestError> {
-        debug!(%name, ?changes, "marking a node");
-        let node = seen.version.object("", name);
+    ) -> Result<NodeWrite, RequestError> {
+        debug!(%name, ?changes, "writing node");
+        let node = observed.version.object("", name);
         let mut answers = Vec::new();
         if let Some(patch) = changes.node_patch() {
             answers.push(self.writer.patch::<SlimNode>(&node, patch).await?);
         }
-        let went_well = answers.iter().all(|answer| matches!(answer, Written::Done(_)));
-        if let Some(status) = changes.status_patch().filter(|_| went_well) {
-            // Kubelets write the status all the time: the conditions are right in any state.
+        let succeeded = answers.iter().all(|answer| matches!(answer, Written::Done(_)));
+        if let Some(status) = changes.status_patch().filter(|_| succeeded) {
+            // No precondition on the version: kubelets write the status frequently, and the conditions are valid for any.
             let node = Object { version: None, ..node };
             answers.push(self.writer.patch_status_strategic(&node, status).await?);
         }
-        let mut lost = false;
+        let mut dropped = false;
         for answer in answers {
             match answer {
                 Written::Done(node) => {
-                    let seen = NodeSeen::new(node);
-                    lost = cordon::decide(&seen.marks, plan, self.protect, self.clock.now()).urgent;
-                    self.tell(|state| state.refresh_node(name, seen));
+                    let observed = ObservedNode::new(node);
+                    dropped =
+                        cordon::decide(&observed.markers, plan, self.hold_autoscalers, self.clock.now())
+                            .urgent;
+                    self.update(|state| state.refresh_node(name, observed));
                 }
-                Written::Outdated => return Ok(Marked::Not(Outcome::Failed)),
-                Written::Gone => return Ok(Marked::Not(Outcome::Done)),
+                Written::Conflict => return Ok(NodeWrite::Skipped(Outcome::Failed)),
+                Written::Gone => return Ok(NodeWrite::Skipped(Outcome::Done)),
             }
         }
-        Ok(if lost { Marked::Lost } else { Marked::Done })
+        Ok(if dropped { NodeWrite::Dropped } else { NodeWrite::Done })
     }
 
-    /// Tells once that volumes of a node are not waited for.
-    fn tell_of_volumes(&self, name: &Arc<str>, seen: &NodeSeen, plan: &NodePlan) {
+    /// Publishes an event, once, if the drain of a node ignores attached volumes.
+    fn report_ignored_volumes(&self, name: &Arc<str>, observed: &ObservedNode, plan: &NodePlan) {
         if plan.counts.volumes_ignored == 0 {
             self.state().volumes_ignored.remove(name);
             return;
         }
         let now = self.clock.now();
-        let first = self.update(|state, pods| {
+        let first = self.update_with_pods(|state, pods| {
             let pods = pods.on_node(name);
-            // Else what belongs to pods that stay is not known yet.
-            let known =
-                state.unknown_claims(pods, now).is_empty() && state.unknown_handles(name, pods).is_empty();
+            // Until all lookups are done, volumes of pods that stay may be included.
+            let known = state.claims_to_look_up(pods, now).is_empty()
+                && state.handles_to_look_up(name, pods).is_empty();
             known && state.volumes_ignored.insert(name.clone())
         });
         if !first {
             return;
         }
-        let by_annotation = seen.marks.ignores_volumes();
-        let notice = status::volumes_ignored(name, plan.counts.volumes_ignored, by_annotation);
-        self.publish(&plan.holders, &notice);
+        let by_annotation = observed.markers.ignores_volumes();
+        let event = status::volumes_ignored(name, plan.counts.volumes_ignored, by_annotation);
+        self.publish(&plan.holders, &event);
     }
 
-    /// Publishes a notice as an event of these maintenances; whether there is any of them.
-    fn publish(&self, maintenances: &[Arc<str>], notice: &Notice) -> bool {
+    /// Publishes an event of these maintenances. Returns whether any of them exists.
+    fn publish(&self, maintenances: &[Arc<str>], event: &MaintenanceEvent) -> bool {
         let state = self.state();
         let known: Vec<_> = maintenances.iter().filter_map(|name| state.maintenances.get(name)).collect();
         for maintenance in &known {
-            self.events.publish(events::of(&maintenance.object, notice.clone()));
+            self.events.publish(events::for_maintenance(&maintenance.object, event.clone()));
         }
         !known.is_empty()
     }
 
-    fn tell_of_cordon(&self, name: &Arc<str>, plan: &NodePlan, notice: Option<CordonNotice>) {
+    fn report_cordon(&self, name: &Arc<str>, plan: &NodePlan, event: Option<CordonEvent>) {
         let holders = if plan.holders.is_empty() {
             self.state().holders.remove(name).unwrap_or_default()
         } else {
             self.state().holders.insert(name.clone(), plan.holders.clone());
             plan.holders.clone()
         };
-        let Some(notice) = notice.map(|notice| status::cordon_notice(name, notice)) else { return };
-        if !self.publish(&holders, &notice) {
-            self.events.publish(events::of_node(name, notice));
+        let Some(event) = event.map(|event| status::cordon_event(name, event)) else { return };
+        if !self.publish(&holders, &event) {
+            self.events.publish(events::for_node(name, event));
         }
     }
 
-    /// Has the Evacuations of a node's pods looked after. If volumes are in the way, finds out which of them
-    /// belong to pods that stay, and tells when to ask again for those that have none yet.
-    async fn work_on_pods(
+    /// Enqueues the pods of a node whose Evacuations have to be written. If volumes are attached, looks up which of them belong
+    /// to pods that stay. Returns when to look up unbound claims again.
+    async fn reconcile_pods(
         &self,
         name: &str,
-        seen: &NodeSeen,
+        observed: &ObservedNode,
         plan: &NodePlan,
     ) -> Result<Option<Timestamp>, RequestError> {
-        if seen.marks.unschedulable || plan.holders.is_empty() {
+        if observed.markers.unschedulable || plan.holders.is_empty() {
             let now = self.clock.now();
-            let pods = self.read(|state, pods| state.pods_to_reconcile(name, pods, now));
+            let pods = self.read_with_pods(|state, pods| state.pods_to_reconcile(name, pods, now));
             for pod in pods {
                 self.queue.add(Work::Pod(pod));
             }
         }
         if plan.counts.volumes + plan.counts.volumes_ignored > 0 {
             let now = self.clock.now();
-            let claims = self.read(|state, pods| state.unknown_claims(pods.on_node(name), now));
+            let claims = self.read_with_pods(|state, pods| state.claims_to_look_up(pods.on_node(name), now));
             for claim in claims {
                 let volume = api::volume_of(&self.clients.direct, &claim.0, &claim.1).await?.map(Into::into);
                 let now = self.clock.now();
-                self.update(|state, pods| state.learn_claim(claim, volume, name, pods.on_node(name), now));
+                self.update_with_pods(|state, pods| {
+                    state.set_claim_volume(claim, volume, name, pods.on_node(name), now);
+                });
             }
-            let volumes = self.read(|state, pods| state.unknown_handles(name, pods.on_node(name)));
+            let volumes =
+                self.read_with_pods(|state, pods| state.handles_to_look_up(name, pods.on_node(name)));
             for volume in volumes {
                 let handle = api::handle_of(&self.clients.direct, &volume).await?;
-                self.tell(|state| state.learn_handle(volume, handle, name));
+                self.update(|state| state.set_volume_handle(volume, handle, name));
             }
-            return Ok(self.read(|state, pods| state.next_claim(pods.on_node(name))));
+            return Ok(self.read_with_pods(|state, pods| state.next_claim_lookup(pods.on_node(name))));
         }
         Ok(None)
     }
 
-    /// The planner is behind; who asked is called again when it is not.
-    fn later(&self) -> Next {
-        self.behind.notify_one();
-        Next::Rest(Outcome::Done)
+    /// Ends the reconciliation. The key is enqueued again when the planner has converged.
+    fn wait_for_planner(&self) -> Next {
+        self.plan_changed.notify_one();
+        Next::Finish(Outcome::Done)
     }
 }
 

@@ -1,89 +1,89 @@
-//! The life of a maintenance: its finalizer, when its stages begin, and when it is done.
+//! The lifecycle of a maintenance: its finalizer, when its stages start, and when it is done.
 
 use haulout_api_types::node_maintenance::{Stage, StageStatus};
 use jiff::{SignedDuration, Timestamp};
 
-/// What has to be known of a maintenance to decide what its life needs next.
+/// What decides about the next step in the lifecycle of a maintenance.
 #[derive(Clone, Copy, Debug)]
-pub struct Life<'a> {
-    /// Its stage, as its spec says.
+pub struct Lifecycle<'a> {
+    /// The stage in its spec.
     pub stage: Stage,
-    /// Whether somebody has deleted it.
+    /// Whether it is being deleted.
     pub deleting: bool,
     /// Whether it has our finalizer.
     pub has_finalizer: bool,
-    /// The stages that have begun.
-    pub begun: &'a [StageStatus],
-    /// How many nodes still carry something of ours that nobody wants any longer, as the planner counts.
+    /// The stages that have started.
+    pub started_stages: &'a [StageStatus],
+    /// Number of nodes that are not released yet, as counted by the planner.
     pub nodes_unreleased: u32,
 }
 
-/// A step in the life of a maintenance. Where several are due, the first is done and the rest decided anew.
+/// A step in the lifecycle of a maintenance. If several are due, the first is executed and the others are decided again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Put our finalizer on it, before anything else is touched.
+    /// Add our finalizer, before anything else is changed.
     AddFinalizer,
-    /// Take our finalizer off it: it is done.
+    /// Remove our finalizer: the maintenance is done.
     RemoveFinalizer,
-    /// Change the stage in its spec, as the deletion demands.
+    /// Change the stage in its spec, because it is being deleted.
     SetStage(Stage),
-    /// Note in its status that a stage has begun.
-    Begin(Stage),
+    /// Record in its status that a stage has started.
+    Start(Stage),
 }
 
-/// The stage that a maintenance is in for everybody: one that is being deleted is completed first, unless it
-/// never left Idle.
-pub fn effective(stage: Stage, deleting: bool) -> Stage {
+/// The effective stage: a maintenance that is being deleted is completed first, unless it is Idle.
+pub fn effective_stage(stage: Stage, deleting: bool) -> Stage {
     if deleting && stage != Stage::Idle { Stage::Complete } else { stage }
 }
 
-fn has_begun(begun: &[StageStatus], stage: Stage) -> bool {
-    begun.iter().any(|status| status.name == stage)
+fn has_started(started_stages: &[StageStatus], stage: Stage) -> bool {
+    started_stages.iter().any(|status| status.name == stage)
 }
 
-/// Whether a maintenance makes its nodes schedulable whoever cordoned them: it went to Complete without having
-/// been in Cordon or Drain, and is not done yet.
-pub fn uncordons(life: Life<'_>) -> bool {
-    effective(life.stage, life.deleting) == Stage::Complete
-        && life.has_finalizer
-        && !has_begun(life.begun, Stage::Cordon)
-        && !has_begun(life.begun, Stage::Drain)
+/// Whether a maintenance makes its nodes schedulable no matter who cordoned them: it went to Complete without Cordon or Drain,
+/// and is not done yet.
+pub fn uncordons(lifecycle: Lifecycle<'_>) -> bool {
+    effective_stage(lifecycle.stage, lifecycle.deleting) == Stage::Complete
+        && lifecycle.has_finalizer
+        && !has_started(lifecycle.started_stages, Stage::Cordon)
+        && !has_started(lifecycle.started_stages, Stage::Drain)
 }
 
-/// The stage that the planner is to act on: the last that has begun, because a stage begins behind the finalizer, so
-/// that nothing is left over however the object goes. Complete takes nothing new, so it needs no such record: a leader
-/// that cannot write the status, or has just been elected, releases the nodes all the same.
-pub fn planned(life: Life<'_>) -> Stage {
-    let effective = effective(life.stage, life.deleting);
+/// The stage that the planner acts on: the last that has started. A stage starts only after the finalizer was added, so that
+/// the nodes are released however the object is deleted. Complete needs no such record, because it only releases: a leader
+/// that cannot write the status releases the nodes too.
+pub fn active_stage(lifecycle: Lifecycle<'_>) -> Stage {
+    let effective = effective_stage(lifecycle.stage, lifecycle.deleting);
     if effective == Stage::Complete {
         return effective;
     }
-    let begun = life.begun.iter().map(|status| status.name);
-    begun.filter(|stage| *stage <= effective).max().unwrap_or_default()
+    let started = lifecycle.started_stages.iter().map(|status| status.name);
+    started.filter(|stage| *stage <= effective).max().unwrap_or_default()
 }
 
-/// When a maintenance that is done is to be deleted, if it is: so many seconds after its completion began.
-pub fn expires(life: Life<'_>, ttl_seconds: Option<i32>) -> Option<Timestamp> {
+/// When a maintenance that is done expires: this many seconds after its completion started; `None` if it does not expire.
+pub fn expiry(lifecycle: Lifecycle<'_>, ttl_seconds: Option<i32>) -> Option<Timestamp> {
     let ttl = SignedDuration::from_secs(ttl_seconds?.into());
-    let done = life.stage == Stage::Complete && !life.deleting && !life.has_finalizer;
-    let began = life.begun.iter().find(|begun| begun.name == Stage::Complete).filter(|_| done)?;
-    Some(began.start_timestamp.0.saturating_add(ttl).unwrap_or(Timestamp::MAX))
+    let done = lifecycle.stage == Stage::Complete && !lifecycle.deleting && !lifecycle.has_finalizer;
+    let completion =
+        lifecycle.started_stages.iter().find(|started| started.name == Stage::Complete).filter(|_| done)?;
+    Some(completion.start_timestamp.0.saturating_add(ttl).unwrap_or(Timestamp::MAX))
 }
 
-/// What comes next, if anything.
-pub fn next(life: Life<'_>) -> Option<Step> {
-    let stage = effective(life.stage, life.deleting);
-    let begun = has_begun(life.begun, stage);
-    match (stage, life.has_finalizer) {
+/// The next step, if there is one.
+pub fn next_step(lifecycle: Lifecycle<'_>) -> Option<Step> {
+    let stage = effective_stage(lifecycle.stage, lifecycle.deleting);
+    let started = has_started(lifecycle.started_stages, stage);
+    match (stage, lifecycle.has_finalizer) {
         (Stage::Idle, true) => Some(Step::RemoveFinalizer),
-        (Stage::Idle, false) => (!begun).then_some(Step::Begin(Stage::Idle)),
-        // Done already, or on its way out without having been ours.
-        (Stage::Complete, false) if begun || life.deleting => None,
-        (_, false) if life.deleting => None,
+        (Stage::Idle, false) => (!started).then_some(Step::Start(Stage::Idle)),
+        // It is done, or it is being deleted and never had our finalizer.
+        (Stage::Complete, false) if started || lifecycle.deleting => None,
+        (_, false) if lifecycle.deleting => None,
         (_, false) => Some(Step::AddFinalizer),
-        (_, true) if life.stage != stage => Some(Step::SetStage(stage)),
-        (_, true) if !begun => Some(Step::Begin(stage)),
-        (Stage::Complete, true) if life.nodes_unreleased == 0 => Some(Step::RemoveFinalizer),
+        (_, true) if lifecycle.stage != stage => Some(Step::SetStage(stage)),
+        (_, true) if !started => Some(Step::Start(stage)),
+        (Stage::Complete, true) if lifecycle.nodes_unreleased == 0 => Some(Step::RemoveFinalizer),
         (_, true) => None,
     }
 }
@@ -95,49 +95,58 @@ mod tests {
     use haulout_api_types::node_maintenance::Stage::{Complete, Cordon, Drain, Idle};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-    /// Carries out what comes next until nothing does, with nodes released one after the other.
-    fn live(
+    /// Executes steps until there is none left. Nodes are released one after the other.
+    fn run_lifecycle(
         mut stage: Stage,
         deleting: bool,
-        begun: &[Stage],
+        started_stages: &[Stage],
         mut finalizer: bool,
         mut nodes: u32,
     ) -> Vec<Step> {
-        let mut begun: Vec<_> =
-            begun.iter().map(|name| StageStatus { name: *name, start_timestamp: Time(at(0)) }).collect();
+        let mut started_stages: Vec<_> = started_stages
+            .iter()
+            .map(|name| StageStatus { name: *name, start_timestamp: Time(at(0)) })
+            .collect();
         let mut steps = Vec::new();
         while steps.len() < 20 {
-            let life =
-                Life { stage, deleting, has_finalizer: finalizer, begun: &begun, nodes_unreleased: nodes };
-            match next(life) {
+            let lifecycle = Lifecycle {
+                stage,
+                deleting,
+                has_finalizer: finalizer,
+                started_stages: &started_stages,
+                nodes_unreleased: nodes,
+            };
+            match next_step(lifecycle) {
                 Some(step) => {
                     steps.push(step);
                     match step {
                         Step::AddFinalizer => finalizer = true,
                         Step::RemoveFinalizer => finalizer = false,
                         Step::SetStage(to) => stage = to,
-                        Step::Begin(name) => begun.push(StageStatus { name, start_timestamp: Time(at(0)) }),
+                        Step::Start(name) => {
+                            started_stages.push(StageStatus { name, start_timestamp: Time(at(0)) });
+                        }
                     }
                 }
-                None if nodes > 0 && planned(life) == Complete && finalizer => nodes -= 1,
+                None if nodes > 0 && active_stage(lifecycle) == Complete && finalizer => nodes -= 1,
                 None => return steps,
             }
         }
-        panic!("it never comes to rest: {steps:?}");
+        panic!("it never ends: {steps:?}");
     }
 
     #[test]
-    fn lives_from_where_they_stand_to_where_they_rest() {
-        use Step::{AddFinalizer, Begin, RemoveFinalizer, SetStage};
+    fn lifecycle_steps_from_each_state() {
+        use Step::{AddFinalizer, RemoveFinalizer, SetStage, Start};
         type Case<'a> = (&'a str, Stage, bool, &'a [Stage], bool, &'a [Step]);
         let cases: [Case; 11] = [
-            ("planned", Idle, false, &[], false, &[Begin(Idle)]),
+            ("planned", Idle, false, &[], false, &[Start(Idle)]),
             ("planned and deleted", Idle, true, &[Idle], false, &[]),
-            ("drained at once", Drain, false, &[], false, &[AddFinalizer, Begin(Drain)]),
-            ("cordoned after planning", Cordon, false, &[Idle], false, &[AddFinalizer, Begin(Cordon)]),
-            ("drained after cordoning", Drain, false, &[Cordon], true, &[Begin(Drain)]),
+            ("drained at once", Drain, false, &[], false, &[AddFinalizer, Start(Drain)]),
+            ("cordoned after planning", Cordon, false, &[Idle], false, &[AddFinalizer, Start(Cordon)]),
+            ("drained after cordoning", Drain, false, &[Cordon], true, &[Start(Drain)]),
             ("being drained", Drain, false, &[Drain], true, &[]),
-            ("completed", Complete, false, &[Drain], true, &[Begin(Complete), RemoveFinalizer]),
+            ("completed", Complete, false, &[Drain], true, &[Start(Complete), RemoveFinalizer]),
             ("completed long ago", Complete, false, &[Drain, Complete], false, &[]),
             (
                 "deleted halfway",
@@ -145,7 +154,7 @@ mod tests {
                 true,
                 &[Drain],
                 true,
-                &[SetStage(Complete), Begin(Complete), RemoveFinalizer],
+                &[SetStage(Complete), Start(Complete), RemoveFinalizer],
             ),
             ("deleted when completed", Complete, true, &[Drain, Complete], true, &[RemoveFinalizer]),
             (
@@ -154,60 +163,67 @@ mod tests {
                 false,
                 &[Idle],
                 false,
-                &[AddFinalizer, Begin(Complete), RemoveFinalizer],
+                &[AddFinalizer, Start(Complete), RemoveFinalizer],
             ),
         ];
-        for (what, stage, deleting, begun, finalizer, expected) in cases {
-            assert_eq!(live(stage, deleting, begun, finalizer, 2), expected, "{what}");
+        for (what, stage, deleting, started_stages, finalizer, expected) in cases {
+            assert_eq!(run_lifecycle(stage, deleting, started_stages, finalizer, 2), expected, "{what}");
         }
     }
 
     #[test]
-    fn stages_are_acted_on_once_begun_and_complete_at_once() {
+    fn stage_is_active_once_started_and_complete_at_once() {
         let cases: [(Stage, bool, &[Stage], Stage); 8] = [
             (Drain, false, &[], Idle),
             (Drain, false, &[Idle, Cordon], Cordon),
             (Drain, false, &[Cordon, Drain], Drain),
-            // Nothing is asked for behind a stage that was taken back before it was recorded.
             (Drain, true, &[Drain], Complete),
             (Complete, false, &[Drain], Complete),
             (Complete, false, &[], Complete),
             (Complete, true, &[Drain, Complete], Complete),
             (Idle, true, &[Idle], Idle),
         ];
-        for (stage, deleting, begun, expected) in cases {
-            let begun: Vec<_> =
-                begun.iter().map(|name| StageStatus { name: *name, start_timestamp: Time(at(0)) }).collect();
-            let life = Life { stage, deleting, has_finalizer: true, begun: &begun, nodes_unreleased: 0 };
-            assert_eq!(planned(life), expected, "{stage:?} {begun:?}");
+        for (stage, deleting, started_stages, expected) in cases {
+            let started_stages: Vec<_> = started_stages
+                .iter()
+                .map(|name| StageStatus { name: *name, start_timestamp: Time(at(0)) })
+                .collect();
+            let lifecycle = Lifecycle {
+                stage,
+                deleting,
+                has_finalizer: true,
+                started_stages: &started_stages,
+                nodes_unreleased: 0,
+            };
+            assert_eq!(active_stage(lifecycle), expected, "{stage:?} {started_stages:?}");
         }
     }
 
     #[test]
-    fn only_what_is_done_expires() {
-        let begun = [StageStatus { name: Complete, start_timestamp: Time(at(10)) }];
-        let life = Life {
+    fn only_completed_maintenance_expires() {
+        let started_stages = [StageStatus { name: Complete, start_timestamp: Time(at(10)) }];
+        let lifecycle = Lifecycle {
             stage: Complete,
             deleting: false,
             has_finalizer: false,
-            begun: &begun,
+            started_stages: &started_stages,
             nodes_unreleased: 0,
         };
-        assert_eq!(expires(life, Some(5)), Some(at(15)));
-        assert_eq!(expires(life, Some(0)), Some(at(10)));
-        assert_eq!(expires(life, None), None);
+        assert_eq!(expiry(lifecycle, Some(5)), Some(at(15)));
+        assert_eq!(expiry(lifecycle, Some(0)), Some(at(10)));
+        assert_eq!(expiry(lifecycle, None), None);
         assert_eq!(
-            expires(Life { has_finalizer: true, ..life }, Some(5)),
+            expiry(Lifecycle { has_finalizer: true, ..lifecycle }, Some(5)),
             None,
-            "nodes are yet to be released"
+            "nodes are not released yet"
         );
-        assert_eq!(expires(Life { deleting: true, ..life }, Some(5)), None);
-        assert_eq!(expires(Life { begun: &[], ..life }, Some(5)), None);
-        assert_eq!(expires(Life { stage: Drain, ..life }, Some(5)), None);
+        assert_eq!(expiry(Lifecycle { deleting: true, ..lifecycle }, Some(5)), None);
+        assert_eq!(expiry(Lifecycle { started_stages: &[], ..lifecycle }, Some(5)), None);
+        assert_eq!(expiry(Lifecycle { stage: Drain, ..lifecycle }, Some(5)), None);
     }
 
     #[test]
-    fn only_completing_without_a_start_uncordons_what_others_cordoned() {
+    fn only_direct_completion_removes_foreign_cordons() {
         let status = |name: &Stage| StageStatus { name: *name, start_timestamp: Time(at(0)) };
         let cases: [(Stage, &[Stage], bool, bool); 5] = [
             (Complete, &[Idle, Complete], true, true),
@@ -216,10 +232,16 @@ mod tests {
             (Complete, &[Drain], true, false),
             (Idle, &[Idle], false, false),
         ];
-        for (stage, begun, has_finalizer, expected) in cases {
-            let begun: Vec<_> = begun.iter().map(status).collect();
-            let life = Life { stage, deleting: false, has_finalizer, begun: &begun, nodes_unreleased: 0 };
-            assert_eq!(uncordons(life), expected, "{stage:?} {begun:?}");
+        for (stage, started_stages, has_finalizer, expected) in cases {
+            let started_stages: Vec<_> = started_stages.iter().map(status).collect();
+            let lifecycle = Lifecycle {
+                stage,
+                deleting: false,
+                has_finalizer,
+                started_stages: &started_stages,
+                nodes_unreleased: 0,
+            };
+            assert_eq!(uncordons(lifecycle), expected, "{stage:?} {started_stages:?}");
         }
     }
 }

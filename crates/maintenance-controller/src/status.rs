@@ -1,4 +1,4 @@
-//! What a maintenance's status says, and what is told as events when it changes.
+//! The status of a maintenance, and the events that follow from its changes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,37 +9,37 @@ use haulout_api_types::node_maintenance::{
     Blocker, DrainStatus, MAX_BLOCKERS, MAX_WAITING_FOR, NodeMaintenanceStatus, Stage, StageStatus,
     WaitingFor,
 };
-use haulout_drain_planner::cordon::CordonNotice;
+use haulout_drain_planner::cordon::CordonEvent;
 use haulout_drain_planner::facts::Turn;
 use haulout_drain_planner::report::DRAINED;
-use haulout_drain_planner::{Awaited, MaintenancePlan, Waiting, list};
+use haulout_drain_planner::{MaintenancePlan, WaitReason, WaitingPod, list};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::bounded;
 
-/// What is said of a drain that was completed before it was over.
-const NOT_DRAINED: &str = "Completed before everything had left";
+/// The message of a drain that was completed before it had finished.
+const NOT_DRAINED: &str = "Completed before the drain had finished";
 
-/// What has to be known besides what the planner says.
+/// The input of a status besides the plan.
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
-    /// The status as it is.
+    /// The current status.
     pub old: &'a NodeMaintenanceStatus,
     /// The generation of the spec.
     pub generation: Option<i64>,
-    /// The stage that is acted on, and that has begun with this status if it had not before.
+    /// The active stage. The status records its start if it is new.
     pub stage: Stage,
-    /// What time it is.
+    /// The current time.
     pub now: Timestamp,
 }
 
-/// The status as it should be. Equal to the old one if there is nothing to write.
+/// The desired status. Equal to the current one if there is nothing to write.
 pub fn status(context: Context<'_>, plan: &MaintenancePlan) -> NodeMaintenanceStatus {
     let Context { old, generation, stage, now } = context;
     let mut next = old.clone();
     next.observed_generation = generation;
-    begin(&mut next.stage_statuses, stage, now);
+    record_start(&mut next.stage_statuses, stage, now);
     next.nodes_selected = number(plan.nodes_selected);
     next.drain_status = match stage {
         Stage::Idle | Stage::Cordon => None,
@@ -47,68 +47,72 @@ pub fn status(context: Context<'_>, plan: &MaintenancePlan) -> NodeMaintenanceSt
             let none = DrainStatus::default();
             Some(drain_status(plan, old.drain_status.as_ref().unwrap_or(&none), now))
         }
-        Stage::Complete => old.drain_status.clone().map(|drain| ended(drain, plan, now)),
+        Stage::Complete => old.drain_status.clone().map(|drain| completed(drain, plan, now)),
     };
     let had_nodes = had_nodes(old) || plan.nodes_selected + plan.nodes_drained_and_deleted > 0;
-    let mut all = wanted_in(stage, plan, had_nodes);
+    let mut all = conditions_in(stage, plan, had_nodes);
     if stage != Stage::Drain {
-        // Once it is there, it stays: who waits for it to become false must see that.
+        // Once set, the condition stays, so that clients can wait until it is False.
         let known = next.conditions.iter().any(|known| known.type_ == condition::BLOCKED);
         let unblocked =
-            || wanted(condition::BLOCKED, false, reason::NOT_BLOCKED, "Nothing is evacuated now".into());
+            || desired(condition::BLOCKED, false, reason::NOT_BLOCKED, "No drain is in progress".into());
         all.extend(refused(plan).or_else(|| known.then(unblocked)));
     }
     let was_drained = next.conditions.iter().find(|known| known.type_ == condition::DRAINED);
     if let Some(was_drained) = was_drained.filter(|_| stage == Stage::Complete) {
-        // What was reached stays readable.
+        // The result of the drain stays.
         let drained = was_drained.status == "True";
         let (reason, message) = if drained {
             (was_drained.reason.as_str(), was_drained.message.clone())
         } else {
             (reason::RELEASED, NOT_DRAINED.into())
         };
-        all.push(wanted(condition::DRAINED, drained, reason, message));
+        all.push(desired(condition::DRAINED, drained, reason, message));
     }
     for type_ in [condition::CORDONED, condition::DRAINED, condition::BLOCKED] {
-        match all.iter().find(|wanted| wanted.type_ == type_) {
-            Some(wanted) => set(&mut next.conditions, wanted, generation, now),
+        match all.iter().find(|desired| desired.type_ == type_) {
+            Some(desired) => set(&mut next.conditions, desired, generation, now),
             None => next.conditions.retain(|known| known.type_ != type_),
         }
     }
     next
 }
 
-/// Whether only words of evacuators differ, which may change at every moment.
-pub fn differs_in_words_alone(old: &NodeMaintenanceStatus, new: &NodeMaintenanceStatus) -> bool {
-    let without_words = |status: &NodeMaintenanceStatus| {
+/// Whether only messages of evacuators differ, which may change frequently.
+pub fn only_messages_differ(old: &NodeMaintenanceStatus, new: &NodeMaintenanceStatus) -> bool {
+    let without_messages = |status: &NodeMaintenanceStatus| {
         let mut status = status.clone();
-        for awaited in status.drain_status.iter_mut().flat_map(|drain| &mut drain.waiting_for) {
-            awaited.message.clear();
+        for waiting in status.drain_status.iter_mut().flat_map(|drain| &mut drain.waiting_for) {
+            waiting.message.clear();
         }
         status
     };
-    without_words(old) == without_words(new)
+    without_messages(old) == without_messages(new)
 }
 
-/// The status of a maintenance whose stage has just begun. How far it has come is only known once it is acted on.
-pub fn begun(old: &NodeMaintenanceStatus, stage: Stage, now: Timestamp) -> NodeMaintenanceStatus {
+/// The status of a maintenance whose stage has just started. Progress is only known later.
+pub fn with_stage_started(
+    old: &NodeMaintenanceStatus,
+    stage: Stage,
+    now: Timestamp,
+) -> NodeMaintenanceStatus {
     let mut next = old.clone();
-    begin(&mut next.stage_statuses, stage, now);
+    record_start(&mut next.stage_statuses, stage, now);
     next
 }
 
-/// Records that a stage begins. Who drains at once cordons, too.
-fn begin(begun: &mut Vec<StageStatus>, stage: Stage, now: Timestamp) {
+/// Records the start of a stage. Drain includes Cordon.
+fn record_start(started: &mut Vec<StageStatus>, stage: Stage, now: Timestamp) {
     let cordons = (stage == Stage::Drain).then_some(Stage::Cordon);
     for name in cordons.into_iter().chain([stage]) {
-        if !begun.iter().any(|known| known.name == name) {
-            begun.push(StageStatus { name, start_timestamp: Time(now) });
+        if !started.iter().any(|known| known.name == name) {
+            started.push(StageStatus { name, start_timestamp: Time(now) });
         }
     }
 }
 
-/// How far a drain had come when it was completed. What blocks now is only what cannot be put back.
-fn ended(drain: DrainStatus, plan: &MaintenancePlan, now: Timestamp) -> DrainStatus {
+/// The drain status after completion. It keeps its numbers; the only blockers are rejected writes.
+fn completed(drain: DrainStatus, plan: &MaintenancePlan, now: Timestamp) -> DrainStatus {
     let message = if drain.drain_message == DRAINED { DRAINED } else { NOT_DRAINED };
     DrainStatus {
         drain_message: message.into(),
@@ -119,16 +123,18 @@ fn ended(drain: DrainStatus, plan: &MaintenancePlan, now: Timestamp) -> DrainSta
     }
 }
 
-/// The status of a maintenance that cannot be followed.
-pub fn not_followed(
+/// The status of an unreadable maintenance.
+pub fn unreadable(
     old: &NodeMaintenanceStatus,
     generation: Option<i64>,
-    why: &str,
+    error: &str,
     now: Timestamp,
 ) -> NodeMaintenanceStatus {
     let mut next = old.clone();
-    let message = format!("It cannot be followed: {why}");
-    let blocked = wanted(condition::BLOCKED, true, reason::NOT_FOLLOWED, message);
+    let message = format!(
+        "The NodeMaintenance is unreadable: {error}; correct or delete it, or upgrade the controller"
+    );
+    let blocked = desired(condition::BLOCKED, true, reason::UNREADABLE, message);
     set(&mut next.conditions, &blocked, generation, now);
     next
 }
@@ -157,7 +163,7 @@ fn number(count: impl TryInto<i32>) -> i32 {
     count.try_into().unwrap_or(i32::MAX)
 }
 
-/// The first blockers, sorted by node, namespace, pod and reason. Those that were known keep their time.
+/// The first blockers, sorted by node, namespace, pod and reason. Known blockers keep their start time.
 fn blockers(plan: &MaintenancePlan, known: &[Blocker], now: Timestamp) -> Vec<Blocker> {
     let mut all: Vec<Blocker> = plan
         .blockers
@@ -186,18 +192,18 @@ fn key(blocker: &Blocker) -> (Option<&str>, Option<&str>, Option<&str>, &str) {
     (blocker.node.as_deref(), blocker.namespace.as_deref(), blocker.pod.as_deref(), &blocker.reason)
 }
 
-/// The first pods that leave. Those that were known keep their time.
+/// The first pods that are leaving. Known pods keep their start time.
 fn waiting_for(plan: &MaintenancePlan, known: &[WaitingFor], now: Timestamp) -> Vec<WaitingFor> {
-    let one = |(node, found): &(Arc<str>, Awaited)| {
+    let one = |(node, found): &(Arc<str>, WaitingPod)| {
         let turn = found.turn.as_deref();
         let until = turn.map(|turn| turn.until).or(found.deadline);
         let mut one = WaitingFor {
             node: node.to_string(),
             namespace: found.pod.namespace.to_string(),
             pod: found.pod.name.to_string(),
-            reason: found.waiting.reason().into(),
+            reason: found.reason.as_str().into(),
             evacuator_class: turn.map(|turn| turn.class.to_string()),
-            message: awaited(found.waiting, turn),
+            message: wait_message(found.reason, turn),
             since: Time(turn.and_then(|turn| turn.since).unwrap_or(now)),
             until: until.map(Time),
             expected_finish_time: turn.and_then(|turn| turn.expected).map(Time),
@@ -215,41 +221,42 @@ fn is_same_wait(a: &WaitingFor, b: &WaitingFor) -> bool {
         && (&a.reason, &a.evacuator_class) == (&b.reason, &b.evacuator_class)
 }
 
-fn awaited(waiting: Waiting, turn: Option<&Turn>) -> String {
-    match (waiting, turn) {
-        (_, Some(turn)) if turn.message.is_empty() => format!("evacuator {} is in charge", turn.class),
-        (_, Some(turn)) => bounded::text(&format!("evacuator {} is in charge: {}", turn.class, turn.message)),
-        (Waiting::EvacuatorActive, None) => "an evacuator is in charge".into(),
-        (Waiting::GracePeriod, None) => "it is terminating, and its grace period is not over".into(),
-        (Waiting::Requested, None) => {
-            "it has an Evacuation; the evacuation controller has yet to choose an evacuator or to evict it"
-                .into()
+fn wait_message(reason: WaitReason, turn: Option<&Turn>) -> String {
+    match (reason, turn) {
+        (_, Some(turn)) if turn.message.is_empty() => format!("evacuator {} is active", turn.class),
+        (_, Some(turn)) => bounded::text(&format!("evacuator {} is active: {}", turn.class, turn.message)),
+        (WaitReason::EvacuatorActive, None) => "an evacuator is active".into(),
+        (WaitReason::GracePeriod, None) => "the pod is terminating within its grace period".into(),
+        (WaitReason::Requested, None) => {
+            "the evacuation controller has not activated an evacuator or evicted the pod yet".into()
         }
-        (Waiting::Node, None) => "its node has to be cordoned and to announce that it leaves first".into(),
-        (Waiting::Pending, None) => "it is about to get an Evacuation".into(),
-        (Waiting::Order, None) => "a DrainRule has other pods leave this node before it".into(),
+        (WaitReason::Node, None) => {
+            "the node is not cordoned yet or does not list the target of the pod in its annotation yet".into()
+        }
+        (WaitReason::Pending, None) => "the Evacuation of the pod is about to be created".into(),
+        (WaitReason::Order, None) => "a DrainRule orders other pods on the node before this pod".into(),
     }
 }
 
-struct Wanted {
+struct DesiredCondition {
     type_: &'static str,
     status: bool,
     reason: String,
     message: String,
 }
 
-fn wanted(type_: &'static str, status: bool, reason: &str, message: String) -> Wanted {
-    Wanted { type_, status, reason: reason.into(), message }
+fn desired(type_: &'static str, status: bool, reason: &str, message: String) -> DesiredCondition {
+    DesiredCondition { type_, status, reason: reason.into(), message }
 }
 
-/// Whether a status says that a node was selected once: the condition that tells otherwise has a reason of its own.
+/// Whether a node has ever been selected according to a status: otherwise, the condition has the reason `NoNodes`.
 fn had_nodes(status: &NodeMaintenanceStatus) -> bool {
     let cordoned = conditions::find(&status.conditions, condition::CORDONED);
     cordoned.is_some_and(|cordoned| cordoned.reason != reason::NO_NODES)
 }
 
-/// The conditions in a stage. `had_nodes` says whether any node has been selected so far.
-fn wanted_in(stage: Stage, plan: &MaintenancePlan, had_nodes: bool) -> Vec<Wanted> {
+/// The conditions in a stage. `had_nodes` says whether a node has ever been selected.
+fn conditions_in(stage: Stage, plan: &MaintenancePlan, had_nodes: bool) -> Vec<DesiredCondition> {
     match stage {
         Stage::Idle => Vec::new(),
         Stage::Cordon => vec![cordoned(plan, had_nodes)],
@@ -258,18 +265,18 @@ fn wanted_in(stage: Stage, plan: &MaintenancePlan, had_nodes: bool) -> Vec<Wante
             let message = match plan.nodes_unreleased {
                 0 => "The nodes are released".into(),
                 nodes if plan.nodes_held_back > 0 => format!(
-                    "{nodes} nodes are yet to be released; {} of them are held by a NodeMaintenance that cannot be followed: look for the event {}",
+                    "{nodes} nodes are not released yet; {} of them are held by an unreadable NodeMaintenance, which has the event {}",
                     plan.nodes_held_back,
-                    event::NOT_FOLLOWED
+                    event::UNREADABLE
                 ),
-                nodes => format!("{nodes} nodes are yet to be released"),
+                nodes => format!("{nodes} nodes are not released yet"),
             };
-            vec![wanted(condition::CORDONED, false, reason::RELEASED, message)]
+            vec![desired(condition::CORDONED, false, reason::RELEASED, message)]
         }
     }
 }
 
-fn cordoned(plan: &MaintenancePlan, had_nodes: bool) -> Wanted {
+fn cordoned(plan: &MaintenancePlan, had_nodes: bool) -> DesiredCondition {
     let (selected, cordoned) = (plan.nodes_selected, plan.nodes_cordoned);
     let (status, reason, message) = if let Some((reason, message)) = without_nodes(plan, had_nodes) {
         (false, reason, message)
@@ -280,9 +287,7 @@ fn cordoned(plan: &MaintenancePlan, had_nodes: bool) -> Wanted {
             Some((node, due)) => (
                 false,
                 reason::CORDON_RACE,
-                format!(
-                    "{message}; somebody makes {node} schedulable again and again, and it is cordoned again at {due:.0}"
-                ),
+                format!("{message}; {node} is uncordoned repeatedly and is cordoned again at {due:.0}"),
             ),
         }
     } else if plan.nodes_missing > 0 {
@@ -290,7 +295,7 @@ fn cordoned(plan: &MaintenancePlan, had_nodes: bool) -> Wanted {
     } else {
         (true, reason::CORDONED, format!("Every selected node is cordoned{}", deleted(plan)))
     };
-    wanted(condition::CORDONED, status, reason, message)
+    desired(condition::CORDONED, status, reason, message)
 }
 
 /// Reason and message if there is no node to maintain, and none has been drained.
@@ -311,11 +316,11 @@ fn without_nodes(plan: &MaintenancePlan, had_nodes: bool) -> Option<(&'static st
 }
 
 fn missing(plan: &MaintenancePlan) -> String {
-    let which = match plan.nodes_missing {
+    let nodes = match plan.nodes_missing {
         1 => "1 node that the selector names does not exist".into(),
         number => format!("{number} nodes that the selector names do not exist"),
     };
-    format!("{which}: {}", list(&plan.missing_nodes, plan.nodes_missing))
+    format!("{nodes}: {}", list(&plan.missing_nodes, plan.nodes_missing))
 }
 
 fn deleted(plan: &MaintenancePlan) -> String {
@@ -326,31 +331,33 @@ fn deleted(plan: &MaintenancePlan) -> String {
     }
 }
 
-fn drained(plan: &MaintenancePlan, had_nodes: bool) -> Wanted {
+fn drained(plan: &MaintenancePlan, had_nodes: bool) -> DesiredCondition {
     let counts = &plan.counts;
-    let left_alone = match counts.unsupported {
+    let unsupported = match counts.unsupported {
         0 => String::new(),
-        1 => "; 1 pod is left alone, because nothing here evacuates its type (Unsupported)".into(),
+        1 => "; 1 pod stays, because this installation does not evacuate its type (Unsupported)".into(),
         pods => {
-            format!("; {pods} pods are left alone, because nothing here evacuates their type (Unsupported)")
+            format!(
+                "; {pods} pods stay, because this installation does not evacuate their type (Unsupported)"
+            )
         }
     };
     if let Some((reason, message)) = without_nodes(plan, had_nodes) {
-        return wanted(condition::DRAINED, false, reason, message);
+        return desired(condition::DRAINED, false, reason, message);
     }
-    let said = || plan.message.trim_end_matches('.').to_owned();
+    let plan_message = || plan.message.trim_end_matches('.').to_owned();
     let (status, reason, message) = match () {
         () if plan.drained => {
             (true, reason::COMPLETE, format!("Every pod that has to leave has left{}", deleted(plan)))
         }
-        () if counts.left == 0 && plan.nodes_cordoned < plan.nodes_selected => {
-            (false, reason::CORDONING, said())
+        () if counts.remaining == 0 && plan.nodes_cordoned < plan.nodes_selected => {
+            (false, reason::CORDONING, plan_message())
         }
-        () if counts.left == 0 => (false, reason::NODE_MISSING, missing(plan)),
-        () if plan.waiting => (false, reason::WAITING_FOR_MAINTENANCE, said()),
-        () if counts.targeted == 0 && counts.volumes > 0 => (false, reason::VOLUMES_ATTACHED, said()),
+        () if counts.remaining == 0 => (false, reason::NODE_MISSING, missing(plan)),
+        () if plan.waiting => (false, reason::WAITING_FOR_MAINTENANCE, plan_message()),
+        () if counts.targeted == 0 && counts.volumes > 0 => (false, reason::VOLUMES_ATTACHED, plan_message()),
         () if counts.targeted == 0 && counts.completing > 0 => {
-            (false, reason::WAITING_FOR_COMPLETION, said())
+            (false, reason::WAITING_FOR_COMPLETION, plan_message())
         }
         () => {
             let left = counts.pending.saturating_add(counts.evacuating);
@@ -358,10 +365,10 @@ fn drained(plan: &MaintenancePlan, had_nodes: bool) -> Wanted {
             (false, reason::EVACUATING, format!("{pods} yet to leave"))
         }
     };
-    wanted(condition::DRAINED, status, reason, message + &left_alone + &skipped(plan))
+    desired(condition::DRAINED, status, reason, message + &unsupported + &skipped(plan))
 }
 
-/// How many pods stay because a rule or label says so, and which.
+/// The number and the first names of skipped pods.
 fn skipped(plan: &MaintenancePlan) -> String {
     let number = plan.counts.skipped;
     let what = match number {
@@ -374,30 +381,30 @@ fn skipped(plan: &MaintenancePlan) -> String {
     format!("; {what}: {}", list(&names, number as usize))
 }
 
-/// Whether something keeps pods from leaving. Where nothing does, what is waited for.
-fn blocked(plan: &MaintenancePlan) -> Wanted {
+/// The condition `Blocked`. If it is False, the message says what the drain waits for.
+fn blocked(plan: &MaintenancePlan) -> DesiredCondition {
     if let Some((reason, listed)) = reasons(plan) {
-        return wanted(condition::BLOCKED, true, reason, format!("Not leaving: {listed}"));
+        return desired(condition::BLOCKED, true, reason, format!("Blockers: {listed}"));
     }
     let waits = plan.counts.waiting;
     let (reason, message) = match () {
         () if plan.drained => (reason::NOT_BLOCKED, "Nothing is left to evacuate".into()),
         () if plan.nodes_selected == 0 => (reason::NO_NODES, "No node is selected".into()),
-        () if plan.waiting => (reason::WAITING_FOR_MAINTENANCE, "It waits for another maintenance".into()),
+        () if plan.waiting => (reason::WAITING_FOR_MAINTENANCE, "Waiting for another maintenance".into()),
         () if waits.total() > 0 => {
             let listed: Vec<_> =
-                waits.iter().map(|(waiting, number)| format!("{number} {}", waiting.reason())).collect();
+                waits.iter().map(|(reason, number)| format!("{number} {}", reason.as_str())).collect();
             let pods = if waits.total() == 1 { "1 pod".into() } else { format!("{} pods", waits.total()) };
-            let active = waits.of(Waiting::EvacuatorActive) > 0;
+            let active = waits.of(WaitReason::EvacuatorActive) > 0;
             let reason = if active { reason::EVACUATOR_ACTIVE } else { reason::NOT_BLOCKED };
             (reason, format!("Waiting for {pods} to leave: {}", listed.join(", ")))
         }
         () => (reason::NOT_BLOCKED, plan.message.trim_end_matches('.').into()),
     };
-    wanted(condition::BLOCKED, false, reason, message)
+    desired(condition::BLOCKED, false, reason, message)
 }
 
-/// The most frequent reason, of several the first in the alphabet, and all of them with how often they occur.
+/// The most frequent reason (if there are several, the first in alphabetical order), and the number of blockers by reason.
 fn reasons(plan: &MaintenancePlan) -> Option<(&str, String)> {
     let all = plan.blockers_by_reason.iter();
     let (first, _) = all.clone().max_by(|a, b| a.1.cmp(b.1).then(b.0.cmp(a.0)))?;
@@ -405,42 +412,47 @@ fn reasons(plan: &MaintenancePlan) -> Option<(&str, String)> {
     Some((first, listed.join(", ")))
 }
 
-/// Outside of stage Drain: what cannot be written, if anything; there is no list for it.
-fn refused(plan: &MaintenancePlan) -> Option<Wanted> {
+/// The condition `Blocked` outside of stage Drain: rejected writes, if there are any.
+fn refused(plan: &MaintenancePlan) -> Option<DesiredCondition> {
     let (reason, listed) = reasons(plan)?;
     let first = plan.blockers.first().map(|(node, blocker)| {
         let node = node.as_ref().map(|node| format!("node {node}: ")).unwrap_or_default();
         let pod = blocker.pod.as_ref().map(|pod| format!("pod {}/{}: ", pod.namespace, pod.name));
         format!("; {node}{}{}", pod.unwrap_or_default(), bounded::text(&blocker.message))
     });
-    let message = format!("Not written: {listed}{}", first.unwrap_or_default());
-    Some(wanted(condition::BLOCKED, true, reason, message))
+    let message = format!("Rejected writes: {listed}{}", first.unwrap_or_default());
+    Some(desired(condition::BLOCKED, true, reason, message))
 }
 
-fn set(all: &mut Vec<Condition>, wanted: &Wanted, observed_generation: Option<i64>, now: Timestamp) {
-    let Wanted { type_, status, reason, message } = wanted;
+fn set(
+    all: &mut Vec<Condition>,
+    desired: &DesiredCondition,
+    observed_generation: Option<i64>,
+    now: Timestamp,
+) {
+    let DesiredCondition { type_, status, reason, message } = desired;
     let condition = conditions::condition(type_, *status, reason, message, now);
     conditions::set(all, Condition { observed_generation, ..condition });
 }
 
-/// Something to be told as an event of a maintenance.
+/// An event of a maintenance.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notice {
+pub struct MaintenanceEvent {
     /// One of `names::event`.
     pub reason: &'static str,
     /// Whether it is a warning.
     pub warning: bool,
-    /// For people.
+    /// The message for users.
     pub message: String,
 }
 
-/// What is to be told when a status has been written.
-pub fn notices(old: &NodeMaintenanceStatus, new: &NodeMaintenanceStatus) -> Vec<Notice> {
-    let mut notices = Vec::new();
-    let mut tell = |reason, warning, message| notices.push(Notice { reason, warning, message });
-    for begun in &new.stage_statuses {
-        if !old.stage_statuses.iter().any(|known| known.name == begun.name) {
-            tell(event::STAGE_STARTED, false, format!("Stage {} has begun", begun.name.as_str()));
+/// The events after a status has been written.
+pub fn transition_events(old: &NodeMaintenanceStatus, new: &NodeMaintenanceStatus) -> Vec<MaintenanceEvent> {
+    let mut events = Vec::new();
+    let mut add = |reason, warning, message| events.push(MaintenanceEvent { reason, warning, message });
+    for started in &new.stage_statuses {
+        if !old.stage_statuses.iter().any(|known| known.name == started.name) {
+            add(event::STAGE_STARTED, false, format!("Stage {} started", started.name.as_str()));
         }
     }
     let is = |status: &NodeMaintenanceStatus, type_: &str| conditions::is_true(&status.conditions, type_);
@@ -448,59 +460,58 @@ pub fn notices(old: &NodeMaintenanceStatus, new: &NodeMaintenanceStatus) -> Vec<
         conditions::find(&new.conditions, type_).map(|known| known.message.clone()).unwrap_or_default()
     };
     if is(new, condition::DRAINED) && !is(old, condition::DRAINED) {
-        tell(event::DRAINED, false, message(condition::DRAINED));
+        add(event::DRAINED, false, message(condition::DRAINED));
     }
     match (is(old, condition::BLOCKED), is(new, condition::BLOCKED)) {
-        (false, true) => tell(event::BLOCKED, true, message(condition::BLOCKED)),
-        (true, false) => tell(event::UNBLOCKED, false, "No pod is blocked any longer".into()),
+        (false, true) => add(event::BLOCKED, true, message(condition::BLOCKED)),
+        (true, false) => add(event::UNBLOCKED, false, "No pod is blocked any longer".into()),
         _ => {}
     }
-    notices
+    events
 }
 
-/// What is to be told when others are ahead of a maintenance. `known` are those that it has been told of before.
-pub fn fast_forwarded(plan: &MaintenancePlan, known: &mut BTreeSet<Arc<str>>) -> Option<Notice> {
+/// The event when other maintenances are ahead of a maintenance. `known` are those that were reported before.
+pub fn fast_forwarded(plan: &MaintenancePlan, known: &mut BTreeSet<Arc<str>>) -> Option<MaintenanceEvent> {
     let new = plan.forwarded_by.iter().filter(|name| !known.contains(*name));
     let new: Vec<&str> = new.take(MAX_BLOCKERS).map(AsRef::as_ref).collect();
     if new.is_empty() {
         return None;
     }
     let message = format!(
-        "Fast-forwarded: on nodes that it shares or has shared with {}, pods are evacuated that its own plan would have left for later",
+        "Fast-forwarded: on nodes shared with {}, pods leave earlier than in the drain plan of this maintenance",
         new.join(", ")
     );
     known.extend(plan.forwarded_by.iter().cloned());
-    Some(Notice { reason: event::FAST_FORWARDED, warning: true, message })
+    Some(MaintenanceEvent { reason: event::FAST_FORWARDED, warning: true, message })
 }
 
-/// What is to be told of a node whose volumes are not waited for: its admin does not want it, or its maintenances have
-/// waited as long as they want.
-pub fn volumes_ignored(node: &str, volumes: u32, by_annotation: bool) -> Notice {
+/// The event when the drain of a node continues although volumes are attached, because of an annotation or a timeout.
+pub fn volumes_ignored(node: &str, volumes: u32, by_annotation: bool) -> MaintenanceEvent {
     let why = if by_annotation {
         format!("the node has the annotation {EXCLUDE_VOLUME_DETACH_ANNOTATION}")
     } else {
-        "it has waited for spec.volumeDetachTimeoutSeconds".into()
+        "spec.volumeDetachTimeoutSeconds has passed".into()
     };
     let what = if volumes == 1 { "1 volume is".into() } else { format!("{volumes} volumes are") };
     let message =
-        format!("{what} still attached to node {node}, and the drain goes on without waiting, because {why}");
-    Notice { reason: event::VOLUMES_IGNORED, warning: true, message }
+        format!("{what} still attached to node {node}; the drain continues without waiting, because {why}");
+    MaintenanceEvent { reason: event::VOLUMES_IGNORED, warning: true, message }
 }
 
-/// What is to be told of a node's cordon. It is the same text each time, so that it becomes one event with a count.
-pub fn cordon_notice(node: &str, notice: CordonNotice) -> Notice {
-    match notice {
-        CordonNotice::Reverted => Notice {
+/// The event of a node's cordon. The text is the same each time, so that repetitions become one event with a count.
+pub fn cordon_event(node: &str, event: CordonEvent) -> MaintenanceEvent {
+    match event {
+        CordonEvent::Reverted => MaintenanceEvent {
             reason: event::CORDON_RACE,
             warning: true,
             message: format!(
-                "Node {node} was made schedulable by somebody else, and is cordoned again; each time after a longer pause: stop what uncordons the node, or complete the maintenance"
+                "Node {node} was uncordoned during the maintenance and is cordoned again, each time after a longer delay; stop whatever uncordons the node, or complete the maintenance"
             ),
         },
-        CordonNotice::LeftCordoned => Notice {
+        CordonEvent::LeftCordoned => MaintenanceEvent {
             reason: event::LEFT_CORDONED,
             warning: false,
-            message: format!("Node {node} stays cordoned, as it was before the maintenance"),
+            message: format!("Node {node} stays cordoned, because it was cordoned before the maintenance"),
         },
     }
 }

@@ -1,4 +1,4 @@
-//! Which kinds are watched, and what each change means for the state.
+//! The kinds that are watched, and the state method that each event calls.
 
 use std::sync::Arc;
 
@@ -21,13 +21,15 @@ use tracing::warn;
 use crate::BACKOFF;
 use crate::events;
 use crate::leader::Leader;
+use crate::observed::{
+    ObservedAttachment, ObservedEvacuation, ObservedNode, ObservedOwnPod, SlimEvacuation, SlimNode,
+};
 use crate::reconcile::Controller;
-use crate::seen::{self, AttachmentSeen, EvacuationSeen, NodeSeen, SlimEvacuation, SlimNode};
 
 /// The labels that the chart gives to the pods of all services.
 const OWN_PODS: &str = "app.kubernetes.io/name=haulout,app.kubernetes.io/component";
 
-/// The pods of Haulout itself, to know where else they can run.
+/// Haulout's own pods. The planner checks on which other nodes they can run.
 pub(crate) fn own_pods(namespace: &str) -> Source<Pod> {
     Source::in_namespace("pods", namespace).labels(OWN_PODS)
 }
@@ -36,7 +38,7 @@ impl Subscriber for Controller {
     fn apply(&self, changes: Vec<Change>) {
         let now = self.clock.now();
         for change in &changes {
-            self.tell(|state| state.apply_pod(change, now));
+            self.update(|state| state.apply_pod(change, now));
         }
     }
 }
@@ -45,12 +47,12 @@ impl Handler<SlimNode> for Controller {
     type Key = Arc<str>;
 
     fn apply(&self, name: Arc<str>, node: SlimNode) {
-        self.tell(|state| state.apply_node(name, NodeSeen::new(node)));
+        self.update(|state| state.apply_node(name, ObservedNode::new(node)));
     }
 
     fn delete(&self, name: Arc<str>) {
         let now = self.clock.now();
-        self.update(|state, pods| state.delete_node(&name, pods, now));
+        self.update_with_pods(|state, pods| state.delete_node(&name, pods, now));
     }
 }
 
@@ -59,21 +61,21 @@ impl Handler<NodeMaintenance> for Controller {
 
     fn apply(&self, name: Arc<str>, maintenance: NodeMaintenance) {
         let regarding = reference(&maintenance);
-        if let Err(error) = self.tell(|state| state.apply_maintenance(maintenance)) {
-            warn!(%name, %error, "a NodeMaintenance cannot be followed; until it can, its nodes are not released");
-            self.events.publish(events::not_followed(regarding, &error.to_string()));
+        if let Err(error) = self.update(|state| state.apply_maintenance(maintenance)) {
+            warn!(%name, %error, "unreadable NodeMaintenance, its nodes are not released");
+            self.events.publish(events::unreadable(regarding, &error.to_string()));
         }
     }
 
     fn unreadable(&self, name: Arc<str>, Unreadable { metadata, error }: Unreadable) {
         let uid = metadata.uid.as_deref().unwrap_or_default();
-        self.tell(|state| state.do_not_follow(name, uid, None, error.clone()));
+        self.update(|state| state.mark_unreadable(name, uid, None, error.clone()));
         let object: PartialObjectMeta<NodeMaintenance> = metadata.into_request_partial();
-        self.events.publish(events::not_followed(reference(&object), &error));
+        self.events.publish(events::unreadable(reference(&object), &error));
     }
 
     fn delete(&self, name: Arc<str>) {
-        self.tell(|state| state.delete_maintenance(&name));
+        self.update(|state| state.delete_maintenance(&name));
     }
 }
 
@@ -82,21 +84,21 @@ impl Handler<DrainRule> for Controller {
 
     fn apply(&self, name: Arc<str>, rule: DrainRule) {
         let regarding = reference(&rule);
-        if let Err(error) = self.tell(|state| state.apply_rule(name.to_string(), Some(rule))) {
-            warn!(%name, %error, "a DrainRule cannot be followed; until it can, pods that it may mean stay");
-            self.events.publish(events::not_followed(regarding, &error.to_string()));
+        if let Err(error) = self.update(|state| state.apply_rule(name.to_string(), Some(rule))) {
+            warn!(%name, %error, "unreadable DrainRule, pods that it may exclude are not evacuated");
+            self.events.publish(events::unreadable(regarding, &error.to_string()));
         }
     }
 
     fn unreadable(&self, name: Arc<str>, Unreadable { metadata, error }: Unreadable) {
-        // That it cannot be read is all that is wrong with it.
-        let _ = self.tell(|state| state.apply_rule(name.to_string(), None));
+        // The error is reported below.
+        let _ = self.update(|state| state.apply_rule(name.to_string(), None));
         let object: PartialObjectMeta<DrainRule> = metadata.into_request_partial();
-        self.events.publish(events::not_followed(reference(&object), &error));
+        self.events.publish(events::unreadable(reference(&object), &error));
     }
 
     fn delete(&self, name: Arc<str>) {
-        self.tell(|state| state.delete_rule(&name));
+        self.update(|state| state.delete_rule(&name));
     }
 }
 
@@ -104,11 +106,13 @@ impl Handler<SlimEvacuation> for Controller {
     type Key = EvacuatedPod;
 
     fn apply(&self, EvacuatedPod(pod): EvacuatedPod, evacuation: SlimEvacuation) {
-        self.update(|state, pods| state.apply_evacuation(pod, EvacuationSeen::new(evacuation), pods));
+        self.update_with_pods(|state, pods| {
+            state.apply_evacuation(pod, ObservedEvacuation::new(evacuation), pods);
+        });
     }
 
     fn delete(&self, EvacuatedPod(pod): EvacuatedPod) {
-        self.update(|state, pods| state.delete_evacuation(pod, pods));
+        self.update_with_pods(|state, pods| state.delete_evacuation(pod, pods));
     }
 }
 
@@ -116,11 +120,11 @@ impl Handler<VolumeAttachment> for Controller {
     type Key = Arc<str>;
 
     fn apply(&self, name: Arc<str>, attachment: VolumeAttachment) {
-        self.tell(|state| state.apply_attachment(name, AttachmentSeen::new(attachment)));
+        self.update(|state| state.apply_attachment(name, ObservedAttachment::new(attachment)));
     }
 
     fn delete(&self, name: Arc<str>) {
-        self.tell(|state| state.apply_attachment(name, None));
+        self.update(|state| state.apply_attachment(name, None));
     }
 }
 
@@ -129,11 +133,11 @@ impl Handler<PartialObjectMeta<Namespace>> for Controller {
 
     fn apply(&self, name: Arc<str>, namespace: PartialObjectMeta<Namespace>) {
         let labels = namespace.labels().iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
-        self.tell(|state| state.apply_namespace(name, Some(labels)));
+        self.update(|state| state.apply_namespace(name, Some(labels)));
     }
 
     fn delete(&self, name: Arc<str>) {
-        self.tell(|state| state.apply_namespace(name, None));
+        self.update(|state| state.apply_namespace(name, None));
     }
 }
 
@@ -141,15 +145,15 @@ impl Handler<Pod> for Controller {
     type Key = Arc<str>;
 
     fn apply(&self, name: Arc<str>, pod: Pod) {
-        self.update(|state, pods| state.apply_own_pod(name, seen::own_pod(pod), pods));
+        self.update_with_pods(|state, pods| state.apply_own_pod(name, ObservedOwnPod::new(pod), pods));
     }
 
     fn delete(&self, name: Arc<str>) {
-        self.update(|state, pods| state.apply_own_pod(name, None, pods));
+        self.update_with_pods(|state, pods| state.apply_own_pod(name, None, pods));
     }
 }
 
-/// Watches the Lease of the evacuation controller, and notices when nobody renews it any longer.
+/// Watches the Lease of the evacuation controller, and detects when it is no longer renewed.
 pub(crate) struct EvacuationController {
     leader: Mutex<Leader>,
     changed: Notify,
@@ -179,9 +183,9 @@ impl EvacuationController {
         self.changed.notify_one();
     }
 
-    /// Tells the state since when nobody leads, once the API server has confirmed it: a watch that is half-open looks like a
-    /// leader that is gone.
-    pub(crate) async fn follow(self: Arc<Self>) {
+    /// Updates the state with the time since when there is no leader, once a request has confirmed it: with a half-open watch
+    /// connection, the Lease also appears not to be renewed.
+    pub(crate) async fn run(self: Arc<Self>) {
         let clock = &self.controller.clock;
         let (mut confirmed, mut failures) = (false, 0);
         loop {
@@ -190,29 +194,29 @@ impl EvacuationController {
                 let leader = self.leader.lock();
                 (leader.absent_since(now), leader.due())
             };
-            let ask_at = match absent {
+            let confirm_at = match absent {
                 None => {
                     (confirmed, failures) = (false, 0);
                     due
                 }
-                // The watch tells when somebody leads again.
+                // The watch delivers the Lease when there is a leader again.
                 Some(_) if confirmed => Timestamp::MAX,
                 Some(_) if failures == 0 => now,
                 Some(_) => {
                     now.saturating_add(BACKOFF.delay(failures, fastrand::f64())).unwrap_or(Timestamp::MAX)
                 }
             };
-            self.controller.tell(|state| state.apply_evacuation_controller(absent.filter(|_| confirmed)));
+            self.controller.update(|state| state.apply_evacuation_controller(absent.filter(|_| confirmed)));
             tokio::select! {
                 () = self.changed.notified() => {}
-                () = clock.sleep_until(ask_at) => {
+                () = clock.sleep_until(confirm_at) => {
                     match self.api.list(&ListParams::default().fields(&self.fields)).await {
                         Ok(found) => {
                             self.observe(found.items.first());
                             confirmed = true;
                         }
                         Err(error) => {
-                            warn!(%error, "failed to read the Lease of the evacuation controller, retrying");
+                            warn!(%error, "failed to get the Lease of the evacuation controller, retrying");
                             failures += 1;
                         }
                     }

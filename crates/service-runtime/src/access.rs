@@ -1,5 +1,4 @@
-//! What a service needs from the cluster, asked for at start: that the API server answers, serves our
-//! kinds, and lets us do what we will have to do. Better one clear sentence now than a riddle at 3 a.m.
+//! Checks at startup that the API server responds, serves the required kinds, and grants the required permissions.
 
 use futures::future::try_join_all;
 use k8s_openapi::api::authorization::v1::{
@@ -9,7 +8,7 @@ use kube::api::{Api, PostParams};
 use kube::{Client, Resource};
 use thiserror::Error;
 
-use crate::causes::chain;
+use crate::error_chain::error_chain;
 
 /// A permission that a service needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,9 +19,9 @@ pub struct Permission {
     pub group: &'static str,
     /// Such as `pods`, or `pods/eviction` for a subresource.
     pub resource: &'static str,
-    /// Where it is needed.
+    /// Where the permission is needed.
     pub scope: Scope,
-    /// The one object that it is needed on; without it, all of them.
+    /// The name of the object. Absent: all objects.
     pub name: Option<String>,
 }
 
@@ -36,30 +35,31 @@ pub enum Scope {
 }
 
 impl Permission {
-    /// Needed in every namespace, or on a cluster-scoped resource.
+    /// A permission in all namespaces, or on a cluster-scoped resource.
     pub const fn cluster(verb: &'static str, group: &'static str, resource: &'static str) -> Self {
         Self { verb, group, resource, scope: Scope::Cluster, name: None }
     }
 
-    /// Needed in the service's own namespace.
+    /// A permission in the service's own namespace.
     pub const fn own(verb: &'static str, group: &'static str, resource: &'static str) -> Self {
         Self { verb, group, resource, scope: Scope::OwnNamespace, name: None }
     }
 
-    /// Needed on this object alone. Not for `create`: the API server does not know the name yet when it is asked.
+    /// Restricts the permission to one object. Not for `create`, because the API server does not know the name when it
+    /// authorizes.
     #[must_use]
     pub fn on(self, name: &str) -> Self {
         Self { name: Some(name.into()), ..self }
     }
 }
 
-/// What publishing events takes.
+/// The permissions for publishing events.
 pub const EVENTS: &[Permission] = &[
     Permission::cluster("create", "events.k8s.io", "events"),
     Permission::cluster("patch", "events.k8s.io", "events"),
 ];
 
-/// What standing for election takes: everything but creating on the service's own Lease alone.
+/// The permissions for leader election. All except `create` are restricted to the service's own Lease.
 pub fn election(service: &str) -> Vec<Permission> {
     let verbs = ["list", "watch", "update"];
     let own =
@@ -72,7 +72,7 @@ pub fn lease_name(service: &str) -> String {
     format!("haulout-{service}")
 }
 
-/// A kind of ours that must be served.
+/// A kind that the API server must serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kind {
     group: String,
@@ -87,37 +87,37 @@ impl Kind {
     }
 }
 
-/// Why a service cannot begin.
+/// Why a service cannot start.
 #[derive(Debug, Error)]
 pub enum AccessError {
-    /// The API server does not answer.
-    #[error("cannot reach the API server at {server}: {}", chain(.source.as_ref()))]
+    /// The API server is unreachable.
+    #[error("failed to reach the API server at {server}: {}", error_chain(.source.as_ref()))]
     Unreachable {
         /// Its address.
         server: String,
-        /// What happened instead.
+        /// The error.
         source: Box<kube::Error>,
     },
-    /// A kind of ours is not served.
+    /// A required kind is not served.
     #[error(
-        "the API server does not serve {}: install the custom resource definitions, `helm upgrade --install` with crds.install=true does so",
+        "the API server does not serve {}: install the CRDs, for example with `helm upgrade --install` and crds.install=true",
         .0.join(", ")
     )]
     NotServed(Vec<String>),
-    /// Something that we will have to do is forbidden.
-    #[error("this service may not {}: its ClusterRole or Role lacks that, and the chart's has it", .0.join(", may not "))]
+    /// Required permissions are missing.
+    #[error("missing permissions: {}: grant them in the ClusterRole or Role of this service, as the chart does", .0.join("; "))]
     Forbidden(Vec<String>),
-    /// The API server could not tell.
-    #[error("asking the API server whether this service may {question}: {}", chain(.source.as_ref()))]
+    /// A permission could not be checked.
+    #[error("failed to check the permission to {question}: {}", error_chain(.source.as_ref()))]
     Unanswered {
-        /// What was asked.
+        /// The permission.
         question: String,
-        /// What happened instead.
+        /// The error.
         source: Box<kube::Error>,
     },
 }
 
-/// Checks everything; the first kind of trouble is returned, with all of its instances.
+/// Checks kinds first, then permissions. Returns all missing kinds or all missing permissions.
 pub async fn check(
     client: &Client,
     server: &str,
@@ -137,7 +137,7 @@ pub async fn check(
     if denied.is_empty() { Ok(()) } else { Err(AccessError::Forbidden(denied)) }
 }
 
-/// What to call a kind that is not served; `None` if it is served.
+/// Describes the kind if it is not served.
 async fn missing(client: &Client, kind: &Kind) -> kube::Result<Option<String>> {
     let Kind { group, version, plural } = kind;
     let served = match client.list_api_group_resources(&format!("{group}/{version}")).await {
@@ -148,7 +148,7 @@ async fn missing(client: &Client, kind: &Kind) -> kube::Result<Option<String>> {
     Ok((!served).then(|| format!("{plural}.{group} {version}")))
 }
 
-/// What to call a permission that we do not have; `None` if we have it.
+/// Describes the permission if it is missing.
 async fn denied(
     client: &Client,
     own_namespace: &str,
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_names_verb_and_resource() {
+    fn missing_permission_names_verb_and_resource() {
         let error = AccessError::Forbidden(
             [
                 Permission::cluster("list", "", "pods"),
@@ -212,8 +212,8 @@ mod tests {
         );
         assert_eq!(
             error.to_string(),
-            "this service may not list pods, may not create pods/eviction, may not update leases in \
-             coordination.k8s.io in namespace haulout-system named haulout-x: its ClusterRole or Role lacks that, and the chart's has it"
+            "missing permissions: list pods; create pods/eviction; update leases in \
+             coordination.k8s.io in namespace haulout-system named haulout-x: grant them in the ClusterRole or Role of this service, as the chart does"
         );
     }
 }

@@ -1,6 +1,6 @@
-//! Writes to the API server, one way for all services. Each carries the UID of the object that is meant and, where it
-//! decides something, the resourceVersion that the decision was made on, so that what a frozen process sends too late changes
-//! nothing. Answers have one meaning, and errors say what was being done to which object.
+//! Writes to the API server, shared by all services. Each write has the UID of the object as a precondition. Writes
+//! that depend on the object's state also have its resourceVersion, so that a late write of a frozen process has no
+//! effect. Errors name the operation and the object.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,32 +13,32 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::causes::chain;
+use crate::error_chain::error_chain;
 use crate::watch::Identity;
 
-/// What came of a write.
+/// The result of a write.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Written<K> {
-    /// It took effect; what the API server answered.
+    /// The write succeeded, with this answer.
     Done(K),
-    /// Somebody else wrote before us: what we knew is old, and the watch will tell what is new.
-    Outdated,
-    /// There is no such object any more.
+    /// The object has changed meanwhile. The watch will report its new state.
+    Conflict,
+    /// The object no longer exists.
     Gone,
 }
 
 impl<K> Written<K> {
-    /// The same with something else made of the answer.
+    /// Maps the answer of a successful write.
     pub fn map<T>(self, map: impl FnOnce(K) -> T) -> Written<T> {
         match self {
             Self::Done(answer) => Written::Done(map(answer)),
-            Self::Outdated => Written::Outdated,
+            Self::Conflict => Written::Conflict,
             Self::Gone => Written::Gone,
         }
     }
 }
 
-/// An object to be written.
+/// An object to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Object<'a> {
     /// Its namespace; empty if it has none.
@@ -47,19 +47,19 @@ pub struct Object<'a> {
     pub name: &'a str,
     /// Its UID.
     pub uid: String,
-    /// The resourceVersion that the decision was made on; `None` if the write is right in any state.
+    /// The expected resourceVersion; `None` if the write does not depend on the object's state.
     pub version: Option<&'a str>,
 }
 
 impl<'a> Object<'a> {
-    /// The object with this metadata, in this state.
+    /// The object with this metadata, including its resourceVersion.
     pub fn of(metadata: &'a ObjectMeta) -> Self {
         let Identity { namespace, name, uid, version } = Identity::of(metadata);
         Self { namespace, name, uid: uid.into(), version }
     }
 }
 
-/// Writes objects in the name of a service. Clones are the same.
+/// Writes objects for a service.
 #[derive(Clone)]
 pub struct Writer {
     client: Client,
@@ -67,38 +67,39 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Writes through this client, which should not retry by itself; `manager` is what `kubectl get --show-managed-fields`
-    /// shows.
+    /// A writer with this client, which must not retry by itself. `manager` is the field manager, which
+    /// `kubectl get --show-managed-fields` shows.
     pub fn new(client: Client, manager: &'static str) -> Self {
         Self { client, manager }
     }
 
-    /// Changes fields outside the status.
+    /// Patches fields outside the status.
     pub async fn patch<K>(&self, object: &Object<'_>, patch: Value) -> Result<Written<K>, RequestError>
     where
         K: Resource<DynamicType = ()> + DeserializeOwned,
     {
-        let (params, patch) = (self.params(), Patch::Merge(naming(object, patch)));
-        let request = requests::<K>(object).patch(object.name, &params, &patch);
+        let (params, patch) = (self.params(), Patch::Merge(with_preconditions(object, patch)));
+        let request = request_builder::<K>(object).patch(object.name, &params, &patch);
         self.send::<K, K>("patch", object, request).await
     }
 
-    /// Changes fields of the status.
+    /// Patches fields of the status.
     pub async fn patch_status<K: Resource<DynamicType = ()> + DeserializeOwned>(
         &self,
         object: &Object<'_>,
         status: Value,
     ) -> Result<Written<K>, RequestError> {
-        self.write_status(object, Patch::Merge(naming(object, json!({"status": status})))).await
+        self.write_status(object, Patch::Merge(with_preconditions(object, json!({"status": status})))).await
     }
 
-    /// The same with a strategic merge patch, which merges lists by their keys; only built-in kinds take it.
+    /// Patches the status with a strategic merge patch, which merges lists by key. Only built-in kinds support it.
     pub async fn patch_status_strategic<K: Resource<DynamicType = ()> + DeserializeOwned>(
         &self,
         object: &Object<'_>,
         status: Value,
     ) -> Result<Written<K>, RequestError> {
-        self.write_status(object, Patch::Strategic(naming(object, json!({"status": status})))).await
+        self.write_status(object, Patch::Strategic(with_preconditions(object, json!({"status": status}))))
+            .await
     }
 
     async fn write_status<K: Resource<DynamicType = ()> + DeserializeOwned>(
@@ -106,11 +107,12 @@ impl Writer {
         object: &Object<'_>,
         patch: Patch<Value>,
     ) -> Result<Written<K>, RequestError> {
-        let request = requests::<K>(object).patch_subresource("status", object.name, &self.params(), &patch);
+        let request =
+            request_builder::<K>(object).patch_subresource("status", object.name, &self.params(), &patch);
         self.send::<K, K>("patch the status of", object, request).await
     }
 
-    /// Deletes the object if it is still in this state.
+    /// Deletes the object if its UID and version still match.
     pub async fn delete<K: Resource<DynamicType = ()>>(
         &self,
         object: &Object<'_>,
@@ -118,7 +120,7 @@ impl Writer {
         let preconditions =
             Preconditions { uid: Some(object.uid.clone()), resource_version: object.version.map(Into::into) };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        let request = requests::<K>(object).delete(object.name, &params);
+        let request = request_builder::<K>(object).delete(object.name, &params);
         let written = self.send::<K, IgnoredAny>("delete", object, request).await?;
         Ok(written.map(|IgnoredAny| ()))
     }
@@ -137,16 +139,16 @@ impl Writer {
             Ok(request) => self.client.request(request).await,
             Err(error) => Err(kube::Error::BuildRequest(error)),
         };
-        Doing::new(verb, K::kind(&()), object.namespace, object.name).written(answer)
+        Operation::new(verb, K::kind(&()), object.namespace, object.name).written(answer)
     }
 }
 
-fn requests<K: Resource<DynamicType = ()>>(object: &Object<'_>) -> Request {
+fn request_builder<K: Resource<DynamicType = ()>>(object: &Object<'_>) -> Request {
     Request::new(K::url_path(&(), Some(object.namespace).filter(|namespace| !namespace.is_empty())))
 }
 
-/// Adds to a patch which state of which object it means.
-fn naming(object: &Object<'_>, mut patch: Value) -> Value {
+/// Adds the UID and the version of the object to a patch.
+fn with_preconditions(object: &Object<'_>, mut patch: Value) -> Value {
     if let Some(root) = patch.as_object_mut() {
         let metadata = root.entry("metadata").or_insert_with(|| json!({}));
         if let Some(metadata) = metadata.as_object_mut() {
@@ -157,8 +159,8 @@ fn naming(object: &Object<'_>, mut patch: Value) -> Value {
     patch
 }
 
-/// Whether a resourceVersion is later than another of the same object. Versions that are no numbers cannot be compared: then
-/// what came last is taken for the later.
+/// Whether a resourceVersion of an object is later than another. Versions that are not numbers cannot be compared; a
+/// different one then counts as later.
 pub fn is_later(version: &str, than: &str) -> bool {
     match (version.parse::<u64>(), than.parse::<u64>()) {
         (Ok(version), Ok(than)) => version > than,
@@ -166,17 +168,17 @@ pub fn is_later(version: &str, than: &str) -> bool {
     }
 }
 
-/// What is being done to which object.
+/// An operation on an object, for error messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Doing<'a> {
+pub struct Operation<'a> {
     verb: &'static str,
     kind: Cow<'static, str>,
     namespace: &'a str,
     name: &'a str,
 }
 
-impl<'a> Doing<'a> {
-    /// Such as to `create` the `Evacuation` of this name.
+impl<'a> Operation<'a> {
+    /// For example, `create` the `Evacuation` with this name.
     pub fn new(
         verb: &'static str,
         kind: impl Into<Cow<'static, str>>,
@@ -186,22 +188,23 @@ impl<'a> Doing<'a> {
         Self { verb, kind: kind.into(), namespace, name }
     }
 
-    /// The answer, or an error that says what was being done.
+    /// Adds the operation to an error.
     pub fn result<K>(&self, answer: kube::Result<K>) -> Result<K, RequestError> {
-        answer.map_err(|source| RequestError { doing: self.to_string(), source: Box::new(source) })
+        answer.map_err(|source| RequestError { operation: self.to_string(), source: Box::new(source) })
     }
 
-    /// What came of a write. Conflicts and objects that are gone are no errors: the watch tells what to do next.
+    /// Classifies the answer to a write. Conflicts and missing objects are not errors, because the watch reports the
+    /// new state.
     pub fn written<K>(&self, answer: kube::Result<K>) -> Result<Written<K>, RequestError> {
         match answer {
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(Written::Gone),
-            Err(kube::Error::Api(status)) if status.code == 409 => Ok(Written::Outdated),
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(Written::Conflict),
             answer => self.result(answer).map(Written::Done),
         }
     }
 }
 
-impl fmt::Display for Doing<'_> {
+impl fmt::Display for Operation<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { verb, kind, namespace, name } = self;
         let slash = if namespace.is_empty() { "" } else { "/" };
@@ -210,12 +213,12 @@ impl fmt::Display for Doing<'_> {
     }
 }
 
-/// A request that failed.
+/// A failed request.
 #[derive(Debug, Error)]
-#[error("failed to {doing}: {}", chain(.source.as_ref()))]
+#[error("failed to {operation}: {}", error_chain(.source.as_ref()))]
 pub struct RequestError {
-    doing: String,
-    /// What the API server or the client said.
+    operation: String,
+    /// The error of the API server or the client.
     pub source: Box<kube::Error>,
 }
 
@@ -232,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn later_versions_are_known_by_number_or_by_order() {
+    fn versions_are_compared_by_number() {
         for (version, than, expected) in [
             ("8", "7", true),
             ("7", "7", false),
@@ -246,16 +249,16 @@ mod tests {
     }
 
     #[test]
-    fn answers_to_writes_have_one_meaning() {
-        let doing = Doing::new("patch", "Evacuation", "shop", "x");
-        assert_eq!(doing.written(Ok(7)).unwrap(), Written::Done(7));
-        assert_eq!(doing.written(answer(404)).unwrap(), Written::Gone);
-        assert_eq!(doing.written(answer(409)).unwrap(), Written::Outdated);
-        let error = doing.written(answer(403)).unwrap_err().to_string();
+    fn answers_to_writes_are_classified() {
+        let operation = Operation::new("patch", "Evacuation", "shop", "x");
+        assert_eq!(operation.written(Ok(7)).unwrap(), Written::Done(7));
+        assert_eq!(operation.written(answer(404)).unwrap(), Written::Gone);
+        assert_eq!(operation.written(answer(409)).unwrap(), Written::Conflict);
+        let error = operation.written(answer(403)).unwrap_err().to_string();
         assert!(error.starts_with("failed to patch Evacuation shop/x: ") && error.contains("no"), "{error}");
-        let error = Doing::new("cordon", "Node", "", "n1").result(answer(404)).unwrap_err().to_string();
+        let error = Operation::new("cordon", "Node", "", "n1").result(answer(404)).unwrap_err().to_string();
         assert!(error.starts_with("failed to cordon Node n1: "), "{error}");
-        let error = Doing::new("list", "nodes", "", "").result(answer(404)).unwrap_err().to_string();
+        let error = Operation::new("list", "nodes", "", "").result(answer(404)).unwrap_err().to_string();
         assert!(error.starts_with("failed to list nodes: "), "{error}");
     }
 }

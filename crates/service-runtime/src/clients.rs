@@ -1,5 +1,5 @@
-//! Clients of the API server: every request has a timeout, a bounded number is under way at once, and all
-//! are counted.
+//! Clients for the API server. Every request has a timeout, the number of concurrent requests is limited, and all
+//! requests are counted.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -20,26 +20,26 @@ use tracing::{Instrument as _, Span, info_span};
 use crate::lease::Leadership;
 use crate::metrics::Metrics;
 
-/// How long the API server may take to begin its answer, and to go on with it. It gives up on its own requests after a minute.
-const ANSWER_LIMIT: Duration = Duration::from_secs(65);
-/// How long a watch may be silent. The API server ends those of kube after five minutes.
-const WATCH_SILENCE: Duration = Duration::from_secs(330);
-/// How long a renewal of a lease may take: later it would be of no use.
-const LEASE_ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// Timeout for the start of an answer, and between two chunks. The API server's own timeout is one minute.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(65);
+/// Timeout for a watch without data. The API server closes kube's watches after five minutes.
+const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(330);
+/// Timeout for the renewal of a Lease. A later renewal is useless.
+const LEASE_RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The clients of a service.
 #[derive(Clone)]
 pub struct Clients {
-    /// For what no worker does: certificates, checks, clean-up. Retries what the API server was too busy for.
+    /// For requests outside of workers: certificates, checks, cleanup. It retries when the API server is overloaded.
     pub retrying: Client,
-    /// For watches, whose gaps must show, and for all that workers do: it tries once, and the queue tries again.
+    /// For watches, whose gaps must be visible, and for workers, whose queue retries. It does not retry.
     pub direct: Client,
-    /// For leases alone, so that no burst of other requests delays a renewal. Tries once, and soon gives up.
+    /// For Leases only, so that other requests do not delay a renewal. It does not retry and has a short timeout.
     pub lease: Client,
 }
 
 impl Clients {
-    /// Clients with this configuration, with at most `in_flight` requests each at once.
+    /// Clients with this configuration. Each has at most `in_flight` concurrent requests.
     pub fn new(config: &Config, user_agent: &str, in_flight: usize, metrics: &Metrics) -> kube::Result<Self> {
         let make = |retry: bool, limit: Duration, in_flight: usize| -> kube::Result<Client> {
             let mut config = config.clone();
@@ -48,19 +48,24 @@ impl Clients {
             if let Ok(agent) = user_agent.parse() {
                 config.headers.push((http::header::USER_AGENT, agent));
             }
-            Ok(limited(ClientBuilder::try_from(config)?, limit, in_flight, metrics))
+            Ok(with_limits(ClientBuilder::try_from(config)?, limit, in_flight, metrics))
         };
         Ok(Self {
-            retrying: make(true, ANSWER_LIMIT, in_flight)?,
-            direct: make(false, ANSWER_LIMIT, in_flight)?,
-            lease: make(false, LEASE_ANSWER_LIMIT, 4)?,
+            retrying: make(true, RESPONSE_TIMEOUT, in_flight)?,
+            direct: make(false, RESPONSE_TIMEOUT, in_flight)?,
+            lease: make(false, LEASE_RESPONSE_TIMEOUT, 4)?,
         })
     }
 }
 
-/// With timeouts, a bound and counters around what it sends requests with. Only until an answer begins does a
-/// request count as under way: a watch that goes on holds nobody up.
-fn limited<S, B>(builder: ClientBuilder<S>, limit: Duration, in_flight: usize, metrics: &Metrics) -> Client
+/// Builds a client with timeouts, a limit on concurrent requests, and counters. A request counts as in flight until its
+/// answer starts, so that open watches do not count.
+fn with_limits<S, B>(
+    builder: ClientBuilder<S>,
+    limit: Duration,
+    in_flight: usize,
+    metrics: &Metrics,
+) -> Client
 where
     S: Service<Request<Body>, Response = Response<B>> + Send + 'static,
     S::Future: Send + 'static,
@@ -70,13 +75,13 @@ where
 {
     builder
         .with_layer(&TimeoutLayer::new(limit))
-        .with_layer(&layer_fn(|inner| Oversee { inner, metrics: metrics.clone(), limit }))
+        .with_layer(&layer_fn(|inner| Instrumented { inner, metrics: metrics.clone(), limit }))
         .with_layer(&ConcurrencyLimitLayer::new(in_flight))
         .build()
 }
 
 impl Clients {
-    /// The same clients, which refuse to write once this leadership has ended. The lease's own does not.
+    /// Clients that reject writes after this leadership has ended. The client for Leases is not restricted.
     #[must_use]
     pub fn fenced(&self, leadership: &Leadership) -> Self {
         Self {
@@ -87,14 +92,14 @@ impl Clients {
     }
 }
 
-/// Counts requests by what they do and how they were answered, and gives up on answers that begin and stall.
-struct Oversee<S> {
+/// Counts requests by verb and status code, and sets a timeout for answers that stall.
+struct Instrumented<S> {
     inner: S,
     metrics: Metrics,
     limit: Duration,
 }
 
-impl<S, B> Service<Request<Body>> for Oversee<S>
+impl<S, B> Service<Request<Body>> for Instrumented<S>
 where
     S: Service<Request<Body>, Response = Response<B>>,
     S::Future: Send + 'static,
@@ -110,9 +115,9 @@ where
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let verb = verb(request.method(), request.uri().query().unwrap_or_default());
         let metrics = self.metrics.clone();
-        let silence = if verb == "watch" { WATCH_SILENCE } else { self.limit };
-        let begun = Instant::now();
-        // Requests that belong to no reconcile, such as renewals of the Lease, would be noise.
+        let idle_timeout = if verb == "watch" { WATCH_IDLE_TIMEOUT } else { self.limit };
+        let started = Instant::now();
+        // Requests outside of a reconcile, such as Lease renewals, have no span.
         let span = if Span::current().is_none() {
             Span::none()
         } else {
@@ -125,14 +130,14 @@ where
             if let Some(code) = code {
                 Span::current().record("code", code);
             }
-            metrics.request(verb, code, begun.elapsed());
-            Ok(answer?.map(|body| TimeoutBody::new(silence, body)))
+            metrics.request(verb, code, started.elapsed());
+            Ok(answer?.map(|body| TimeoutBody::new(idle_timeout, body)))
         };
         Box::pin(answered.instrument(span))
     }
 }
 
-/// What a request does, in the API server's words.
+/// The verb of a request, as the API server names it.
 fn verb(method: &Method, query: &str) -> &'static str {
     match *method {
         Method::GET if query.split('&').any(|part| matches!(part, "watch=true" | "watch=1")) => "watch",
@@ -155,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_are_called_what_the_api_server_calls_them() {
+    fn requests_have_the_verbs_of_the_api_server() {
         let verbs = [
             (Method::GET, ""),
             (Method::GET, "limit=500&watch=true"),
@@ -170,10 +175,10 @@ mod tests {
         assert_eq!(verbs, ["get", "watch", "get", "create", "update", "patch", "delete", "other"]);
     }
 
-    /// An answer that says so much and then nothing for ever.
-    struct Stalls(Option<Bytes>);
+    /// A body that sends one chunk and then stalls.
+    struct StalledBody(Option<Bytes>);
 
-    impl http_body::Body for Stalls {
+    impl http_body::Body for StalledBody {
         type Data = Bytes;
         type Error = BoxError;
 
@@ -185,34 +190,37 @@ mod tests {
         }
     }
 
-    /// A client, for one request at a time, of an API server whose answers stall.
+    /// A client with one concurrent request, for an API server whose answers stall.
     fn client() -> Client {
         let service = tower::service_fn(|_: Request<Body>| async {
-            Ok::<_, BoxError>(Response::new(Stalls(Some(Bytes::from_static(b"{")))))
+            Ok::<_, BoxError>(Response::new(StalledBody(Some(Bytes::from_static(b"{")))))
         });
-        limited(ClientBuilder::new(service, "default"), ANSWER_LIMIT, 1, &Metrics::new("test", "0"))
+        with_limits(ClientBuilder::new(service, "default"), RESPONSE_TIMEOUT, 1, &Metrics::new("test", "0"))
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_begins_and_stalls_is_given_up() {
+    async fn stalled_response_times_out() {
         let pods: Api<Pod> = Api::default_namespaced(client());
-        let got = tokio::time::timeout(ANSWER_LIMIT * 2, pods.get("x")).await.expect("it is given up");
+        let got =
+            tokio::time::timeout(RESPONSE_TIMEOUT * 2, pods.get("x")).await.expect("the request times out");
         assert!(got.is_err());
         let mut watch = pods.watch(&WatchParams::default(), "0").await.unwrap().boxed();
-        let silent = tokio::time::timeout(ANSWER_LIMIT, watch.next()).await;
-        assert!(silent.is_err(), "a watch may be silent for longer");
-        let ended = tokio::time::timeout(WATCH_SILENCE, watch.next()).await.expect("but not for ever");
+        let idle = tokio::time::timeout(RESPONSE_TIMEOUT, watch.next()).await;
+        assert!(idle.is_err(), "a watch may be idle for longer");
+        let ended =
+            tokio::time::timeout(WATCH_IDLE_TIMEOUT, watch.next()).await.expect("the watch times out too");
         assert!(ended.is_none_or(|event| event.is_err()));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_watch_that_goes_on_leaves_its_place_to_others() {
+    async fn open_watch_does_not_count_as_in_flight() {
         let pods: Api<Pod> = Api::default_namespaced(client());
         let _watches = [
             pods.watch(&WatchParams::default(), "0").await.unwrap().boxed(),
             pods.watch(&WatchParams::default(), "0").await.unwrap().boxed(),
         ];
-        let other = tokio::time::timeout(ANSWER_LIMIT / 2, pods.watch(&WatchParams::default(), "0")).await;
-        assert!(other.expect("it has a place").is_ok());
+        let other =
+            tokio::time::timeout(RESPONSE_TIMEOUT / 2, pods.watch(&WatchParams::default(), "0")).await;
+        assert!(other.expect("open watches do not count as in flight").is_ok());
     }
 }

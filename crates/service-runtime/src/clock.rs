@@ -1,11 +1,11 @@
-//! The one source of `now`. Deadlines are wall-clock times stored in API objects, so this is wall-clock
-//! time too. Test builds can shift it, because nobody waits half an hour for a progress deadline.
+//! The clock of a service. Deadlines are wall-clock times in API objects, so this is wall-clock time too. Test builds
+//! can shift the clock, to test long deadlines.
 //!
 //! ```no_run
 //! use haulout_service_runtime::clock::Clock;
 //! use jiff::{SignedDuration, Timestamp};
 //!
-//! /// What decides takes `now` as an argument.
+//! /// Decisions take `now` as an argument.
 //! fn is_missed(deadline: Timestamp, now: Timestamp) -> bool {
 //!     now >= deadline
 //! }
@@ -17,10 +17,9 @@
 //! }
 //! ```
 //!
-//! Keys with deadlines belong into a [`WorkQueue`](crate::workers::WorkQueue), which follows this clock by
-//! itself. A test shifts the clock of a running service, built with the feature `test-clock`, by
-//! `POST /shift-clock` with a number of seconds. How long something takes, and leadership, are not measured
-//! with it.
+//! A [`WorkQueue`](crate::workers::WorkQueue) uses this clock for keys with deadlines. In services that are built with the
+//! feature `test-clock`, `POST /shift-clock` with a number of seconds shifts the clock. Durations and leadership are measured
+//! with other clocks.
 
 use std::time::Duration;
 
@@ -28,10 +27,10 @@ use jiff::Timestamp;
 #[cfg(feature = "test-clock")]
 use {jiff::SignedDuration, std::sync::Arc, tokio::sync::watch};
 
-/// The longest nap: somebody may set the wall clock while we sleep.
-const LONGEST_NAP: Duration = Duration::from_secs(300);
+/// Maximum time of a single sleep, because the wall clock can be set meanwhile.
+const MAX_SLEEP: Duration = Duration::from_secs(300);
 
-/// Tells the time. Clones are the same clock.
+/// The clock of a service. Clones share one clock.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
     #[cfg(feature = "test-clock")]
@@ -39,43 +38,43 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// What time it is.
+    /// The current time.
     #[cfg(not(feature = "test-clock"))]
-    #[allow(clippy::unused_self, reason = "only test builds have something to look at")]
+    #[allow(clippy::unused_self, reason = "only test builds use it")]
     pub fn now(&self) -> Timestamp {
         Timestamp::now()
     }
 
-    /// What time it is, shifted.
+    /// The current time, shifted.
     #[cfg(feature = "test-clock")]
     pub fn now(&self) -> Timestamp {
         Timestamp::now().saturating_add(*self.shift.borrow()).unwrap_or(Timestamp::MAX)
     }
 
-    /// Puts the clock forward (or back) by this much in all, replacing an earlier shift.
+    /// Sets the shift of the clock, replacing an earlier shift.
     #[cfg(feature = "test-clock")]
     pub fn shift(&self, by: SignedDuration) {
         self.shift.send_replace(by);
     }
 
-    /// Resolves when this time has come, also when the clock is set or shifted meanwhile; never if there is none.
+    /// Sleeps until this time, even if the clock is set or shifted meanwhile. Without a time, it never resolves.
     pub async fn sleep_until(&self, due: impl Into<Option<Timestamp>>) {
         let Some(due) = due.into() else { return std::future::pending().await };
         loop {
-            // Before the look at the clock: a shift right after it must not be slept through.
+            // Subscribe before reading the clock, so that no shift is missed.
             let shifted = self.shifted();
             let left = Duration::try_from(due.duration_since(self.now())).unwrap_or_default();
             if left.is_zero() {
                 return;
             }
             tokio::select! {
-                () = tokio::time::sleep(left.min(LONGEST_NAP)) => {}
+                () = tokio::time::sleep(left.min(MAX_SLEEP)) => {}
                 () = shifted => {}
             }
         }
     }
 
-    /// Resolves when the clock has been shifted after this call. In released builds, never.
+    /// Resolves when the clock is shifted after this call. It never resolves in release builds.
     #[cfg_attr(not(feature = "test-clock"), allow(clippy::unused_self, reason = "it cannot be shifted"))]
     pub fn shifted(&self) -> impl Future<Output = ()> + Send + use<> {
         #[cfg(feature = "test-clock")]

@@ -1,13 +1,13 @@
-//! Events (events.k8s.io), few and telling. Nobody waits for one: they are handed over, and a task of their
-//! own writes them. What is written when is decided in `aggregate`, without a client or a clock.
+//! Publishes events (events.k8s.io). Publishing does not block: a background task writes the events. `aggregate`
+//! decides which events are written and when, without a client and without a clock.
 //!
 //! ```no_run
-//! use haulout_service_runtime::events::{News, Severity, reference};
+//! use haulout_service_runtime::events::{NewEvent, Severity, reference};
 //! use haulout_service_runtime::service::Context;
 //! use k8s_openapi::api::core::v1::Node;
 //!
-//! fn tell(context: &Context, node: &Node) {
-//!     context.events.publish(News {
+//! fn report(context: &Context, node: &Node) {
+//!     context.events.publish(NewEvent {
 //!         regarding: reference(node),
 //!         severity: Severity::Warning,
 //!         reason: "NotEmptied", // a constant of haulout_api_types::names::event
@@ -17,11 +17,11 @@
 //! }
 //! ```
 //!
-//! The same news on the same object again become one event with a count, written at growing intervals, so
-//! publish whenever it happens; but keep what always differs (times, counters) out of the note, or each is an
-//! event of its own. When very many objects have news of one reason at once, some get an event and one tells
-//! of the rest. What cannot be written is dropped and counted in `events_dropped_total`. A service needs
-//! `create` and `patch` on events in `events.k8s.io`.
+//! Equal events on the same object become one event with a count, which is updated at growing intervals. Publish
+//! whenever something happens, but do not include times or counters in the note, because events with different notes
+//! are different events. If very many objects have events with the same reason, some get their own event, and one event
+//! summarizes the rest. Events that cannot be written are dropped and counted in `haulout_events_dropped_total`. A
+//! service needs `create` and `patch` on events in `events.k8s.io`.
 
 mod aggregate;
 
@@ -32,7 +32,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::{Event, EventSeries};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
-/// Whether an event is good or bad news: all is as it should be, or somebody may have to do something.
+/// The type of an event: Normal, or Warning if somebody may have to act.
 pub use kube::runtime::events::EventType as Severity;
 use kube::{Client, Resource};
 use serde_json::json;
@@ -42,48 +42,48 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use self::aggregate::{Aggregator, Write};
-use crate::causes::chain;
 use crate::clock::Clock;
+use crate::error_chain::error_chain;
 use crate::metrics::Metrics;
 
-/// How many events may wait to be written; more than that are dropped and counted.
-const WAITING: usize = 4096;
-/// What the API server takes at most, in bytes.
-const MAX_NOTE: usize = 1024;
-const MAX_INSTANCE: usize = 128;
-/// How long one event may hold up the others.
-const WRITE_LIMIT: Duration = Duration::from_secs(10);
+/// Maximum number of events that wait to be written. Further events are dropped and counted.
+const QUEUE_CAPACITY: usize = 4096;
+/// Limits of the API server.
+const MAX_NOTE_BYTES: usize = 1024;
+const MAX_INSTANCE_BYTES: usize = 128;
+/// Timeout for writing one event.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Something that people should see on an object.
+/// An event to publish.
 #[derive(Clone, Debug, PartialEq)]
-pub struct News {
+pub struct NewEvent {
     /// The object.
     pub regarding: ObjectReference,
-    /// Good or bad.
+    /// Normal or Warning.
     pub severity: Severity,
     /// One of [`haulout_api_types::names::event`].
     pub reason: &'static str,
-    /// What was being done, one word in the imperative, such as `Evict`.
+    /// The action, as one word in the imperative, such as `Evict`.
     pub action: &'static str,
-    /// A sentence for people.
+    /// The text for people.
     pub note: String,
 }
 
-/// A reference to an object, for [`News::regarding`].
+/// A reference to an object, for [`NewEvent::regarding`].
 pub fn reference<K: Resource<DynamicType = ()>>(object: &K) -> ObjectReference {
     object.object_ref(&())
 }
 
-/// Takes events. Clones are the same recorder.
+/// Publishes events. Clones share one writer.
 #[derive(Clone, Debug)]
 pub struct Events {
-    sender: mpsc::Sender<(News, Timestamp)>,
+    sender: mpsc::Sender<(NewEvent, Timestamp)>,
     clock: Clock,
     metrics: Metrics,
 }
 
 impl Events {
-    /// A recorder, and the task that writes: it has to be run.
+    /// A publisher and its writer, which the caller has to run.
     pub fn new(
         client: Client,
         controller: String,
@@ -91,77 +91,77 @@ impl Events {
         clock: Clock,
         metrics: Metrics,
     ) -> (Self, Writer) {
-        let (sender, news) = mpsc::channel(WAITING);
-        shorten(&mut instance, MAX_INSTANCE);
+        let (sender, receiver) = mpsc::channel(QUEUE_CAPACITY);
+        truncate(&mut instance, MAX_INSTANCE_BYTES);
         let writer = Writer {
             client,
             controller,
             instance,
             clock: clock.clone(),
             metrics: metrics.clone(),
-            news,
+            receiver,
             aggregator: Aggregator::default(),
         };
         (Self { sender, clock, metrics }, writer)
     }
 
-    /// Hands an event over. Never blocks and never fails: events are for people, the work goes on without.
-    pub fn publish(&self, mut news: News) {
-        shorten(&mut news.note, MAX_NOTE);
-        if self.sender.try_send((news, self.clock.now())).is_err() {
+    /// Publishes an event. It never blocks and never fails, because events are only informative.
+    pub fn publish(&self, mut event: NewEvent) {
+        truncate(&mut event.note, MAX_NOTE_BYTES);
+        if self.sender.try_send((event, self.clock.now())).is_err() {
             self.metrics.event_dropped();
         }
     }
 }
 
-/// Writes what recorders hand over.
+/// Writes published events.
 pub struct Writer {
     client: Client,
     controller: String,
     instance: String,
     clock: Clock,
     metrics: Metrics,
-    news: mpsc::Receiver<(News, Timestamp)>,
+    receiver: mpsc::Receiver<(NewEvent, Timestamp)>,
     aggregator: Aggregator,
 }
 
 impl Writer {
-    /// Writes until the order to stop, and then what is waiting.
+    /// Writes events until `stop` is cancelled, and then the pending ones.
     pub async fn run(mut self, stop: CancellationToken) {
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
-                Some((news, seen)) = self.news.recv() => self.aggregator.observe(news, seen),
+                Some((event, time)) = self.receiver.recv() => self.aggregator.observe(event, time),
                 () = self.clock.sleep_until(self.aggregator.next_due()) => {}
             }
-            self.take_in();
+            self.drain();
             let writes = self.aggregator.due(self.clock.now());
             self.write(writes).await;
         }
-        self.take_in();
-        let writes = self.aggregator.rest(self.clock.now());
+        self.drain();
+        let writes = self.aggregator.flush(self.clock.now());
         self.write(writes).await;
     }
 
-    fn take_in(&mut self) {
-        while let Ok((news, seen)) = self.news.try_recv() {
-            self.aggregator.observe(news, seen);
+    fn drain(&mut self) {
+        while let Ok((event, time)) = self.receiver.try_recv() {
+            self.aggregator.observe(event, time);
         }
     }
 
     async fn write(&mut self, writes: Vec<Write>) {
         for write in writes {
             let (name, regarding) = match &write {
-                Write::Create { name, news, .. } => (name, &news.regarding),
+                Write::Create { name, event, .. } => (name, &event.regarding),
                 Write::Repeat { name, regarding, .. } => (name, regarding),
             };
             let namespace = namespace_of(regarding);
             let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
             let request = async {
                 match &write {
-                    Write::Create { news, first, .. } => {
-                        let event = self.event(name, namespace, news, *first);
-                        api.create(&PostParams::default(), &event).await
+                    Write::Create { event, first, .. } => {
+                        let object = self.to_object(name, namespace, event, *first);
+                        api.create(&PostParams::default(), &object).await
                     }
                     Write::Repeat { count, last, .. } => {
                         let series = EventSeries { count: *count, last_observed_time: MicroTime(*last) };
@@ -170,20 +170,22 @@ impl Writer {
                     }
                 }
             };
-            // There is no such event, or somebody has deleted it: the next of its kind is a new one.
+            // The event does not exist, so the next equal event has to create it.
             let mut missing = matches!(write, Write::Create { .. });
-            match timeout(WRITE_LIMIT, request).await {
+            match timeout(WRITE_TIMEOUT, request).await {
                 Ok(Ok(_)) => {
                     debug!(name, namespace, "event written");
                     continue;
                 }
-                // The object's namespace is going away, and its events with it.
+                // The namespace of the object is being deleted, together with its events.
                 Ok(Err(kube::Error::Api(status))) if matches!(status.code, 403 | 404) => {
                     missing |= status.code == 404;
-                    debug!(name, namespace, %status, "event not written");
+                    debug!(name, namespace, %status, "failed to write event");
                 }
-                Ok(Err(error)) => warn!(name, namespace, error = chain(&error), "event not written"),
-                Err(_) => warn!(name, namespace, "event not written: the API server was silent"),
+                Ok(Err(error)) => {
+                    warn!(name, namespace, error = error_chain(&error), "failed to write event");
+                }
+                Err(_) => warn!(name, namespace, "failed to write event: no answer from the API server"),
             }
             if missing {
                 self.aggregator.forget(name);
@@ -192,8 +194,8 @@ impl Writer {
         }
     }
 
-    fn event(&self, name: &str, namespace: &str, news: &News, first: Timestamp) -> Event {
-        let type_ = match news.severity {
+    fn to_object(&self, name: &str, namespace: &str, event: &NewEvent, first: Timestamp) -> Event {
+        let type_ = match event.severity {
             Severity::Normal => "Normal",
             Severity::Warning => "Warning",
         };
@@ -203,11 +205,11 @@ impl Writer {
                 namespace: Some(namespace.to_owned()),
                 ..ObjectMeta::default()
             },
-            action: Some(news.action.into()),
+            action: Some(event.action.into()),
             event_time: Some(MicroTime(first)),
-            note: Some(news.note.clone()),
-            reason: Some(news.reason.into()),
-            regarding: Some(news.regarding.clone()),
+            note: Some(event.note.clone()),
+            reason: Some(event.reason.into()),
+            regarding: Some(event.regarding.clone()),
             reporting_controller: Some(self.controller.clone()),
             reporting_instance: Some(self.instance.clone()),
             type_: Some(type_.into()),
@@ -216,15 +218,15 @@ impl Writer {
     }
 }
 
-/// Events on cluster-scoped objects live in `default`.
+/// Events of cluster-scoped objects are in the namespace `default`.
 fn namespace_of(regarding: &ObjectReference) -> &str {
     regarding.namespace.as_deref().filter(|namespace| !namespace.is_empty()).unwrap_or("default")
 }
 
-/// Cuts a text that has too many bytes, and shows that it was cut.
-fn shorten(text: &mut String, most: usize) {
-    if text.len() > most {
-        let mut cut = most.saturating_sub('…'.len_utf8());
+/// Truncates text to a number of bytes, with an ellipsis.
+fn truncate(text: &mut String, max_bytes: usize) {
+    if text.len() > max_bytes {
+        let mut cut = max_bytes.saturating_sub('…'.len_utf8());
         while !text.is_char_boundary(cut) {
             cut -= 1;
         }

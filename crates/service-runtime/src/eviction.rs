@@ -1,28 +1,28 @@
-//! Evictions: the one request, and what the API server's answers to it mean. Whoever evicts pods uses this module,
-//! so that the same answer means the same everywhere.
+//! Evicts pods and classifies the API server's answers. All services use this module, so that an answer has the same meaning
+//! everywhere.
 //!
-//! The links go to the API server's source, v1.36.3. Where an answer has a machine-readable `reason`, `details` or
-//! cause, that decides. A text decides only where there is nothing else.
+//! The links go to the API server's source, v1.36.3. A machine-readable `reason`, `details` or cause decides. The text
+//! of an answer decides only if there is nothing else.
 //!
-//! | answer | meaning | said by |
+//! | answer | meaning | source |
 //! |---|---|---|
 //! | 201 | evicted | [`Create`][create] |
 //! | 404, `details.kind` is `pods` | gone | [`getPod`][get-pod] |
 //! | 404, `details.kind` is `poddisruptionbudgets` | the budget was deleted meanwhile | [`Create`][refresh] |
-//! | 404, `details.kind` is `namespaces` | the namespace is gone, look the pod up | [NamespaceLifecycle][lifecycle] |
+//! | 404, `details.kind` is `namespaces` | the namespace is gone: check whether the pod exists | [NamespaceLifecycle][lifecycle] |
 //! | 409, "the UID in the precondition (…) does not match" | gone: the name belongs to another pod | [`addConditionAndDeletePod`][uid], [`BeforeDelete`][before-delete] |
 //! | 409, "UID in precondition: …" | the same | [`Preconditions.Check`][preconditions] |
-//! | 409, anything else | the pod changed at the same moment, look it up | [`addConditionAndDeletePod`][version] |
+//! | 409, anything else | the pod changed at the same time: check whether it exists | [`addConditionAndDeletePod`][version] |
 //! | 429, cause `DisruptionBudget`, without `retryAfterSeconds` | the budget is exhausted | [`checkAndDecrement`][exhausted] |
 //! | 429, cause `DisruptionBudget`, with `retryAfterSeconds` | the budget's status is older than its spec | [`createTooManyRequestsError`][stale] |
 //! | 403, `details.kind` is `poddisruptionbudget` | the budget's status cannot be used now | [`checkAndDecrement`][unusable] |
 //! | 500, "more than one PodDisruptionBudget" | several budgets cover the pod | [`Create`][several] |
 //! | 504 | the budget's status was changed too often meanwhile | [`Create`][timeout] |
 //! | 403, cause `NamespaceTerminating` | the namespace is being deleted | [NamespaceLifecycle][lifecycle] |
-//! | any code, "admission webhook … denied the request" | a webhook refused: it chooses code, reason and details | [`ToStatusErr`][webhook] |
-//! | the same with 429, "Eviction triggered evacuation" | somebody else moves the pod | [KubeVirt][kubevirt] |
-//! | 403, 422, "denied request: " | a ValidatingAdmissionPolicy refused | [`Dispatch`][policy] |
-//! | 429, no cause | API priority and fairness turned the request away | [`tooManyRequests`][fairness] |
+//! | any code, "admission webhook … denied the request" | a webhook rejected the eviction. It chooses code, reason and details | [`ToStatusErr`][webhook] |
+//! | the same with 429, "Eviction triggered evacuation" | another program moves the pod | [KubeVirt][kubevirt] |
+//! | 403, 422, "denied request: " | a ValidatingAdmissionPolicy rejected the eviction | [`Dispatch`][policy] |
+//! | 429, no cause | API priority and fairness rejected the request | [`tooManyRequests`][fairness] |
 //!
 //! [create]: https://github.com/kubernetes/kubernetes/blob/v1.36.3/pkg/registry/core/pod/storage/eviction.go#L129
 //! [get-pod]: https://github.com/kubernetes/kubernetes/blob/v1.36.3/pkg/registry/core/pod/storage/eviction.go#L374
@@ -51,20 +51,20 @@ use serde::de::IgnoredAny;
 use serde_json::json;
 use thiserror::Error;
 
-use crate::causes;
+use crate::error_chain::error_chain;
 use crate::pods::{self, Pod};
 
-/// How much of the API server's words a message keeps: a webhook may say anything.
-const MAX_WORDS: usize = 1000;
+/// Maximum length of the API server's answer in a message, because the message of a webhook can be long.
+const MAX_ANSWER_CHARS: usize = 1000;
 
-/// What came of an attempt to evict a pod.
+/// The result of an eviction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The pod has been asked to end.
+    /// The pod is being terminated.
     Evicted,
-    /// The pod with this UID does not exist any more.
+    /// The pod with this UID no longer exists.
     Gone,
-    /// The pod was not evicted, as far as we know.
+    /// The pod was not evicted, or it is unknown whether it was.
     Failed(Failure),
 }
 
@@ -74,22 +74,22 @@ pub enum Answer {
 pub struct Failure {
     /// One of [`haulout_api_types::names::reason`].
     pub reason: &'static str,
-    /// A sentence for people, of bounded length.
+    /// The text for people, of bounded length.
     pub message: String,
 }
 
-/// Whether a change of a budget may lift a failure with this reason.
+/// Whether a change of a PodDisruptionBudget can resolve a failure with this reason.
 pub fn waits_for_budget(reason: &str) -> bool {
     matches!(reason, reason::BUDGET_EXHAUSTED | reason::BUDGET_STALE | reason::SEVERAL_BUDGETS)
 }
 
-/// Whether a failure with this reason passes by itself within moments, so that the next attempt comes soon. All other
-/// failures are refusals: somebody has to change something first.
+/// Whether a failure with this reason is temporary, so that the next attempt follows soon. All other failures are rejections:
+/// somebody has to change something first.
 pub fn is_transient(reason: &str) -> bool {
     matches!(reason, reason::SERVER_BUSY | reason::BUDGET_STALE)
 }
 
-/// Whether an attempt to evict can fail with this reason.
+/// Whether an eviction can fail with this reason.
 pub fn is_failure(reason: &str) -> bool {
     waits_for_budget(reason)
         || is_transient(reason)
@@ -99,17 +99,17 @@ pub fn is_failure(reason: &str) -> bool {
         )
 }
 
-/// Whether no other pod ever gets the name of this one, because its controller makes up a new name for each pod.
+/// Whether the name of the pod is unique, because its controller generates a new name for each pod.
 ///
-/// For other pods compare the UID on the API server first ([`exists`]): where a budget covers the pod, the API server
-/// spends the budget before it looks at the UID precondition of the eviction, so that a pod which was just replaced
-/// under its name costs the others a disruption for two minutes. For a Pending pod it retries for ten seconds.
+/// For other pods, compare the UID on the API server first ([`exists`]). The API server decrements the budget before it
+/// checks the UID precondition of the eviction. An eviction of a pod that was just replaced therefore uses up a
+/// disruption for two minutes. For a Pending pod, the API server retries for ten seconds.
 pub fn has_unique_name(pod: &Pod) -> bool {
     let kind = pod.controller.as_ref().map(|owner| owner.kind.as_ref());
     matches!(kind, Some("ReplicaSet" | "ReplicationController" | "Job"))
 }
 
-/// Whether the API server has the pod with this UID.
+/// Whether the pod with this UID exists on the API server.
 pub async fn exists(client: &Client, pod: &Pod) -> Result<bool, pods::FetchError> {
     let found = pods::fetch(client, &pod.namespace, &pod.name).await?;
     Ok(found.is_some_and(|found| found.uid == pod.uid))
@@ -128,7 +128,7 @@ pub async fn evict(client: &Client, pod: &Pod) -> Answer {
     }
 }
 
-/// Not by kube's own `evict`, which sends preconditions under a name that the API server does not know.
+/// Does not use kube's `evict`, which sends preconditions in a field that the API server does not know.
 async fn send(client: &Client, pod: &Pod) -> kube::Result<()> {
     let eviction = json!({
         "apiVersion": "policy/v1",
@@ -141,18 +141,18 @@ async fn send(client: &Client, pod: &Pod) -> kube::Result<()> {
     answer.map(|IgnoredAny| ())
 }
 
-/// Whether this answer to a request that carried a UID says that the object with this UID does not exist any more.
+/// Whether this answer to a request with a UID precondition means that the object no longer exists.
 pub fn is_gone(status: &Status) -> bool {
     !is_denied_by_webhook(status) && (status.code == 404 || is_uid_conflict(status))
 }
 
-/// What an answer says by itself.
+/// The meaning of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Meaning {
     Evicted,
     Gone,
     Failed(Failure),
-    /// It does not say whether the pod still exists.
+    /// The answer does not show whether the pod still exists.
     LookUp(Failure),
 }
 
@@ -162,57 +162,64 @@ impl Meaning {
             Ok(()) => return Self::Evicted,
             Err(kube::Error::Api(status)) => status,
             Err(error) => {
-                let error = words(&causes::chain(&error));
+                let error = one_line(&error_chain(&error));
                 return Self::failed(reason::SERVER_BUSY, format!("The API server did not answer: {error}"));
             }
         };
-        // First, because a webhook chooses code, reason and details of its refusal freely.
+        // First, because a webhook can choose any code, reason and details.
         if is_denied_by_webhook(&status) {
             return Self::denied(&status);
         }
-        let said = said(&status);
+        let answer_text = answer_text(&status);
         match status.code {
-            404 if about(&status, "pods")
+            404 if is_about(&status, "pods")
                 && status.details.as_ref().is_some_and(|details| details.name == pod) =>
             {
                 Self::Gone
             }
-            404 if about(&status, "poddisruptionbudgets") => Self::failed(
+            404 if is_about(&status, "poddisruptionbudgets") => Self::failed(
                 reason::BUDGET_STALE,
-                format!("The PodDisruptionBudget was deleted during the eviction: {said}"),
+                format!("The PodDisruptionBudget was deleted during the eviction: {answer_text}"),
             ),
             404 => Self::LookUp(Failure {
                 reason: reason::SERVER_BUSY,
-                message: format!("The API server did not find what the eviction needs: {said}"),
+                message: format!(
+                    "The API server did not find an object that the eviction needs: {answer_text}"
+                ),
             }),
             409 if is_uid_conflict(&status) => Self::Gone,
             409 => Self::LookUp(Failure {
                 reason: reason::SERVER_BUSY,
-                message: format!("The pod changed while it was being evicted: {said}"),
+                message: format!("The pod changed while it was being evicted: {answer_text}"),
             }),
-            403 | 429 if has_cause(&status, DISRUPTION_BUDGET) || about(&status, "poddisruptionbudget") => {
+            403 | 429
+                if has_cause(&status, DISRUPTION_BUDGET) || is_about(&status, "poddisruptionbudget") =>
+            {
                 Self::by_budget(&status)
             }
             403 if has_cause(&status, NAMESPACE_TERMINATING) => Self::failed(
                 reason::NAMESPACE_TERMINATING,
-                "The namespace is being deleted, which forbids evictions: its pods go with it.".to_owned(),
+                "The namespace is being deleted, so evictions are forbidden; its pods are deleted with it."
+                    .to_owned(),
             ),
-            429 => Self::failed(reason::SERVER_BUSY, format!("The API server asks us to slow down: {said}")),
+            429 => Self::failed(reason::SERVER_BUSY, format!("The API server is overloaded: {answer_text}")),
             // The answer has neither a reason nor details.
             500 if status.message.contains("more than one PodDisruptionBudget") => Self::failed(
                 reason::SEVERAL_BUDGETS,
-                "The Eviction API refuses pods with several PodDisruptionBudgets: leave only one.".to_owned(),
+                "The Eviction API rejects pods with more than one PodDisruptionBudget: keep only one."
+                    .to_owned(),
             ),
-            500.. => {
-                Self::failed(reason::SERVER_BUSY, format!("The API server failed to evict the pod: {said}"))
-            }
+            500.. => Self::failed(
+                reason::SERVER_BUSY,
+                format!("The API server failed to evict the pod: {answer_text}"),
+            ),
             _ if status.message.contains("denied request: ") => Self::denied(&status),
             401 | 403 => {
-                Self::failed(reason::EVICTION_FORBIDDEN, format!("The eviction is forbidden: {said}"))
+                Self::failed(reason::EVICTION_FORBIDDEN, format!("The eviction is forbidden: {answer_text}"))
             }
             code => Self::failed(
                 reason::EVICTION_FORBIDDEN,
-                format!("The eviction was refused with {code}: {said}"),
+                format!("The eviction was rejected with {code}: {answer_text}"),
             ),
         }
     }
@@ -223,24 +230,25 @@ impl Meaning {
 
     fn denied(status: &Status) -> Self {
         if status.code == 429 && status.message.contains("Eviction triggered evacuation") {
-            let message = format!("Somebody else is moving the pod: {}", said(status));
+            let message = format!("Another program is moving the pod: {}", answer_text(status));
             return Self::failed(reason::HANDLED_ELSEWHERE, message);
         }
-        let message = format!("The eviction was refused by an admission webhook or policy: {}", said(status));
+        let message =
+            format!("The eviction was rejected by an admission webhook or policy: {}", answer_text(status));
         Self::failed(reason::EVICTION_FORBIDDEN, message)
     }
 
-    /// `retryAfterSeconds` is there while the status of the budget lags behind its spec. A budget whose status cannot be
-    /// used at all is forbidden instead.
+    /// `retryAfterSeconds` is set while the status of the budget is outdated. The code is 403 if the status cannot be used at
+    /// all.
     fn by_budget(status: &Status) -> Self {
         let details = status.details.as_ref();
         let cause = details.and_then(|d| d.causes.iter().find(|cause| cause.reason == DISRUPTION_BUDGET));
-        let said = cause.map_or_else(|| said(status), |cause| words(&cause.message));
+        let answer_text = cause.map_or_else(|| answer_text(status), |cause| one_line(&cause.message));
         if status.code == 403 || details.is_some_and(|details| details.retry_after_seconds > 0) {
-            let message = format!("The status of the PodDisruptionBudget is not up to date: {said}");
+            let message = format!("The status of the PodDisruptionBudget is not up to date: {answer_text}");
             return Self::failed(reason::BUDGET_STALE, message);
         }
-        let message = format!("The PodDisruptionBudget allows no disruption: {said}");
+        let message = format!("The PodDisruptionBudget allows no disruption: {answer_text}");
         Self::failed(reason::BUDGET_EXHAUSTED, message)
     }
 }
@@ -249,19 +257,19 @@ impl Meaning {
 const DISRUPTION_BUDGET: &str = "DisruptionBudget";
 const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
 
-/// No field tells it, but the API server puts these words before those of the webhook.
+/// No field shows this, but the API server adds this prefix to the message of the webhook.
 fn is_denied_by_webhook(status: &Status) -> bool {
     status.message.starts_with("admission webhook \"") && status.message.contains("\" denied the request")
 }
 
-/// No field tells a wrong UID from a wrong resourceVersion.
+/// No field distinguishes a wrong UID from a wrong resourceVersion.
 fn is_uid_conflict(status: &Status) -> bool {
     status.code == 409
         && (status.message.contains("the UID in the precondition (")
             || status.message.contains("UID in precondition: "))
 }
 
-fn about(status: &Status, kind: &str) -> bool {
+fn is_about(status: &Status, kind: &str) -> bool {
     status.details.as_ref().is_some_and(|details| details.kind == kind)
 }
 
@@ -269,16 +277,16 @@ fn has_cause(status: &Status, cause: &str) -> bool {
     status.details.iter().flat_map(|details| &details.causes).any(|c| c.reason == cause)
 }
 
-/// What the API server said, or at least its code.
-fn said(status: &Status) -> String {
-    let line = words(&status.message);
+/// The message of the API server, or its code if there is none.
+fn answer_text(status: &Status) -> String {
+    let line = one_line(&status.message);
     if line.is_empty() { status.code.to_string() } else { line }
 }
 
 /// One line of bounded length.
-fn words(text: &str) -> String {
+fn one_line(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    match line.char_indices().nth(MAX_WORDS) {
+    match line.char_indices().nth(MAX_ANSWER_CHARS) {
         Some((cut, _)) => format!("{}…", line.get(..cut).unwrap_or_default()),
         None => line,
     }

@@ -1,15 +1,14 @@
 //! Leader election on a Lease (`coordination.k8s.io/v1`).
 //!
-//! A leader acts only while its own clock says so: [`Leadership`] ends `act_for` after the last
-//! successful renewal was begun, well before a standby may take the Lease. Standbys watch the Lease
-//! and keep nothing else. What a candidate does is decided in `decide`, done in `driver` and
-//! enforced in `fence`.
+//! A leader acts only as long as its own clock allows: [`Leadership`] ends `act_for` after the last successful renewal
+//! was sent, well before a standby can take over the Lease. A standby only watches the Lease. The decisions of a
+//! candidate are in `decide`, its requests in `driver`. `fence` rejects writes of a candidate that does not lead.
 //!
-//! It needs `list`, `watch` and `update` on this Lease and `create` on leases. `list` and `watch` may
-//! be granted by resource name, because both ask for this one name.
+//! It needs `list`, `watch` and `update` on this Lease and `create` on leases. `list` and `watch` can be granted by
+//! resource name, because both request only this name.
 //!
-//! Whoever writes the Lease's spec by hand can make two candidates lead for a moment, and so can
-//! somebody who deletes the Lease in the second in which another candidate starts.
+//! Two candidates can lead for a moment if somebody edits the Lease's spec, or deletes the Lease in the second in which
+//! another candidate starts.
 
 mod decide;
 mod driver;
@@ -28,20 +27,20 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, warn};
 
-use self::driver::{Driver, Place};
+use self::driver::{CandidateConfig, Driver};
 pub use self::fence::NotLeading;
 pub use self::leadership::Leadership;
 pub use self::timing::{InvalidTiming, Timing};
 
 /// One candidate for one Lease.
 pub struct Election {
-    place: Place,
+    config: CandidateConfig,
     leading: watch::Sender<bool>,
 }
 
 impl Election {
-    /// A candidate with an identity of its own, which begins with the name of the replica. The client must not retry
-    /// by itself, because a renewal that is late is worth nothing.
+    /// A candidate with a unique identity, which starts with the name of the replica. The client must not retry by
+    /// itself, because a late renewal is useless.
     pub fn new(
         client: Client,
         namespace: &str,
@@ -50,62 +49,62 @@ impl Election {
         timing: Timing,
     ) -> Result<Self, InvalidTiming> {
         timing.check()?;
-        let place = Place {
+        let config = CandidateConfig {
             api: Api::namespaced(client, namespace),
             name: name.to_owned(),
             lease: format!("{namespace}/{name}"),
             identity: identity(replica),
             timing,
         };
-        Ok(Self { place, leading: watch::Sender::new(false) })
+        Ok(Self { config, leading: watch::Sender::new(false) })
     }
 
-    /// Whether it leads, for metrics and readiness. Whoever acts asks its [`Leadership`].
+    /// Whether this candidate leads, for metrics and readiness. Use [`Leadership`] to decide whether to act.
     pub fn leading(&self) -> watch::Receiver<bool> {
         self.leading.subscribe()
     }
 
-    /// Runs the future that `lead` makes whenever this candidate leads. It is dropped when leadership
-    /// is lost, and made anew when leadership comes back.
+    /// Runs the future of `lead` whenever this candidate leads. It is dropped when leadership is lost, and created
+    /// again in the next term.
     ///
-    /// When `shutdown` is cancelled, which the future should watch as well, it has `stop_within` to
-    /// end, still leading; then the Lease is given up. A future that ends by itself has the
-    /// Lease given up, too, and its output is returned; `None` means that it was dropped or never made.
+    /// When `shutdown` is cancelled, the future, which should watch `shutdown` too, has `stop_within` to end while it
+    /// still leads. Then the Lease is released. If the future ends by itself, the Lease is released and the output is
+    /// returned. `None` means that the future was dropped or never created.
     ///
-    /// Dropping the returned future ends leadership at once and leaves the Lease to run out.
+    /// Dropping the returned future ends leadership at once. The Lease then expires.
     pub async fn run<T, F: Future<Output = T>>(
         &self,
         shutdown: CancellationToken,
         lead: impl FnMut(Leadership) -> F,
     ) -> Option<T> {
-        let (terms, office) = watch::channel(None);
+        let (sender, terms) = watch::channel(None);
         let resign = CancellationToken::new();
-        let driver = Driver::new(self.place.clone(), terms, self.leading.clone());
+        let driver = Driver::new(self.config.clone(), sender, self.leading.clone());
         let driver = AbortOnDropHandle::new(tokio::spawn(driver.run(resign.clone())));
-        let output = self.lead(shutdown, office, lead).await;
+        let output = self.run_terms(shutdown, terms, lead).await;
         resign.cancel();
-        let Place { lease, identity, timing, .. } = &self.place;
-        // One request that is on its way, one that releases.
+        let CandidateConfig { lease, identity, timing, .. } = &self.config;
+        // Time for one request in flight, and for the release.
         match timeout(timing.request_timeout * 2, driver).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => error!(lease, identity, %error, "leader election has failed"),
-            Err(_) => warn!(lease, identity, "could not release the Lease in time: it will run out"),
+            Ok(Err(error)) => error!(lease, identity, %error, "leader election failed"),
+            Err(_) => warn!(lease, identity, "failed to release the Lease in time, it will expire"),
         }
         output
     }
 
-    async fn lead<T, F: Future<Output = T>>(
+    async fn run_terms<T, F: Future<Output = T>>(
         &self,
         shutdown: CancellationToken,
-        mut office: watch::Receiver<Option<Leadership>>,
+        mut terms: watch::Receiver<Option<Leadership>>,
         mut lead: impl FnMut(Leadership) -> F,
     ) -> Option<T> {
         loop {
-            let term = office.wait_for(|term| term.as_ref().is_some_and(Leadership::is_held));
+            let term = terms.wait_for(|term| term.as_ref().is_some_and(Leadership::is_held));
             let leadership = tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return None,
-                // An error would mean that the driver is gone, of which `run` tells.
+                // An error means that the driver has ended, which `run` reports.
                 term = term => term.ok()?.clone()?,
             };
             let mut leading = pin!(lead(leadership.clone()));
@@ -117,22 +116,22 @@ impl Election {
                         biased;
                         () = leadership.lost() => None,
                         output = &mut leading => Some(output),
-                        () = sleep(self.place.timing.stop_within) => {
-                            let Place { lease, identity, .. } = &self.place;
-                            warn!(lease, identity, "the leader did not end in time and was dropped");
+                        () = sleep(self.config.timing.stop_within) => {
+                            let CandidateConfig { lease, identity, .. } = &self.config;
+                            warn!(lease, identity, "leader did not stop in time, aborting it");
                             None
                         }
                     };
                 }
                 output = &mut leading => return Some(output),
             }
-            // It was noticed here: whatever the driver thinks, this term is over.
+            // This term is over, even if the driver has not noticed it yet.
             leadership.end();
         }
     }
 }
 
-/// An identity that no other process has, not even the same replica after its restart.
+/// A unique identity, which also differs from the identity of the same replica before a restart.
 fn identity(replica: &str) -> String {
     format!("{replica}_{:016x}", fastrand::u64(..))
 }
@@ -142,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identities_are_readable_and_differ() {
+    fn identities_are_readable_and_unique() {
         let (one, other) = (identity("web-1"), identity("web-1"));
         assert_ne!(one, other);
         assert!(

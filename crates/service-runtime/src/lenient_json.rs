@@ -1,5 +1,5 @@
-//! Reads JSON forgivingly and in one pass: a value of another type than expected reads as absent, so that
-//! one odd object never costs us a list or watch of all others. Only text that is no JSON is an error.
+//! Parses JSON leniently, in one pass. A value of an unexpected type counts as absent, so that one invalid object does
+//! not break a list or watch. Only invalid JSON is an error.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// What can be read from any JSON. A type overrides the method for the JSON that it expects; anything else reads as
+/// A type that can be parsed from any JSON. A type overrides the method for the JSON that it expects. Anything else counts as
 /// absent, which is the default.
 pub(crate) trait Lenient<'de>: Default {
     fn from_bool(_: bool) -> Self {
@@ -33,7 +33,7 @@ pub(crate) trait Lenient<'de>: Default {
     }
 }
 
-/// Reads a lenient value.
+/// Parses a lenient value.
 pub(crate) fn read<'de, T: Lenient<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     deserializer.deserialize_any(Reader(PhantomData))
 }
@@ -96,7 +96,7 @@ macro_rules! deserialize {
 }
 pub(crate) use deserialize;
 
-/// Defines objects of which only the named fields are read; all of them may be absent.
+/// Defines objects of which only the named fields are parsed. All fields are optional.
 macro_rules! objects {
     ($($(#[$doc:meta])* $name:ident { $($json:literal => $field:ident: $type:ty,)+ })+) => {$(
         $(#[$doc])*
@@ -156,7 +156,7 @@ impl Lenient<'_> for Number {
     }
 }
 
-/// A truth value; absent is false.
+/// A boolean; absent is false.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Flag(pub(crate) bool);
 
@@ -166,7 +166,7 @@ impl Lenient<'_> for Flag {
     }
 }
 
-/// Whether there is an object at all, whatever is in it.
+/// Whether an object is present, with any content.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Presence(pub(crate) bool);
 

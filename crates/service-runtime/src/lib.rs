@@ -1,10 +1,11 @@
-//! What every Haulout service stands on, so that a service crate holds nothing but its own decisions.
+//! The runtime that all Haulout services share: startup, clients, leader election, watches, work queues, pod cache, eviction,
+//! events, metrics and shutdown.
 
 pub mod access;
 pub mod api;
-mod causes;
 pub mod clients;
 pub mod clock;
+mod error_chain;
 pub mod events;
 pub mod eviction;
 pub mod lease;

@@ -1,5 +1,5 @@
-//! What `/metrics` shows of every service: the process, the build, API requests, work queues, watches,
-//! leadership. Names are those that client-go made known, so that dashboards fit.
+//! The metrics of every service: process, build, API requests, work queues, watches, leadership. They have the names of
+//! client-go's metrics where those exist, so that existing dashboards work.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -38,7 +38,7 @@ struct RequestLabels {
 /// A label with its value.
 type Label = [(&'static str, &'static str); 1];
 
-/// All metrics of a service. Clones are the same metrics.
+/// All metrics of a service. Clones share the metrics.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     registry: Arc<Mutex<Registry>>,
@@ -60,7 +60,7 @@ struct Queues {
     unfinished: Unfinished,
 }
 
-/// Since when each task of one queue is at work.
+/// The start time of each running task of a queue.
 type Running = Arc<Mutex<HashMap<Id, Instant>>>;
 
 impl Metrics {
@@ -68,27 +68,34 @@ impl Metrics {
     pub fn new(service: &'static str, version: &'static str) -> Self {
         let mut registry = Registry::default();
         let build = Info::new(vec![("service", service), ("version", version)]);
-        registry.register("haulout_build", "What is running", build);
+        registry.register("haulout_build", "Service and version", build);
         registry.register_collector(Box::new(Process { started: SystemTime::now() }));
         let all = &mut registry;
-        let requests = add(all, "rest_client_requests", "API requests by verb and code", Family::default());
+        let requests =
+            add(all, "rest_client_requests", "API requests by verb and status code", Family::default());
         let durations = add_seconds(
             all,
             "rest_client_request_duration",
-            "Time until the API server's answer began",
+            "Time until the response of the API server started",
             seconds(),
         );
         let watch_restarts =
-            add(all, "watch_restarts", "Watches that broke and began anew", Family::default());
+            add(all, "haulout_watch_restarts", "Watches that ended and were restarted", Family::default());
         let leading =
             add(all, "leader_election_master_status", "1 while this replica leads", Family::default());
-        let events_dropped = add(all, "events_dropped", "Events that were not written", Counter::default());
+        let events_dropped =
+            add(all, "haulout_events_dropped", "Events that were not written", Counter::default());
         let queues = Queues {
-            depth: add(all, "workqueue_depth", "Keys that are ready", Family::default()),
-            adds: add(all, "workqueue_adds", "Keys that were made ready", Family::default()),
-            retries: add(all, "workqueue_retries", "Keys that failed and are retried", Family::default()),
-            waited: add_seconds(all, "workqueue_queue_duration", "How long keys were ready", seconds()),
-            worked: add_seconds(all, "workqueue_work_duration", "How long the work took", seconds()),
+            depth: add(all, "workqueue_depth", "Keys that wait for a worker", Family::default()),
+            adds: add(all, "workqueue_adds", "Keys added to the queue", Family::default()),
+            retries: add(all, "workqueue_retries", "Failed keys that are retried", Family::default()),
+            waited: add_seconds(
+                all,
+                "workqueue_queue_duration",
+                "Time that keys waited for a worker",
+                seconds(),
+            ),
+            worked: add_seconds(all, "workqueue_work_duration", "Time that processing a key took", seconds()),
             unfinished: Unfinished::default(),
         };
         registry.register_collector(Box::new(queues.unfinished.clone()));
@@ -96,23 +103,23 @@ impl Metrics {
         Self { registry, requests, durations, watch_restarts, leading, events_dropped, queues }
     }
 
-    /// Adds a metric of a service: once at its start, and not in each term of leadership, because Prometheus refuses a
-    /// metric that is there twice.
+    /// Adds a metric of a service. Call this once at startup, not in each term of leadership, because Prometheus
+    /// rejects duplicate metrics.
     pub fn add<M: Metric + Clone + Default>(&self, name: &str, help: &str) -> M {
         add(&mut self.registry.lock(), name, help, M::default())
     }
 
-    /// The same for durations: the name gets the suffix `_seconds`.
+    /// Adds a metric for durations. The name gets the suffix `_seconds`.
     pub fn add_seconds<M: Metric + Clone>(&self, name: &str, help: &str, metric: M) -> M {
         add_seconds(&mut self.registry.lock(), name, help, metric)
     }
 
-    /// Lets a service add what is more than one metric; see [`Metrics::add`].
+    /// Adds several metrics at once; see [`Metrics::add`].
     pub fn register(&self, add: impl FnOnce(&mut Registry)) {
         add(&mut self.registry.lock());
     }
 
-    /// The metrics of the work queue of this name. The same name is the same metrics.
+    /// The metrics of the work queue with this name. Queues with the same name share the metrics.
     pub fn queue(&self, name: &'static str) -> QueueMetrics {
         let label = [("name", name)];
         let running = Arc::clone(self.queues.unfinished.0.lock().entry(name).or_default());
@@ -127,25 +134,25 @@ impl Metrics {
         }
     }
 
-    /// Counts a request that was answered with this code, or not at all.
+    /// Counts a request and its status code; `None` if there was no answer.
     pub(crate) fn request(&self, verb: &'static str, code: Option<u16>, took: Duration) {
         let code = code.map_or_else(|| "<error>".to_owned(), |code| code.to_string());
         self.requests.get_or_create(&RequestLabels { verb, code }).inc();
         self.durations.get_or_create(&[("verb", verb)]).observe(took.as_secs_f64());
     }
 
-    /// Counts a watch of this resource that broke and began anew.
+    /// Counts a restart of a watch of this resource.
     pub fn watch_restarted(&self, resource: &'static str) {
         self.watch_restarts.get_or_create(&[("resource", resource)]).inc();
     }
 
-    /// How many watches of this resource have ended, for whatever reason.
+    /// Number of watches of this resource that have ended, for any reason.
     pub fn watch_restarts(&self, resource: &'static str) -> u64 {
         self.watch_restarts.get_or_create(&[("resource", resource)]).get()
     }
 
-    /// Says whether this replica leads in the election of this name.
-    pub fn leading(&self, name: &'static str, leads: bool) {
+    /// Sets whether this replica is the leader.
+    pub fn set_leader(&self, name: &'static str, leads: bool) {
         self.leading.get_or_create(&[("name", name)]).set(i64::from(leads));
     }
 
@@ -154,7 +161,7 @@ impl Metrics {
         self.events_dropped.inc();
     }
 
-    /// Everything in the text format that Prometheus reads.
+    /// All metrics in the text format of Prometheus.
     pub fn encode(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         text::encode(&mut text, &self.registry.lock())?;
@@ -190,20 +197,20 @@ impl QueueMetrics {
     }
 
     pub(crate) fn ended(&self, id: Id, retried: bool) {
-        if let Some(begun) = self.running.lock().remove(&id) {
-            self.worked.observe(begun.elapsed().as_secs_f64());
+        if let Some(started_at) = self.running.lock().remove(&id) {
+            self.worked.observe(started_at.elapsed().as_secs_f64());
         }
         if retried {
             self.retries.inc();
         }
     }
 
-    pub(crate) fn cut_short(&self, id: Id) {
+    pub(crate) fn aborted(&self, id: Id) {
         self.running.lock().remove(&id);
     }
 }
 
-/// Work of all queues that has begun and not ended, looked at when somebody asks.
+/// The running work of all queues, collected at each scrape.
 #[derive(Clone, Debug, Default)]
 struct Unfinished(Arc<Mutex<BTreeMap<&'static str, Running>>>);
 
@@ -212,14 +219,21 @@ impl Collector for Unfinished {
         let queues = self.0.lock();
         let add: fn(f64, f64) -> f64 = |all, one| all + one;
         for (name, help, combine) in [
-            ("workqueue_unfinished_work", "Time that the work which is under way has taken so far", add),
-            ("workqueue_longest_running_processor", "The longest of that", f64::max),
+            ("workqueue_unfinished_work", "Total time that the running reconciles have taken so far", add),
+            (
+                "workqueue_longest_running_processor",
+                "Time that the longest running reconcile has taken so far",
+                f64::max,
+            ),
         ] {
             let mut metric =
                 encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
             for (name, running) in queues.iter() {
-                let times =
-                    running.lock().values().map(|begun| begun.elapsed().as_secs_f64()).fold(0.0, combine);
+                let times = running
+                    .lock()
+                    .values()
+                    .map(|started_at| started_at.elapsed().as_secs_f64())
+                    .fold(0.0, combine);
                 ConstGauge::new(times).encode(metric.encode_family(&[("name", *name)])?)?;
             }
         }
@@ -227,7 +241,7 @@ impl Collector for Unfinished {
     }
 }
 
-/// What Prometheus' own clients tell of their process, read from `/proc` when somebody asks.
+/// The process metrics of Prometheus' client libraries, read from `/proc` at each scrape.
 #[derive(Debug)]
 struct Process {
     started: SystemTime,
@@ -237,8 +251,8 @@ impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         let start = self.started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let gauges = [
-            ("process_start_time", "When the process began", Some(Unit::Seconds), Some(start)),
-            ("process_resident_memory", "Memory in RAM", Some(Unit::Bytes), resident_bytes()),
+            ("process_start_time", "Start time of the process", Some(Unit::Seconds), Some(start)),
+            ("process_resident_memory", "Resident memory", Some(Unit::Bytes), resident_bytes()),
             ("process_open_fds", "Open files", None, open_files()),
         ];
         for (name, help, unit, value) in gauges {
@@ -251,7 +265,7 @@ impl Collector for Process {
         let seconds = Duration::try_from(cpu).unwrap_or_default().as_secs_f64();
         let metric = encoder.encode_descriptor(
             "process_cpu",
-            "Processor time used",
+            "CPU time used",
             Some(&Unit::Seconds),
             MetricType::Counter,
         )?;
@@ -290,12 +304,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_that_was_counted_is_shown_under_the_names_people_know() {
+    fn metrics_have_the_names_of_client_go() {
         let metrics = Metrics::new("probe", "1.2.3");
         metrics.request("patch", Some(409), Duration::from_millis(3));
         metrics.request("watch", None, Duration::from_millis(3));
         metrics.watch_restarted("pods");
-        metrics.leading("probe", true);
+        metrics.set_leader("probe", true);
         let queue = metrics.queue("probe");
         queue.added(1);
         queue.depth(7);
@@ -305,7 +319,7 @@ mod tests {
             "rest_client_requests_total{verb=\"patch\",code=\"409\"} 1",
             "rest_client_requests_total{verb=\"watch\",code=\"<error>\"} 1",
             "rest_client_request_duration_seconds_count{verb=\"patch\"} 1",
-            "watch_restarts_total{resource=\"pods\"} 1",
+            "haulout_watch_restarts_total{resource=\"pods\"} 1",
             "leader_election_master_status{name=\"probe\"} 1",
             "workqueue_adds_total{name=\"probe\"} 1",
             "workqueue_depth{name=\"probe\"} 7",
@@ -321,9 +335,9 @@ mod tests {
         }
     }
 
-    /// A leader makes its queue anew in each of its terms; Prometheus refuses a series that is there twice.
+    /// A leader creates its queue in each term, and Prometheus rejects duplicate series.
     #[test]
-    fn a_queue_that_is_made_again_is_shown_once() {
+    fn recreated_queue_has_one_series() {
         let metrics = Metrics::new("probe", "1.2.3");
         let _queues = [metrics.queue("probe"), metrics.queue("probe")];
         let text = metrics.encode().unwrap();
@@ -335,7 +349,7 @@ mod tests {
 
     /// Alerts on restarts count how often it changes.
     #[test]
-    fn the_start_of_the_process_stays_the_same() {
+    fn process_start_time_is_constant() {
         let metrics = Metrics::new("probe", "1.2.3");
         let start = || {
             let text = metrics.encode().unwrap();

@@ -1,9 +1,8 @@
-//! The keyed work queue as plain data: which key is to be worked on next, and when. It has no clock, no
-//! lock and no task; [`crate::workers`] drives it.
+//! A keyed work queue as plain data: which key to process next, and when. It has no clock, no lock and no task; see
+//! [`crate::workers`].
 //!
-//! A key is in at most one place: ready, running, or asleep until it is due. What is added while it runs is
-//! remembered once and makes it ready again afterwards, at the end of the line, so that a busy key cannot
-//! starve the others.
+//! A key is ready, running, or asleep until it is due. If a running key is added, it becomes ready again afterwards, at
+//! the end of the queue, so that a busy key cannot starve others.
 
 mod lanes;
 
@@ -15,59 +14,59 @@ use jiff::Timestamp;
 
 use self::lanes::Lanes;
 
-/// How long a failed key sleeps: doubling from `first` to `most`, of which up to half is left to chance, so
-/// that keys which failed together do not come back together.
+/// Backoff of failed keys: it doubles from `first` to `max`, and up to half of it is jitter, so that keys that failed
+/// together are not retried together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
-    /// After the first failure.
+    /// The backoff after the first failure.
     pub first: Duration,
-    /// After many.
-    pub most: Duration,
+    /// The maximum backoff.
+    pub max: Duration,
 }
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self { first: Duration::from_millis(250), most: Duration::from_secs(15 * 60) }
+        Self { first: Duration::from_millis(250), max: Duration::from_secs(15 * 60) }
     }
 }
 
 impl Backoff {
-    /// The delay after this many failures in a row, at least one; `chance` is from 0 to 1.
-    pub fn delay(&self, failures: u32, chance: f64) -> Duration {
+    /// The delay after this number of consecutive failures, at least one. `jitter` is from 0 to 1.
+    pub fn delay(&self, failures: u32, jitter: f64) -> Duration {
         let doubled = self.first.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1)));
-        let full = doubled.min(self.most);
-        full / 2 + full.mul_f64(chance.clamp(0.0, 1.0) / 2.0)
+        let full = doubled.min(self.max);
+        full / 2 + full.mul_f64(jitter.clamp(0.0, 1.0) / 2.0)
     }
 }
 
-/// The number of the lane or group of this name.
-pub fn number_of(name: &str) -> u64 {
+/// The ID of the lane or group with this name.
+pub fn id_of(name: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);
     hasher.finish()
 }
 
-/// What came of working on a key.
+/// The result of processing a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Done; nothing to do until something changes.
+    /// Done. Nothing to do until something changes.
     Done,
-    /// Done; look again at this time. It replaces what was planned before.
+    /// Done. Process the key again at this time, which replaces an earlier planned time.
     Until(Timestamp),
-    /// Failed; try again after the backoff.
+    /// Failed. Retry after the backoff.
     Failed,
 }
 
 #[derive(Debug, Default)]
 struct Entry {
-    place: Place,
-    /// In `asleep` with this time and number, if it is to be woken.
+    state: KeyState,
+    /// The time and number of its entry in `asleep`, if any.
     due: Option<(Timestamp, u64)>,
     failures: u32,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-enum Place {
+enum KeyState {
     #[default]
     Asleep,
     Ready {
@@ -78,20 +77,20 @@ enum Place {
     },
 }
 
-/// Keys and when to work on them.
+/// The keys, and when to process them.
 #[derive(Debug)]
 pub struct Queue<K> {
     entries: HashMap<K, Entry>,
     ready: Lanes<K>,
     asleep: BTreeSet<(Timestamp, u64, K)>,
-    /// Keeps keys that are due at the same time in the order in which they came.
+    /// Keeps the order of keys with the same due time.
     next_number: u64,
     backoff: Backoff,
     group: fn(&K) -> Option<u64>,
     groups: HashMap<u64, Group<K>>,
-    /// Groups that have parked keys and room for one of them.
-    roomy: VecDeque<u64>,
-    /// How many keys of one group may run at once.
+    /// Groups with parked keys that may run another key.
+    groups_with_room: VecDeque<u64>,
+    /// Maximum number of running keys per group.
     group_limit: usize,
 }
 
@@ -99,18 +98,17 @@ pub struct Queue<K> {
 #[derive(Debug)]
 struct Group<K> {
     running: usize,
-    /// Keys that are ready and whose group has no room.
+    /// Ready keys whose group has reached its limit.
     parked: Lanes<K>,
 }
 
 impl<K: Clone + Eq + Hash + Ord> Queue<K> {
-    /// An empty queue with one line.
+    /// An empty queue with a single lane.
     pub fn new(backoff: Backoff) -> Self {
         Self::fair(backoff, |_| 0)
     }
 
-    /// An empty queue in which keys of different lanes take turns, so that one lane with very many keys does
-    /// not hold up the others.
+    /// An empty queue in which lanes take turns, so that a lane with very many keys does not delay the others.
     pub fn fair(backoff: Backoff, lane: fn(&K) -> u64) -> Self {
         Self {
             entries: HashMap::new(),
@@ -120,30 +118,30 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
             backoff,
             group: |_| None,
             groups: HashMap::new(),
-            roomy: VecDeque::new(),
+            groups_with_room: VecDeque::new(),
             group_limit: usize::MAX,
         }
     }
 
-    /// The same queue with groups of keys; `None` for a key that is in none.
+    /// Adds groups to the queue. `None` for keys without a group.
     #[must_use]
     pub fn with_groups(self, group: fn(&K) -> Option<u64>) -> Self {
         Self { group, ..self }
     }
 
-    /// How many keys of one group may run at once, at least one: those that are slow leave room for all others.
+    /// Sets the maximum number of running keys per group, at least one, so that slow groups leave workers for others.
     pub fn limit_groups(&mut self, limit: usize) {
         self.group_limit = limit.max(1);
     }
 
-    /// Asks for work on a key now. Whether that is news: a key that is ready already stays where it is.
+    /// Adds a key. Returns false if it is already ready or will run again; a ready key keeps its position.
     pub fn add(&mut self, key: K, now: Timestamp) -> bool {
         let entry = self.entries.entry(key.clone()).or_default();
-        match &mut entry.place {
-            Place::Ready { .. } => false,
-            Place::Running { again } => !std::mem::replace(again, true),
-            Place::Asleep => {
-                entry.place = Place::Ready { since: now };
+        match &mut entry.state {
+            KeyState::Ready { .. } => false,
+            KeyState::Running { again } => !std::mem::replace(again, true),
+            KeyState::Asleep => {
+                entry.state = KeyState::Ready { since: now };
                 if let Some((time, number)) = entry.due.take() {
                     self.asleep.remove(&(time, number, key.clone()));
                 }
@@ -153,12 +151,13 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         }
     }
 
-    /// Asks for work on a key at this time, or earlier if that was planned already.
+    /// Schedules a key for this time, unless an earlier time is planned.
     pub fn add_at(&mut self, key: K, due: Timestamp) {
         let number = self.next_number;
         self.next_number += 1;
         let entry = self.entries.entry(key.clone()).or_default();
-        if matches!(entry.place, Place::Ready { .. }) || entry.due.is_some_and(|(planned, _)| planned <= due)
+        if matches!(entry.state, KeyState::Ready { .. })
+            || entry.due.is_some_and(|(planned, _)| planned <= due)
         {
             return;
         }
@@ -168,20 +167,20 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         self.asleep.insert((due, number, key));
     }
 
-    /// The next key to work on, and how long it was ready. It is running from now on, until [`Self::finish`].
+    /// The next key, and how long it was ready. The key is running until [`Self::finish`].
     pub fn next(&mut self, now: Timestamp) -> Option<(K, Duration)> {
         self.wake(now);
         let key = self.next_parked().or_else(|| self.next_ready())?;
         let entry = self.entries.get_mut(&key)?;
-        let waited = match entry.place {
-            Place::Ready { since } => Duration::try_from(now.duration_since(since)).unwrap_or_default(),
+        let waited = match entry.state {
+            KeyState::Ready { since } => Duration::try_from(now.duration_since(since)).unwrap_or_default(),
             _ => Duration::ZERO,
         };
-        entry.place = Place::Running { again: false };
+        entry.state = KeyState::Running { again: false };
         Some((key, waited))
     }
 
-    /// Puts a key behind all that wait with it: where its group has no room, with the others of its group.
+    /// Appends a key to the ready keys, or to the parked keys of its group if the group has reached its limit.
     fn make_ready(&mut self, key: K) {
         let group = (self.group)(&key).and_then(|name| self.groups.get_mut(&name));
         match group.filter(|group| group.running >= self.group_limit || !group.parked.is_empty()) {
@@ -190,9 +189,9 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         }
     }
 
-    /// The first key of a group that has room again.
+    /// The first parked key of a group that may run another key.
     fn next_parked(&mut self) -> Option<K> {
-        while let Some(name) = self.roomy.pop_front() {
+        while let Some(name) = self.groups_with_room.pop_front() {
             let Some(group) = self.groups.get_mut(&name) else { continue };
             if group.running < self.group_limit
                 && let Some(key) = group.parked.pop_front()
@@ -204,7 +203,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         None
     }
 
-    /// The first key whose group has room. Who comes later than parked keys of its group is parked behind them.
+    /// The first ready key whose group may run another key. A key whose group has parked keys is parked behind them.
     fn next_ready(&mut self) -> Option<K> {
         loop {
             let key = self.ready.pop_front()?;
@@ -220,24 +219,24 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         }
     }
 
-    /// Ends work on a key that was cut short and is to be done again.
-    pub fn give_back(&mut self, key: &K, now: Timestamp) {
+    /// Makes a running key ready again whose processing was aborted.
+    pub fn requeue(&mut self, key: &K, now: Timestamp) {
         if let Some(entry) = self.entries.get_mut(key)
-            && matches!(entry.place, Place::Running { .. })
+            && matches!(entry.state, KeyState::Running { .. })
         {
-            entry.place = Place::Asleep;
+            entry.state = KeyState::Asleep;
             self.leave_group(key);
             self.add(key.clone(), now);
         }
     }
 
-    /// A key runs no longer: the next one of its group may run.
+    /// A key has stopped, so that the next key of its group may run.
     fn leave_group(&mut self, key: &K) {
         let Some(name) = (self.group)(key) else { return };
         let Some(group) = self.groups.get_mut(&name) else { return };
         group.running = group.running.saturating_sub(1);
         if !group.parked.is_empty() {
-            self.roomy.push_back(name);
+            self.groups_with_room.push_back(name);
         } else if group.running == 0 {
             self.groups.remove(&name);
         }
@@ -248,18 +247,18 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         self.asleep.first().map(|(due, _, _)| *due)
     }
 
-    /// Ends the work on a key. `chance`, from 0 to 1, spreads retries. After which pause it is retried, if it failed.
-    pub fn finish(&mut self, key: &K, outcome: Outcome, now: Timestamp, chance: f64) -> Option<Duration> {
+    /// Finishes a running key. `jitter` is from 0 to 1. Returns the backoff if the key failed.
+    pub fn finish(&mut self, key: &K, outcome: Outcome, now: Timestamp, jitter: f64) -> Option<Duration> {
         let entry = self.entries.get_mut(key)?;
-        let again = entry.place == Place::Running { again: true };
-        let ran = matches!(entry.place, Place::Running { .. });
-        entry.place = Place::Asleep;
+        let again = entry.state == KeyState::Running { again: true };
+        let ran = matches!(entry.state, KeyState::Running { .. });
+        entry.state = KeyState::Asleep;
         let (due, pause) = match outcome {
             Outcome::Done => (None, None),
             Outcome::Until(due) => (Some(due), None),
             Outcome::Failed => {
                 entry.failures = entry.failures.saturating_add(1);
-                let pause = self.backoff.delay(entry.failures, chance);
+                let pause = self.backoff.delay(entry.failures, jitter);
                 (Some(now.saturating_add(pause).unwrap_or(Timestamp::MAX)), Some(pause))
             }
         };
@@ -280,18 +279,18 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         pause.map(|pause| if again { Duration::ZERO } else { pause })
     }
 
-    /// How many keys are ready.
+    /// The number of ready keys.
     pub fn depth(&self) -> usize {
         self.ready.len() + self.groups.values().map(|group| group.parked.len()).sum::<usize>()
     }
 
-    /// How many keys sleep until they are due.
+    /// The number of sleeping keys.
     #[cfg(test)]
     pub(crate) fn sleeping(&self) -> usize {
         self.asleep.len()
     }
 
-    /// Makes the keys ready that are due, and tells how many. [`Self::next`] does so by itself.
+    /// Makes due keys ready, and returns their number. [`Self::next`] calls this too.
     pub fn wake(&mut self, now: Timestamp) -> usize {
         let mut woken = 0;
         while let Some((due, _, _)) = self.asleep.first()
@@ -300,15 +299,15 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         {
             let Some(entry) = self.entries.get_mut(&key) else { continue };
             entry.due = None;
-            match &mut entry.place {
-                Place::Asleep => {
-                    // Ready since it was due: how late we are is part of how long it waited.
-                    entry.place = Place::Ready { since: due };
+            match &mut entry.state {
+                KeyState::Asleep => {
+                    // The key is ready since it was due, so that the delay counts as waiting time.
+                    entry.state = KeyState::Ready { since: due };
                     self.make_ready(key);
                     woken += 1;
                 }
-                Place::Running { again } => woken += usize::from(!std::mem::replace(again, true)),
-                Place::Ready { .. } => {}
+                KeyState::Running { again } => woken += usize::from(!std::mem::replace(again, true)),
+                KeyState::Ready { .. } => {}
             }
         }
         woken

@@ -1,4 +1,4 @@
-//! The small HTTP server of every service: `/livez`, `/readyz`, `/metrics`.
+//! The HTTP server of every service: `/livez`, `/readyz`, `/metrics`.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -26,67 +26,66 @@ use tracing::debug;
 use crate::clock::Clock;
 use crate::metrics::Metrics;
 
-/// How long a client may take to ask, and to ask again on the same connection.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// How many may be connected at once: whoever opens more has to wait, and uses up nothing that the service needs.
-const MOST_CONNECTIONS: usize = 256;
+/// Timeout for receiving the headers of a request, also of the next request on the same connection.
+const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum number of connections. Further connections wait, so that they use no resources of the service.
+const MAX_CONNECTIONS: usize = 256;
 
-/// What a service still waits for before it is ready. Clones are the same.
+/// What a service waits for before it is ready. Clones share the state.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness(Arc<Mutex<BTreeSet<&'static str>>>);
 
 impl Readiness {
-    /// Says that the service is not ready because of this.
+    /// Makes the service unready until [`Readiness::done`] is called with the same name.
     pub fn wait_for(&self, what: &'static str) {
         self.0.lock().insert(what);
     }
 
-    /// Says that this is no longer waited for.
+    /// The service no longer waits for this.
     pub fn done(&self, what: &'static str) {
         self.0.lock().remove(what);
     }
 
-    /// What is still waited for; the service is ready when it is nothing.
-    pub fn missing(&self) -> Vec<&'static str> {
+    /// What the service still waits for. It is ready if this is empty.
+    pub fn pending(&self) -> Vec<&'static str> {
         self.0.lock().iter().copied().collect()
     }
 }
 
-/// What the server shows.
+/// The state that the server exposes.
 #[derive(Clone, Debug)]
-pub struct Shown {
-    /// Shown by `/metrics`.
+pub struct ServerState {
+    /// For `/metrics`.
     pub metrics: Metrics,
-    /// Shown by `/readyz`.
+    /// For `/readyz`.
     pub readiness: Readiness,
-    /// Shifted by `/shift-clock` in test builds.
+    /// For `/shift-clock` in test builds.
     pub clock: Clock,
 }
 
-/// A listener that lets in only so many at once. More wait before they are accepted.
+/// A listener with a maximum number of open connections. Further connections wait before they are accepted.
 #[derive(Debug)]
-pub struct Door {
+pub struct LimitedListener {
     listener: TcpListener,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
-impl Door {
-    /// Lets in as many at once.
-    pub fn new(listener: TcpListener, most: usize) -> Self {
-        Self { listener, places: Arc::new(Semaphore::new(most)) }
+impl LimitedListener {
+    /// A listener with this maximum number of connections.
+    pub fn new(listener: TcpListener, max_connections: usize) -> Self {
+        Self { listener, permits: Arc::new(Semaphore::new(max_connections)) }
     }
 
-    /// The next connection, and its place, which is free for another one when dropped.
+    /// Accepts the next connection. It counts as open until the permit is dropped.
     pub async fn next(&self) -> (TcpStream, OwnedSemaphorePermit) {
         loop {
-            // A semaphore that is never closed.
-            let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { continue };
+            // The semaphore is never closed.
+            let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else { continue };
             match self.listener.accept().await {
-                Ok((stream, _)) => return (stream, place),
-                // A peer that has gone again costs nothing; where no more files may be open, trying again at once
-                // would only burn time.
+                Ok((stream, _)) => return (stream, permit),
+                // Wait before the next attempt: if no more files can be opened, an immediate retry fails too.
                 Err(error) => {
-                    debug!(%error, "a connection was not accepted");
+                    debug!(%error, "failed to accept connection");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
@@ -94,16 +93,16 @@ impl Door {
     }
 }
 
-/// How many may wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
 
-/// Every address of this machine.
-pub const fn everywhere(port: u16) -> SocketAddr {
+/// All addresses of this machine.
+pub const fn all_interfaces(port: u16) -> SocketAddr {
     SocketAddr::new(std::net::IpAddr::V6(Ipv6Addr::UNSPECIFIED), port)
 }
 
-/// Listens on this address. [`everywhere`] is IPv4 too, whatever the machine's default, and IPv4 alone on a machine that
-/// has nothing else.
+/// Listens on this address. [`all_interfaces`] includes IPv4, regardless of the machine's default. On a machine without
+/// IPv6 it is IPv4 alone.
 pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     match bind(address) {
         Err(error)
@@ -126,64 +125,69 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Serves until the order to stop.
-pub async fn serve(listener: TcpListener, shown: Shown, stop: CancellationToken) {
-    serve_patiently(listener, shown, stop, PATIENCE).await;
+/// Serves until `stop` is cancelled.
+pub async fn serve(listener: TcpListener, state: ServerState, stop: CancellationToken) {
+    serve_with_timeout(listener, state, stop, HEADER_READ_TIMEOUT).await;
 }
 
-async fn serve_patiently(listener: TcpListener, shown: Shown, stop: CancellationToken, patience: Duration) {
+async fn serve_with_timeout(
+    listener: TcpListener,
+    state: ServerState,
+    stop: CancellationToken,
+    header_read_timeout: Duration,
+) {
     let router = Router::new()
         .route("/livez", get(async || "ok\n"))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics));
     #[cfg(feature = "test-clock")]
     let router = router.route("/shift-clock", axum::routing::post(shift_clock));
-    let router = router.with_state(shown);
-    let door = Door::new(listener, MOST_CONNECTIONS);
+    let router = router.with_state(state);
+    let listener = LimitedListener::new(listener, MAX_CONNECTIONS);
     let connections = GracefulShutdown::new();
     loop {
-        let (stream, place) = tokio::select! {
+        let (stream, permit) = tokio::select! {
             () = stop.cancelled() => break,
-            entered = door.next() => entered,
+            accepted = listener.next() => accepted,
         };
         let service = TowerToHyperService::new(router.clone());
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(patience)
+            .header_read_timeout(header_read_timeout)
             .serve_connection(TokioIo::new(stream), service);
         let connection = connections.watch(connection);
         tokio::spawn(async move {
-            let _place = place;
+            let _permit = permit;
             if let Err(error) = connection.await {
-                debug!(%error, "a connection broke");
+                debug!(%error, "connection failed");
             }
         });
     }
     connections.shutdown().await;
 }
 
-async fn ready(State(shown): State<Shown>) -> Response {
-    let missing = shown.readiness.missing();
-    if missing.is_empty() {
+async fn ready(State(state): State<ServerState>) -> Response {
+    let pending = state.readiness.pending();
+    if pending.is_empty() {
         return "ok\n".into_response();
     }
-    (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for {}\n", missing.join(", "))).into_response()
+    (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for {}\n", pending.join(", "))).into_response()
 }
 
-async fn metrics(State(shown): State<Shown>) -> Response {
-    match shown.metrics.encode() {
+async fn metrics(State(state): State<ServerState>) -> Response {
+    match state.metrics.encode() {
         Ok(text) => ([("content-type", "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
             .into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
 
-/// Takes a number of seconds in the body.
+/// The body is a number of seconds.
 #[cfg(feature = "test-clock")]
-async fn shift_clock(State(shown): State<Shown>, body: String) -> Response {
+async fn shift_clock(State(state): State<ServerState>, body: String) -> Response {
     match body.trim().parse() {
         Ok(seconds) => {
-            shown.clock.shift(jiff::SignedDuration::from_secs(seconds));
+            state.clock.shift(jiff::SignedDuration::from_secs(seconds));
             "ok\n".into_response()
         }
         Err(error) => (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
@@ -206,20 +210,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_does_not_finish_asking_is_sent_away_and_holds_up_nobody() {
-        let listener = listen(everywhere(0)).unwrap();
-        // Who listens everywhere is there for IPv4 as well.
+    async fn slow_client_is_disconnected_and_blocks_nobody() {
+        let listener = listen(all_interfaces(0)).unwrap();
+        // Listening on all interfaces includes IPv4.
         let address = (Ipv4Addr::LOCALHOST, listener.local_addr().unwrap().port()).into();
         let readiness = Readiness::default();
-        let shown = Shown {
+        let state = ServerState {
             metrics: Metrics::new("test", "0"),
             readiness: readiness.clone(),
             clock: Clock::default(),
         };
         let stop = CancellationToken::new();
-        let server = tokio::spawn(serve_patiently(listener, shown, stop.clone(), Duration::from_millis(300)));
+        let server =
+            tokio::spawn(serve_with_timeout(listener, state, stop.clone(), Duration::from_millis(300)));
         let mut slow = Vec::new();
-        for _ in 0..MOST_CONNECTIONS {
+        for _ in 0..MAX_CONNECTIONS {
             let mut stream = TcpStream::connect(address).await.unwrap();
             stream.write_all(b"GET /li").await.unwrap();
             slow.push(stream);
@@ -229,7 +234,7 @@ mod tests {
         readiness.wait_for("pods");
         let answer = ask(address, &get("/readyz")).await;
         assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("waiting for pods\n"), "{answer}");
-        assert_eq!(ask(address, "GET /metrics").await, "", "it is sent away");
+        assert_eq!(ask(address, "GET /metrics").await, "", "it is disconnected");
         stop.cancel();
         tokio::time::timeout(Duration::from_secs(20), server).await.expect("it ends").unwrap();
     }

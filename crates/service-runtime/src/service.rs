@@ -1,5 +1,5 @@
-//! Start and end of a service: arguments, telemetry, clients, checks, HTTP, and an orderly shutdown, so that
-//! its `main` is one call.
+//! Startup and shutdown of a service: arguments, telemetry, clients, access checks, HTTP server. The `main` of a
+//! service is one call.
 //!
 //! ```no_run
 //! use std::process::ExitCode;
@@ -8,7 +8,7 @@
 //! use haulout_api_types::Evacuation;
 //! use haulout_service_runtime::access::{self, Kind, Permission};
 //! use haulout_service_runtime::lease::InvalidTiming;
-//! use haulout_service_runtime::service::{self, CommonArgs, Context, ElectionArgs, Leading, Service};
+//! use haulout_service_runtime::service::{self, CommonArgs, Context, ElectionArgs, LeaderContext, Service};
 //!
 //! #[derive(Parser)]
 //! struct Args {
@@ -18,7 +18,7 @@
 //!     election: ElectionArgs,
 //! }
 //!
-//! /// What is missing is told in one line at the start.
+//! /// Missing permissions are reported at startup, in one line.
 //! const PERMISSIONS: &[Permission] =
 //!     &[Permission::cluster("list", "", "pods"), Permission::cluster("watch", "", "pods")];
 //!
@@ -34,14 +34,14 @@
 //! }
 //!
 //! async fn run(election: ElectionArgs, context: Context) -> Result<(), InvalidTiming> {
-//!     context.lead(election.timing(), |leading| lead(&context, leading)).await
+//!     context.run_elected(election.timing(), |leading| lead(&context, leading)).await
 //! }
 //!
-//! /// Made anew whenever this replica is elected, and dropped when it no longer leads.
-//! async fn lead(context: &Context, leading: Leading) {
+//! /// Called whenever this replica is elected. The future is dropped when leadership is lost.
+//! async fn lead(context: &Context, leading: LeaderContext) {
 //!     let pods = context.pod_cache();
-//!     // Writes through `leading.clients` fail with `NotLeading` once leadership has ended. A task that is
-//!     // spawned outlives this future: hold it in a `JoinSet`.
+//!     // Writes through `leading.clients` fail with `NotLeading` after leadership has ended. Hold spawned tasks in a
+//!     // `JoinSet`, because they would outlive this future otherwise.
 //!     context.stop.cancelled().await;
 //! }
 //! ```
@@ -64,164 +64,163 @@ use crate::events::Events;
 use crate::lease::{Election, InvalidTiming, Leadership, Timing};
 use crate::metrics::Metrics;
 use crate::pods::PodCache;
-use crate::server::{self, Readiness, Shown};
+use crate::server::{self, Readiness, ServerState};
 use crate::telemetry::{self, LogFormat};
 
-/// How long a service has to end in good order; then it ends anyhow. With the two seconds that last events,
-/// scrapes and traces get, it is gone after ten.
-const SHUTDOWN_LIMIT: Duration = Duration::from_secs(8);
+/// Timeout for the shutdown of a service. With two more seconds for the last events, scrapes and traces, it exits within ten
+/// seconds.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// Arguments that every service has.
+/// Arguments of every service.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CommonArgs {
-    /// Where /livez, /readyz and /metrics are served
-    #[arg(long, env = "HAULOUT_LISTEN", default_value_t = server::everywhere(8080))]
+    /// Address that serves /livez, /readyz and /metrics
+    #[arg(long, env = "HAULOUT_LISTEN", default_value_t = server::all_interfaces(8080))]
     pub listen: SocketAddr,
 
-    /// The service's own namespace, where its Lease is; in a pod it is known
+    /// Namespace of this service and of its Lease; the default is the namespace of the pod or of the kubeconfig context
     #[arg(long, env = "POD_NAMESPACE")]
     pub namespace: Option<String>,
 
-    /// The name of this replica, for leases and events; in a pod it is the pod's
+    /// Name of this replica in Leases and events; the default is the host name, which in a pod is the pod name
     #[arg(long, env = "POD_NAME")]
     pub instance: Option<String>,
 
-    /// What logs look like; RUST_LOG chooses which ones there are
+    /// Log format; RUST_LOG sets the log filter
     #[arg(long, env = "HAULOUT_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormat,
 
-    /// Sends traces to this OTLP collector (gRPC), such as http://collector:4317
+    /// Address of the OTLP collector (gRPC) that receives traces, such as http://collector:4317
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     pub otlp_endpoint: Option<String>,
 
-    /// The share of traces that are sent, from 0 to 1
-    #[arg(long, env = "HAULOUT_TRACE_SAMPLING", default_value_t = 0.1, value_parser = parse_share)]
+    /// Fraction of traces that are sent, from 0 to 1
+    #[arg(long, env = "HAULOUT_TRACE_SAMPLING", default_value_t = 0.1, value_parser = parse_fraction)]
     pub trace_sampling: f64,
 
-    /// How many API requests are under way at once at most; one namespace takes up at most half of them
+    /// Maximum number of concurrent API requests; one namespace uses at most half of them
     #[arg(long, env = "HAULOUT_MAX_REQUESTS", default_value_t = 64, value_parser = parse_positive)]
     pub max_requests: usize,
 }
 
-/// Arguments of those services that stand for election.
+/// Arguments of services with leader election.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ElectionArgs {
-    /// For how many seconds the Lease of a leader that has died keeps others away
+    /// Lease duration, in seconds
     #[arg(long, env = "HAULOUT_LEASE_SECONDS", default_value_t = 15)]
     pub lease_seconds: u64,
 }
 
 impl ElectionArgs {
-    /// The times that follow from them.
+    /// The timing of the election.
     pub fn timing(&self) -> Timing {
         Timing::for_lease(Duration::from_secs(self.lease_seconds))
     }
 }
 
-fn parse_share(text: &str) -> Result<f64, String> {
-    let share = text.parse::<f64>().ok().filter(|share| (0.0..=1.0).contains(share));
-    share.ok_or_else(|| "a number from 0 to 1 is needed".into())
+fn parse_fraction(text: &str) -> Result<f64, String> {
+    let fraction = text.parse::<f64>().ok().filter(|fraction| (0.0..=1.0).contains(fraction));
+    fraction.ok_or_else(|| "expected a number from 0 to 1".into())
 }
 
 fn parse_positive(text: &str) -> Result<usize, String> {
     let number = text.parse::<usize>().ok().filter(|number| *number > 0);
-    number.ok_or_else(|| "a whole number above 0 is needed".into())
+    number.ok_or_else(|| "expected a whole number greater than 0".into())
 }
 
-/// What a service is and needs.
+/// Description of a service.
 #[derive(Clone, Debug)]
 pub struct Service {
     /// Such as `evacuation-controller`.
     pub name: &'static str,
     /// Its version.
     pub version: &'static str,
-    /// The kinds of ours that it reads or writes.
+    /// The Haulout kinds that it reads or writes.
     pub kinds: Vec<Kind>,
-    /// What it will have to do.
+    /// The permissions that it needs.
     pub permissions: Vec<Permission>,
 }
 
-/// What a service gets to work with.
+/// The resources of a running service.
 #[derive(Clone)]
 pub struct Context {
-    /// Clients of the API server.
+    /// Clients for the API server.
     pub clients: Clients,
-    /// The source of `now`.
+    /// The clock.
     pub clock: Clock,
-    /// Takes events.
+    /// Publishes events.
     pub events: Events,
     /// The name of this replica.
     pub instance: String,
     /// The name of the service.
     pub name: &'static str,
-    /// Metrics, to which a service adds its own.
+    /// Metrics. A service adds its own.
     pub metrics: Metrics,
     /// The service's own namespace.
     pub namespace: String,
     /// What the service waits for before it is ready.
     pub readiness: Readiness,
-    /// Cancelled when the service is to end.
+    /// Cancelled when the service has to stop.
     pub stop: CancellationToken,
 }
 
 impl Context {
-    /// Stands for election under the service's name and, whenever elected, runs what `lead` makes, with
-    /// clients that refuse to write once leadership has ended. The future is dropped when leadership is lost,
-    /// and has to end by itself when [`Context::stop`] is cancelled. Returns then, or when the future ends
-    /// before, which gives the Lease up.
+    /// Takes part in the leader election of the service. Whenever this replica is elected, it runs the future of `lead`, with
+    /// clients that reject writes after leadership has ended. The future is dropped when leadership is lost, and has to end
+    /// when [`Context::stop`] is cancelled. This function returns when the future ends, and releases the Lease.
     ///
-    /// The service needs what [`access::election`] says.
-    pub async fn lead<F: Future<Output = ()>>(
+    /// The service needs the permissions of [`access::election`].
+    pub async fn run_elected<F: Future<Output = ()>>(
         &self,
         timing: Timing,
-        lead: impl Fn(Leading) -> F,
+        lead: impl Fn(LeaderContext) -> F,
     ) -> Result<(), InvalidTiming> {
         let (client, lease) = (self.clients.lease.clone(), access::lease_name(self.name));
         let election = Election::new(client, &self.namespace, &lease, &self.instance, timing)?;
         let mut leads = election.leading();
         let (metrics, name) = (self.metrics.clone(), self.name);
-        metrics.leading(name, false);
-        let shown = tokio::spawn(async move {
+        metrics.set_leader(name, false);
+        let observer = tokio::spawn(async move {
             while leads.changed().await.is_ok() {
                 let leads = *leads.borrow_and_update();
-                metrics.leading(name, leads);
+                metrics.set_leader(name, leads);
                 info!(leads, "leadership changed");
             }
         });
         let run = election.run(self.stop.clone(), |leadership| {
             let clients = self.clients.fenced(&leadership);
-            lead(Leading { clients, leadership })
+            lead(LeaderContext { clients, leadership })
         });
         run.await;
-        shown.abort();
-        self.metrics.leading(name, false);
+        observer.abort();
+        self.metrics.set_leader(name, false);
         Ok(())
     }
 
-    /// Starts the cache of all pods for the parts of this service to share, with its watch in the metrics. It
-    /// ends with the last clone. Leaders have one; a standby needs none.
+    /// Starts a pod cache. Its watch is included in the metrics and ends when the last clone is dropped. Only leaders need
+    /// one.
     pub fn pod_cache(&self) -> PodCache {
         PodCache::start(self.clients.direct.clone(), self.metrics.clone())
     }
 }
 
-/// What a leader works with.
+/// The resources of a leader.
 #[derive(Clone)]
-pub struct Leading {
-    /// Clients that refuse to write once leadership has ended.
+pub struct LeaderContext {
+    /// Clients that reject writes after leadership has ended.
     pub clients: Clients,
-    /// Whether it still leads.
+    /// Whether this replica still leads.
     pub leadership: Leadership,
 }
 
-/// Runs a service until SIGTERM or SIGINT, or until `main` returns. A failure to start is one line on stderr
-/// and a non-zero exit.
+/// Runs a service until SIGTERM or SIGINT, or until `main` returns. If it fails to start, it prints one line to stderr
+/// and exits with a non-zero code.
 pub fn run<F, E>(service: Service, args: CommonArgs, main: impl FnOnce(Context) -> F) -> ExitCode
 where
     F: Future<Output = Result<(), E>>,
     E: Display,
 {
-    // Whoever was here before us installed the same one: ring is the only provider in the binary.
+    // An error means that ring is installed already. It is the only provider in the binary.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let name = service.name;
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -229,7 +228,7 @@ where
         Err(error) => return fail(name, &error),
     };
     let result = runtime.block_on(start(service, args, main));
-    // Requests that nobody waits for any more must not hold up the end.
+    // Do not wait for pending requests.
     runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -238,7 +237,7 @@ where
 }
 
 fn fail(name: &str, problem: &dyn Display) -> ExitCode {
-    // One line, whatever the error says: logs of crashed pods are read by their last line.
+    // One line, because people read the last line of the log of a crashed pod.
     let problem = problem.to_string().replace('\n', " ");
     eprintln!("haulout-{name}: {problem}");
     ExitCode::FAILURE
@@ -255,15 +254,18 @@ where
 {
     let endpoint = args.otlp_endpoint.as_deref();
     let _telemetry =
-        telemetry::begin(service.name, args.log_format, endpoint, args.trace_sampling).map_err(text)?;
+        telemetry::init(service.name, args.log_format, endpoint, args.trace_sampling).map_err(text)?;
     let stop = CancellationToken::new();
     let readiness = Readiness::default();
     readiness.wait_for("start");
-    // Before anything that can hang: the first process of a container cannot even be killed by a signal that
-    // it does not handle.
+    // Handle signals before anything that can hang: the kernel ignores unhandled signals to the first process of a
+    // container.
     let signalled = stop_on_signal(stop.clone(), readiness.clone())?;
-    let config =
-        Config::infer().await.map_err(|error| format!("no way to reach a cluster is configured: {error}"))?;
+    let config = Config::infer().await.map_err(|error| {
+        format!(
+            "found no cluster configuration: {error}; run in a pod with a service account, or set KUBECONFIG"
+        )
+    })?;
     let metrics = Metrics::new(service.name, service.version);
     let agent = format!("haulout-{}/{}", service.name, service.version);
     let clients = Clients::new(&config, &agent, args.max_requests, &metrics).map_err(text)?;
@@ -277,18 +279,18 @@ where
     }
 
     let clock = Clock::default();
-    let listener =
-        server::listen(args.listen).map_err(|error| format!("--listen {}: {error}", args.listen))?;
+    let listener = server::listen(args.listen)
+        .map_err(|error| format!("failed to listen on {} (--listen): {error}", args.listen))?;
     let listening = listener.local_addr().map_err(text)?;
     let instance = given(&args.instance).unwrap_or_else(host_name);
     let controller = format!("haulout-{}", service.name);
     let (events, writer) =
         Events::new(clients.direct.clone(), controller, instance.clone(), clock.clone(), metrics.clone());
     let tasks = TaskTracker::new();
-    // Metrics stay until the very end, so that the last scrape sees how it went.
+    // Serve metrics until the end, for the last scrape.
     let serve_until = CancellationToken::new();
-    let shown = Shown { metrics: metrics.clone(), readiness: readiness.clone(), clock: clock.clone() };
-    tasks.spawn(server::serve(listener, shown, serve_until.clone()));
+    let state = ServerState { metrics: metrics.clone(), readiness: readiness.clone(), clock: clock.clone() };
+    tasks.spawn(server::serve(listener, state, serve_until.clone()));
     let write_until = CancellationToken::new();
     tasks.spawn(writer.run(write_until.clone()));
     info!(service = service.name, version = service.version, %listening, server, namespace, instance, "started");
@@ -307,13 +309,13 @@ where
     };
     let ended = tokio::select! {
         ended = main(context) => ended.map_err(text),
-        () = async { stop.cancelled().await; tokio::time::sleep(SHUTDOWN_LIMIT).await } => {
-            warn!("not everything ended within {} s", SHUTDOWN_LIMIT.as_secs());
+        () = async { stop.cancelled().await; tokio::time::sleep(SHUTDOWN_TIMEOUT).await } => {
+            warn!("shutdown timed out after {}s, exiting", SHUTDOWN_TIMEOUT.as_secs());
             Ok(())
         }
     };
     if let Err(problem) = &ended {
-        error!(problem, "ending");
+        error!(problem, "service failed, shutting down");
     }
     stop.cancel();
     signalled.abort();
@@ -321,11 +323,11 @@ where
     serve_until.cancel();
     tasks.close();
     let _ = tokio::time::timeout(Duration::from_secs(1), tasks.wait()).await;
-    info!("ended");
+    info!("stopped");
     ended
 }
 
-/// On the first signal: not ready first, so that nobody sends us anything new, then the order to stop.
+/// On the first signal, makes the service unready, so that it gets no new requests, and then cancels `stop`.
 fn stop_on_signal(
     stop: CancellationToken,
     readiness: Readiness,
@@ -343,7 +345,7 @@ fn stop_on_signal(
     }))
 }
 
-/// The host's name, which in a pod is the pod's.
+/// The host name, which in a pod is the pod name.
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
@@ -358,12 +360,12 @@ mod tests {
     use crate::testing::context;
 
     #[test]
-    fn host_has_a_name() {
+    fn host_name_is_not_empty() {
         assert!(!host_name().is_empty());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_pod_cache_of_a_service_shows_its_watch_restarts() {
+    async fn pod_cache_counts_watch_restarts() {
         // Every watch is closed at once.
         let context = context(|_| None);
         let cache = context.pod_cache();
@@ -372,6 +374,6 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         let text = context.metrics.encode().unwrap();
-        assert!(text.contains("watch_restarts_total{resource=\"pods\"} 2"), "{text}");
+        assert!(text.contains("haulout_watch_restarts_total{resource=\"pods\"} 2"), "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! Logs for people on a terminal and as JSON elsewhere, and traces where somebody collects them.
+//! Logs, as text on a terminal and as JSON elsewhere, and traces for an OTLP collector.
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
@@ -12,54 +12,53 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _, fmt};
 
-/// What is logged unless `RUST_LOG` says otherwise. Kube logs every request that fails; whoever made it
-/// tells more.
+/// The default of `RUST_LOG`. Kube's log of failed requests is off, because the callers log them with more details.
 const DEFAULT_FILTER: &str = "info,kube_client::client::builder=off";
 
-/// What logs look like.
+/// Log format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
-    /// For people on a terminal, JSON elsewhere.
+    /// Text on a terminal, JSON elsewhere.
     #[default]
     Auto,
-    /// For people.
+    /// Text for people.
     Text,
-    /// For machines, one object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Why telemetry could not begin.
+/// Why telemetry could not start.
 #[derive(Debug, Error)]
 pub enum TelemetryError {
-    /// The collector's address makes no sense.
-    #[error("--otlp-endpoint {endpoint}: {source}")]
+    /// The address of the collector is invalid.
+    #[error("invalid --otlp-endpoint {endpoint}: {source}")]
     Endpoint {
-        /// What was given.
+        /// The given address.
         endpoint: String,
         /// What is wrong with it.
         source: opentelemetry_otlp::ExporterBuildError,
     },
-    /// `RUST_LOG` makes no sense.
-    #[error("RUST_LOG: {0}")]
+    /// `RUST_LOG` is invalid.
+    #[error("invalid RUST_LOG: {0}")]
     Filter(#[from] tracing_subscriber::filter::ParseError),
 }
 
-/// Sends what is left of the traces when it is dropped.
+/// Sends the remaining traces when it is dropped.
 #[derive(Debug, Default)]
 pub struct Telemetry(Option<SdkTracerProvider>);
 
 impl Drop for Telemetry {
     fn drop(&mut self) {
         if let Some(provider) = self.0.take() {
-            // The collector may be gone; there is nobody left to tell.
+            // The collector may be gone. The service exits, so the error is ignored.
             let _ = provider.shutdown_with_timeout(Duration::from_secs(1));
         }
     }
 }
 
-/// Begins logging and, given an endpoint, tracing: of all traces the share `sampling`, from 0 to 1. Needs to
-/// run inside the async runtime. `RUST_LOG` chooses what is logged.
-pub fn begin(
+/// Starts logging and, with an endpoint, tracing. `sampling` is the fraction of traces that are sent, from 0 to 1. It
+/// must run inside the async runtime. `RUST_LOG` sets the log filter.
+pub fn init(
     service: &'static str,
     format: LogFormat,
     endpoint: Option<&str>,
@@ -69,14 +68,14 @@ pub fn begin(
         Ok(filter) => EnvFilter::try_new(filter)?,
         Err(_) => EnvFilter::new(DEFAULT_FILTER),
     };
-    let to_people = match format {
+    let is_text = match format {
         LogFormat::Auto => std::io::stderr().is_terminal(),
         LogFormat::Text => true,
         LogFormat::Json => false,
     };
-    let colour = to_people && std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let colour = is_text && std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let lines = fmt::layer().with_writer(std::io::stderr);
-    let logs = if to_people {
+    let logs = if is_text {
         lines.with_ansi(colour).boxed()
     } else {
         lines.json().flatten_event(true).with_current_span(false).with_span_list(false).boxed()
@@ -85,7 +84,7 @@ pub fn begin(
     let spans = provider
         .as_ref()
         .map(|provider| tracing_opentelemetry::layer().with_tracer(provider.tracer(service)));
-    // Only a second start in the same process finds a subscriber already there, and then keeps that one.
+    // This fails only on a second start in the same process, which keeps the first subscriber.
     let _ = tracing_subscriber::registry().with(filter).with(logs).with(spans).try_init();
     Ok(Telemetry(provider))
 }

@@ -1,5 +1,5 @@
-//! What runs beside the workers of a controller: its watches and other background tasks. A leader makes one in each term,
-//! with empty caches; a service without an election makes one for its whole life.
+//! The watches and background tasks of a controller. A leader creates a [`Term`] with empty caches each time it is elected. A
+//! service without leader election creates one at its start.
 
 use std::any::Any;
 use std::future::Future;
@@ -30,10 +30,10 @@ pub struct Term {
 }
 
 impl Term {
-    /// Without any task yet.
+    /// A term without tasks.
     pub fn new(context: &Context) -> Self {
         Self {
-            // A client that retries by itself would hide a gap while it lasts.
+            // A client that retries by itself would hide watch gaps.
             client: context.clients.direct.clone(),
             metrics: context.metrics.clone(),
             stop: context.stop.clone(),
@@ -53,7 +53,7 @@ impl Term {
         self.tasks.spawn(watch::run(client, source, Arc::clone(handler), metrics, synced));
     }
 
-    /// Passes pods to the subscriber: first all that are there, then what changes.
+    /// Passes pods to the subscriber: first all existing pods, then changes.
     pub fn subscribe<S: Subscriber>(&mut self, pods: &PodCache, subscriber: &Arc<S>) {
         let synced = self.sync();
         let (pods, subscriber) = (pods.clone(), Arc::clone(subscriber));
@@ -70,7 +70,7 @@ impl Term {
             loop {
                 tokio::select! {
                     changes = subscription.changes() => subscriber.apply(changes),
-                    // The sender lives in the cache, which we hold.
+                    // This cannot fail: the cache, which owns the sender, is alive.
                     Ok(()) = continuity.changed() => {
                         let now = *continuity.borrow_and_update();
                         if now.gaps != last.gaps {
@@ -86,7 +86,7 @@ impl Term {
         });
     }
 
-    /// Runs a task beside the workers. If it panics, the service ends.
+    /// Runs a background task. If it panics, the service exits.
     pub fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(task);
     }
@@ -97,12 +97,12 @@ impl Term {
         synced
     }
 
-    /// Waits until all objects of every watch have been listed once; false if the service is to end before.
+    /// Waits until every watch has listed its objects. Returns false if the service has to stop before.
     pub async fn synced(&mut self) -> bool {
         let waiting = std::mem::take(&mut self.unsynced);
         tokio::select! {
             _ = join_all(waiting.iter().map(CancellationToken::cancelled)) => {
-                info!("caches synced");
+                info!("caches synced, starting workers");
                 true
             }
             () = self.stop.cancelled() => false,
@@ -110,7 +110,7 @@ impl Term {
         }
     }
 
-    /// Runs the workers; everything else ends with them.
+    /// Runs the workers. All background tasks end with them.
     pub async fn run(mut self, workers: impl Future<Output = ()>) {
         tokio::select! {
             () = workers => {}
@@ -119,8 +119,7 @@ impl Term {
     }
 }
 
-/// Passes the panic of a task on to whoever runs the service: without its watch or planner a controller would look alive and
-/// do nothing.
+/// Propagates the panic of a task. Without its watch or planner, a controller would appear alive and do nothing.
 async fn panicked(tasks: &mut JoinSet<()>) -> std::convert::Infallible {
     loop {
         match tasks.join_next().await {
@@ -153,7 +152,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn task_that_ends_is_no_reason_to_end() {
+    async fn ended_task_does_not_end_the_term() {
         let mut term = Term::new(&context(|_| None));
         term.spawn(async {});
         assert!(term.synced().await);

@@ -1,5 +1,4 @@
-//! A service without a cluster, for tests of what reconciles: an API server that answers as the test says, and remembers
-//! what it was asked to write.
+//! A service context for tests without a cluster: the API server answers as the test defines, and records writes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use crate::metrics::Metrics;
 use crate::server::Readiness;
 use crate::service::Context;
 
-/// A request. It shows itself as its verb and path.
+/// A request. It is displayed as its method and path.
 #[derive(Clone, Debug)]
 pub struct Call {
     /// Its HTTP method.
@@ -50,35 +49,35 @@ impl Call {
     }
 }
 
-/// What an API server was asked to write, in order.
+/// The recorded writes, in order.
 #[derive(Clone, Debug, Default)]
 pub struct Writes(Arc<Mutex<Vec<Call>>>);
 
 impl Writes {
-    /// All since this was last called.
+    /// All writes since the last call.
     pub fn take(&self) -> Vec<Call> {
         std::mem::take(&mut *self.0.lock())
     }
 
-    /// The same, as verbs and paths.
+    /// The same, as methods and paths.
     pub fn take_names(&self) -> Vec<String> {
         self.take().iter().map(ToString::to_string).collect()
     }
 }
 
-/// What the API server answers when it refuses: a code, with this message.
+/// The answer of an API server that rejects a request, with this code and message.
 #[allow(clippy::unnecessary_wraps, reason = "it is the answer to a call")]
 pub fn refusal(code: u16, message: &str) -> Option<(u16, Value)> {
     Some((code, json!({"kind": "Status", "code": code, "message": message, "reason": "Test"})))
 }
 
-/// A service whose API server answers with what `answer` returns: a status and an object. Where that is `None`, lists are
-/// empty, watches are closed at once, and everything else is not found.
+/// A context whose API server answers with what `answer` returns: a status code and an object. For `None`, lists are empty,
+/// watches are closed at once, and everything else is not found.
 pub fn context(answer: impl Fn(&Call) -> Option<(u16, Value)> + Clone + Send + Sync + 'static) -> Context {
     start(answer, true).0
 }
 
-/// The same, with what it was asked to write, and watches that stay open.
+/// Like [`context`], with recorded writes, and watches that stay open.
 pub fn recorded(
     answer: impl Fn(&Call) -> Option<(u16, Value)> + Clone + Send + Sync + 'static,
 ) -> (Context, Writes) {

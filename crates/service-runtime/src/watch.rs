@@ -1,16 +1,16 @@
-//! Lists and watches the objects of one kind, for as long as it is polled, and applies what it learns to a store: one
-//! implementation for every kind and every service.
+//! Lists and watches the objects of one kind, and passes changes to a [`Handler`]. All kinds and services use it.
 //!
-//! kube-runtime's `watcher` does not say when a broken watch works again or was resumed, and its `Controller` is keyed by one
-//! kind and has no lanes; our controllers need both. Requests, selectors and `Resource` are kube's.
+//! kube-runtime's `watcher` does not report when a broken watch works again, and its `Controller` supports keys of only
+//! one kind and no lanes. Our controllers need all of this. Requests, selectors and `Resource` are kube's.
 //!
-//! - Lists come in pages, watches ask for bookmarks and go on from the last version. What was deleted in a gap is found by
-//!   comparing with the next list ([`Handler::delete`]).
-//! - A gap begins when a watch breaks or its version has expired, and ends when a watch works again ([`Handler::interrupted`],
-//!   [`Handler::resumed`]). Deadlines that pass in a gap are not missed at once.
-//! - A half-open connection is noticed within 90 seconds: the API server sends a bookmark every minute, and where it has sent
-//!   none yet, watches are short.
-//! - An object that cannot be read is reported by name ([`Handler::unreadable`]), and all others go on.
+//! - Lists are paged. Watches request bookmarks and continue from the last version. Objects that were deleted in a gap
+//!   are found by comparison with the next list ([`Handler::delete`]).
+//! - A watch gap starts when a watch breaks or its version expires, and ends when a watch works again
+//!   ([`Handler::interrupted`], [`Handler::resumed`]). Controllers do not treat deadlines that pass in a gap as missed
+//!   at once.
+//! - A half-open connection is detected within 90 seconds: the API server sends a bookmark every minute. Until the first
+//!   bookmark, watches are short.
+//! - An unreadable object is reported by name ([`Handler::unreadable`]). It does not affect other objects.
 
 mod object;
 mod request;
@@ -44,31 +44,31 @@ use crate::metrics::Metrics;
 use crate::pods::Uid;
 use crate::queue::Backoff;
 
-/// How many objects are listed at a time. More of them need more memory for a moment, fewer of them more requests.
+/// Number of objects per page of a list. Larger pages need more memory, smaller pages more requests.
 pub const PAGE_SIZE: u32 = 500;
-/// The API server closes a watch after so many seconds: not all watches at once.
+/// Timeout of a watch, in seconds. It is random, so that not all watches end at once.
 const WATCH_SECONDS: std::ops::Range<u32> = 230..290;
-/// The same while no bookmark has come, so that a half-open watch is noticed soon.
+/// Timeout of a watch before the first bookmark, so that a half-open watch is detected soon.
 const SHORT_WATCH_SECONDS: std::ops::Range<u32> = 60..75;
-/// How much later than announced a watch may be closed before it is taken for half-open.
-const MARGIN: Duration = Duration::from_secs(10);
-/// An API server that sends bookmarks sends one every minute: after this long the watch is half-open.
-const SILENCE: Duration = Duration::from_secs(85);
-/// A watch that has lasted this long has worked, even if nothing has happened.
-const WORKED: Duration = Duration::from_secs(5);
-/// An API server that cannot go on from our version accepts the watch all the same and says so in its first
-/// event. Only after this long a gap is over, and what happened in it has come too unless there was a lot.
-const ACCEPTED: Duration = Duration::from_secs(1);
-/// The pauses between attempts.
-const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), most: Duration::from_secs(10) };
+/// How long after its timeout a watch that is not closed counts as half-open.
+const CLOSE_MARGIN: Duration = Duration::from_secs(10);
+/// After this time without data, a watch with bookmarks counts as half-open. The API server sends a bookmark every minute.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(85);
+/// A watch that is open for this long works, even without events.
+const HEALTHY_AFTER: Duration = Duration::from_secs(5);
+/// A gap ends when a watch is open for this long. If the version has expired, the API server accepts the watch and
+/// reports this in the first event. By then, most events of the gap have arrived too.
+const ACCEPTED_AFTER: Duration = Duration::from_secs(1);
+/// Backoff between attempts.
+const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), max: Duration::from_secs(10) };
 
-/// What an object is known by.
+/// The key of an object.
 pub trait Key: Clone + Eq + Hash + Send + 'static {
-    /// The key of an object; `None` if the object is ignored.
+    /// The key of an object. `None` if the object is ignored.
     fn of(identity: Identity<'_>) -> Option<Self>;
 }
 
-/// The name: enough for cluster-scoped kinds and within one namespace.
+/// The name, for cluster-scoped kinds and for a single namespace.
 impl Key for Arc<str> {
     fn of(identity: Identity<'_>) -> Option<Self> {
         (!identity.name.is_empty()).then(|| identity.name.into())
@@ -88,7 +88,7 @@ impl Key for Uid {
     }
 }
 
-/// The pod of an Evacuation, which is in its name: so it is known even of one that cannot be read.
+/// The UID of an Evacuation's pod, from the Evacuation's name, so that it is known for unreadable Evacuations too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EvacuatedPod(pub Uid);
 
@@ -98,35 +98,35 @@ impl Key for EvacuatedPod {
     }
 }
 
-/// All objects of a kind are the same to the handler.
+/// For handlers that do not distinguish objects.
 impl Key for () {
     fn of(_: Identity<'_>) -> Option<Self> {
         Some(())
     }
 }
 
-/// Keeps what is known of the objects of one kind. One controller has one implementation for each kind that it watches.
+/// Receives the changes of objects of one kind. A controller has one implementation per watched kind.
 pub trait Handler<K>: Send + Sync + 'static {
-    /// What an object is known by.
+    /// The key of an object.
     type Key: Key;
 
-    /// An object was added or has changed.
+    /// An object was added or modified.
     fn apply(&self, key: Self::Key, object: K);
 
-    /// An object was added or has changed and cannot be read. By default what is known of it stays.
+    /// An object was added or modified and is unreadable. By default, nothing changes.
     fn unreadable(&self, _key: Self::Key, _problem: Unreadable) {}
 
-    /// An object was deleted, now or in a gap.
+    /// An object was deleted, possibly during a gap.
     fn delete(&self, key: Self::Key);
 
-    /// A gap begins: changes may be missed from now on, or since so long ago if the watch turned out to be half-open.
+    /// A watch gap starts. `ago` is not zero if the watch was half-open: the gap then started that long ago.
     fn interrupted(&self, _ago: Duration) {}
 
     /// All objects have been listed for the first time, or a gap has ended.
     fn resumed(&self) {}
 }
 
-/// The objects of a kind that are watched.
+/// The objects to watch.
 #[derive(Clone)]
 pub struct Source<K> {
     path: String,
@@ -152,25 +152,25 @@ impl<K: Resource<DynamicType = ()>> Source<K> {
         Self { path, resource, params, metadata_only: false, kind: PhantomData }
     }
 
-    /// Only those that this label selector selects.
+    /// Restricts the watch to a label selector.
     #[must_use]
     pub fn labels(self, labels: &str) -> Self {
         Self { params: self.params.labels(labels), ..self }
     }
 
-    /// Only those that this field selector selects.
+    /// Restricts the watch to a field selector.
     #[must_use]
     pub fn fields(self, fields: &str) -> Self {
         Self { params: self.params.fields(fields), ..self }
     }
 
-    /// This many in each page of a list.
+    /// Sets the number of objects per page of a list.
     #[must_use]
     pub fn page_size(self, page_size: u32) -> Self {
         Self { params: self.params.limit(page_size), ..self }
     }
 
-    /// Only their metadata, for kinds that are a `PartialObjectMeta`.
+    /// Requests only metadata, for `PartialObjectMeta` kinds.
     #[must_use]
     pub fn metadata_only(self) -> Self {
         Self { metadata_only: true, ..self }
@@ -178,8 +178,8 @@ impl<K: Resource<DynamicType = ()>> Source<K> {
 }
 
 impl<K> Source<K> {
-    fn list(&self, more: Option<String>) -> request::Request {
-        let params = ListParams { continue_token: more, ..self.params.clone() };
+    fn list(&self, continue_token: Option<String>) -> request::Request {
+        let params = ListParams { continue_token, ..self.params.clone() };
         let request = Request::new(&self.path);
         if self.metadata_only { request.list_metadata(&params) } else { request.list(&params) }
     }
@@ -201,16 +201,16 @@ impl<K> Source<K> {
     }
 }
 
-/// What watching all objects of a resource takes.
+/// The permissions for watching all objects of a resource.
 pub const fn permissions(group: &'static str, resource: &'static str) -> [Permission; 2] {
     [Permission::cluster("list", group, resource), Permission::cluster("watch", group, resource)]
 }
 
-/// What a [`Reflector`] applies objects to, as they are read.
+/// Receives parsed objects from a [`Reflector`].
 pub(crate) trait Sink: Send + 'static {
-    /// What the JSON of an object is read into.
+    /// The type into which the JSON of an object is parsed.
     type Object<'a>: Deserialize<'a> + Identified;
-    /// What an object is known by.
+    /// The key of an object.
     type Key: Key;
 
     fn apply(&mut self, key: Self::Key, object: Self::Object<'_>);
@@ -224,7 +224,7 @@ pub(crate) trait Sink: Send + 'static {
 struct Typed<K, H: Handler<K>> {
     handler: Arc<H>,
     resource: &'static str,
-    /// The objects that the handler knows.
+    /// The keys of existing objects.
     known: HashSet<H::Key>,
 }
 
@@ -243,7 +243,7 @@ where
             Err(problem) => {
                 let (resource, error) = (self.resource, &problem.error);
                 let (namespace, name) = (&problem.metadata.namespace, &problem.metadata.name);
-                warn!(resource, ?namespace, ?name, error, "failed to read object");
+                warn!(resource, ?namespace, ?name, error, "failed to parse object");
                 self.handler.unreadable(key, problem);
             }
         }
@@ -269,8 +269,8 @@ where
     }
 }
 
-/// Lists and watches the objects, for as long as it is polled; cancels `synced` when all have been listed once. The client
-/// should not retry by itself: that would hide a gap while it lasts.
+/// Lists and watches the objects until the future is dropped. Cancels `synced` after the first list. The client must
+/// not retry by itself, because that would hide watch gaps.
 pub async fn run<K, H>(
     client: Client,
     source: Source<K>,
@@ -285,21 +285,20 @@ pub async fn run<K, H>(
     match Reflector::new(client, source, sink, metrics, synced).run().await {}
 }
 
-/// Keeps a sink equal to what the API server has.
+/// Keeps a sink up to date with the API server.
 pub(crate) struct Reflector<K, S> {
     client: Client,
     source: Source<K>,
     sink: S,
     metrics: Metrics,
-    /// Cancelled when all objects have been listed once.
+    /// Cancelled after the first list.
     synced: CancellationToken,
     failures: u32,
-    /// Whether there is a gap now.
+    /// Whether there is a gap.
     interrupted: bool,
-    /// Whether the last version expired and no watch has brought anything since.
+    /// Whether the version has expired and no watch has worked since.
     expired: bool,
-    /// Whether bookmarks have come lately. An API server that has just begun may send none until the first object
-    /// changes.
+    /// Whether the API server sends bookmarks. After its start, it may send none until the first object changes.
     bookmarks: bool,
 }
 
@@ -332,22 +331,22 @@ impl<K, S: Sink> Reflector<K, S> {
                     Err(error) => self.recover(error).await,
                 }
             };
-            while self.follow(&mut version).await {}
+            while self.watch_until_closed(&mut version).await {}
         }
     }
 
-    /// Lists all objects page by page, and returns the version that a watch can go on from.
+    /// Lists all objects page by page, and returns the version from which a watch continues.
     ///
-    /// Not as a stream (`sendInitialEvents`): for 50,000 pods that took the API server twice as long, and
-    /// older ones have none.
+    /// It does not use `sendInitialEvents`: for 50,000 pods this takes twice as long, and older API servers do not
+    /// support it.
     async fn list(&mut self) -> Result<String, Error> {
-        // The first list has nothing to compare with.
+        // The first list has no earlier objects to compare with.
         let mut listed = self.synced.is_cancelled().then(HashSet::new);
-        let mut more = None;
-        // One for all pages, and given back before the watch begins.
+        let mut continue_token = None;
+        // Reused for all pages, and freed before the watch starts.
         let mut buffer = Vec::new();
         loop {
-            let mut body = request::open(&self.client, self.source.list(more)).await?;
+            let mut body = request::open(&self.client, self.source.list(continue_token)).await?;
             buffer.clear();
             request::read(&mut body, &mut buffer).await?;
             let page: Page<'_, S::Object<'_>> = serde_json::from_slice(&buffer)?;
@@ -357,8 +356,8 @@ impl<K, S: Sink> Reflector<K, S> {
                 }
                 self.apply(object);
             }
-            if let Some(token) = page.metadata.more.get() {
-                more = Some(token.to_owned());
+            if let Some(token) = page.metadata.continue_token.get() {
+                continue_token = Some(token.to_owned());
                 continue;
             }
             let version = page.metadata.resource_version.get().ok_or(Error::NoVersion)?.to_owned();
@@ -373,19 +372,19 @@ impl<K, S: Sink> Reflector<K, S> {
         }
     }
 
-    /// Watches until the watch ends. Returns whether another can go on from the version reached.
-    async fn follow(&mut self, version: &mut String) -> bool {
-        let begun = Instant::now();
+    /// Watches until the watch ends. Returns whether another watch can continue from the last version.
+    async fn watch_until_closed(&mut self, version: &mut String) -> bool {
+        let started = Instant::now();
         let before = version.clone();
         let end = self.watch(version).await;
-        let worked = *version != before || begun.elapsed() >= WORKED;
+        let worked = *version != before || started.elapsed() >= HEALTHY_AFTER;
         if worked {
             self.failures = 0;
             self.expired = false;
         }
         self.metrics.watch_restarted(self.source.resource);
         match end {
-            // As announced, or because the API server ends: another one goes on.
+            // The timeout has passed, or the API server shuts down: another watch continues.
             Ok(()) if worked => true,
             Ok(()) => {
                 self.recover(Error::Closed).await;
@@ -411,22 +410,22 @@ impl<K, S: Sink> Reflector<K, S> {
         let seconds = fastrand::u32(if self.bookmarks { WATCH_SECONDS } else { SHORT_WATCH_SECONDS });
         let mut body = request::open(&self.client, self.source.watch(seconds, version)).await?;
         let mut lines = Lines::default();
-        let closed = Instant::now() + Duration::from_secs(seconds.into()) + MARGIN;
-        let mut accepted = Some(Instant::now() + ACCEPTED);
-        let mut heard = Instant::now();
+        let closed = Instant::now() + Duration::from_secs(seconds.into()) + CLOSE_MARGIN;
+        let mut accepted = Some(Instant::now() + ACCEPTED_AFTER);
+        let mut last_data = Instant::now();
         loop {
-            let silent = heard + SILENCE;
+            let silent = last_data + IDLE_TIMEOUT;
             let until = accepted.unwrap_or(if self.bookmarks { silent } else { silent.min(closed) });
             match timeout_at(until, request::data(&mut body)).await {
                 Ok(Some(data)) => {
-                    heard = Instant::now();
+                    last_data = Instant::now();
                     lines.push(&data?);
                 }
                 Ok(None) => return Ok(()),
                 Err(_) if accepted.is_some() => {}
                 Err(_) => {
                     self.bookmarks = false;
-                    return Err(Error::Silent(heard.elapsed()));
+                    return Err(Error::TimedOut(last_data.elapsed()));
                 }
             }
             if accepted.is_some_and(|accepted| Instant::now() >= accepted) {
@@ -441,7 +440,7 @@ impl<K, S: Sink> Reflector<K, S> {
         }
     }
 
-    /// Applies one event of a watch.
+    /// Applies one watch event.
     fn event(&mut self, line: &[u8], version: &mut String) -> Result<(), Error> {
         let event: Event<'_> = serde_json::from_slice(line)?;
         let text = event.object.get();
@@ -449,7 +448,7 @@ impl<K, S: Sink> Reflector<K, S> {
         if kind == Some("ERROR") {
             let Status { code, message, .. } = serde_json::from_str(text)?;
             let code = code.0.and_then(|code| code.try_into().ok()).unwrap_or_default();
-            return Err(Error::refused(code, message.get()));
+            return Err(Error::rejected(code, message.get()));
         }
         let object: S::Object<'_> = serde_json::from_str(text)?;
         if let Some(reached) = object.identity().version {
@@ -464,7 +463,7 @@ impl<K, S: Sink> Reflector<K, S> {
             }
             Some("BOOKMARK") => self.bookmarks = true,
             kind => {
-                warn!(resource = self.source.resource, ?kind, "ignoring a watch event of an unknown type");
+                warn!(resource = self.source.resource, ?kind, "ignoring watch event of unknown type");
             }
         }
         Ok(())
@@ -475,19 +474,19 @@ impl<K, S: Sink> Reflector<K, S> {
             return self.sink.apply(key, object);
         }
         let (resource, Identity { namespace, name, uid, .. }) = (self.source.resource, object.identity());
-        warn!(resource, namespace, name, uid, "ignoring an object that cannot be identified");
+        warn!(resource, namespace, name, uid, "ignoring object without an identity");
     }
 
     fn interrupt(&mut self, ago: Duration) {
-        // Before the first list there is nothing that could have a gap.
+        // There is no gap before the first list.
         if self.synced.is_cancelled() && !std::mem::replace(&mut self.interrupted, true) {
             self.sink.interrupted(ago);
         }
     }
 
-    /// Waits a while before the next attempt.
+    /// Records a failure, and waits before the next attempt.
     async fn recover(&mut self, error: Error) {
-        let ago = if let Error::Silent(ago) = &error { *ago } else { Duration::ZERO };
+        let ago = if let Error::TimedOut(ago) = &error { *ago } else { Duration::ZERO };
         self.interrupt(ago);
         self.failures = self.failures.saturating_add(1);
         let pause = BACKOFF.delay(self.failures, fastrand::f64());

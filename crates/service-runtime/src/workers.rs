@@ -1,46 +1,46 @@
-//! Works on the keys of a [`Queue`]: a bounded number at once, none held while waiting, one timer for any
-//! number of sleeping keys.
+//! Processes the keys of a [`Queue`] with a limited number of workers. Waiting keys occupy no worker, and one timer
+//! serves all sleeping keys.
 //!
 //! ```no_run
 //! use std::sync::Arc;
 //!
 //! use haulout_service_runtime::api::RequestError;
 //! use haulout_service_runtime::queue::{Backoff, Outcome};
-//! use haulout_service_runtime::service::{Context, Leading};
+//! use haulout_service_runtime::service::{Context, LeaderContext};
 //! use haulout_service_runtime::workers::WorkQueue;
 //!
 //! struct Controller { /* index, clients, events, clock */ }
 //!
 //! impl Controller {
-//!     /// Looks at everything anew, whatever it was called for.
-//!     async fn work_on(&self, node: &str) -> Result<Outcome, RequestError> {
-//!         // Done, or Until(the next deadline). What fails is tried again after a growing pause.
+//!     /// Reconciles a node, regardless of which event triggered it.
+//!     async fn reconcile(&self, node: &str) -> Result<Outcome, RequestError> {
+//!         // Done, or Until(the next deadline). Errors are retried with backoff.
 //!         Ok(Outcome::Done)
 //!     }
 //! }
 //!
-//! async fn lead(context: &Context, leading: Leading) {
+//! async fn lead(context: &Context, leading: LeaderContext) {
 //!     let controller = Arc::new(Controller {});
 //!     let queue = WorkQueue::new(context.clock.clone(), Backoff::default(), context.metrics.queue("nodes"));
 //!     queue.add("node-1".to_owned());
-//!     let half_past = context.clock.now() + jiff::SignedDuration::from_mins(30);
-//!     queue.add_at("node-2".to_owned(), half_past);
+//!     let later = context.clock.now() + jiff::SignedDuration::from_mins(30);
+//!     queue.add_at("node-2".to_owned(), later);
 //!     let handle = |node: String| {
 //!         let controller = Arc::clone(&controller);
-//!         async move { controller.work_on(&node).await }
+//!         async move { controller.reconcile(&node).await }
 //!     };
 //!     queue.run(8, context.stop.clone(), handle).await;
 //! }
 //! ```
 //!
-//! - A key is never at work twice at once. What is added while it is at work makes it ready again afterwards;
-//!   what is added while it is ready already changes nothing.
-//! - [`WorkQueue::add`] does not wait for a planned time or for the pause after a failure, because something is
-//!   new. A handler that writes to its own object each time it fails therefore comes straight back: let it store
-//!   when to try again, and return [`Outcome::Until`].
-//! - Make the queue in each term of leadership, or once for all terms: what was at work when a term ended is
-//!   worked on in the next.
-//! - One run at a time works on a queue.
+//! - A key is never processed twice at the same time. If a running key is added, it is processed again afterwards.
+//!   Adding a ready key has no effect.
+//! - [`WorkQueue::add`] skips planned times and backoffs, because something has changed. A handler that writes to its
+//!   own object on each failure is therefore called again at once. It should store the time of its next attempt and
+//!   return [`Outcome::Until`].
+//! - Create the queue in each term of leadership, or once for all terms. Keys whose processing was aborted at the end
+//!   of a term are processed in the next.
+//! - Only one run at a time processes a queue.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -62,10 +62,10 @@ use crate::clock::Clock;
 use crate::metrics::QueueMetrics;
 use crate::queue::{Backoff, Outcome, Queue};
 
-/// How long work that has begun may go on after the order to stop.
-const LAST_WORK: Duration = Duration::from_secs(5);
+/// How long running handlers may continue after `stop` is cancelled.
+const SHUTDOWN_GRACE_PERIOD: Duration = Duration::from_secs(5);
 
-/// A shared work queue. Clones are the same queue.
+/// A shared work queue. Clones share the queue.
 #[derive(Clone, Debug)]
 pub struct WorkQueue<K> {
     inner: Arc<Inner<K>>,
@@ -79,7 +79,7 @@ struct Inner<K> {
     metrics: QueueMetrics,
 }
 
-/// What can be a key.
+/// A key of a work queue.
 pub trait Key: Clone + Eq + Hash + Ord + Send + std::fmt::Debug + 'static {}
 
 impl<K: Clone + Eq + Hash + Ord + Send + std::fmt::Debug + 'static> Key for K {}
@@ -90,7 +90,7 @@ impl<K: Key> WorkQueue<K> {
         Self::of(Queue::new(backoff), clock, metrics)
     }
 
-    /// An empty queue in which keys of different lanes take turns, and keys of one group have at most half of the workers.
+    /// An empty queue in which lanes take turns, and each group uses at most half of the workers.
     pub fn fair(
         clock: Clock,
         backoff: Backoff,
@@ -106,7 +106,7 @@ impl<K: Key> WorkQueue<K> {
         Self { inner: Arc::new(Inner { queue, changed: Notify::new(), clock, metrics }) }
     }
 
-    /// Asks for work on a key now.
+    /// Adds a key.
     pub fn add(&self, key: K) {
         let now = self.inner.clock.now();
         if self.lock().add(key, now) {
@@ -115,7 +115,7 @@ impl<K: Key> WorkQueue<K> {
         }
     }
 
-    /// Asks for work on a key at this time, or earlier if that was planned already.
+    /// Schedules a key for this time, unless an earlier time is planned.
     pub fn add_at(&self, key: K, due: Timestamp) {
         let mut queue = self.lock();
         let before = queue.next_due();
@@ -125,9 +125,9 @@ impl<K: Key> WorkQueue<K> {
         }
     }
 
-    /// Works on keys, at most `workers` at once and at least one, until the order to stop; then what has begun
-    /// has five seconds. A handler that panics has failed, and so has one that returns an error, which is logged. What was not finished when this ends or is dropped is
-    /// worked on again by the next run.
+    /// Processes keys, at most `workers` at once and at least one, until `stop` is cancelled. Running handlers then
+    /// have five seconds to finish. A handler fails if it panics or returns an error, which is logged. Keys that are
+    /// not finished when this future ends or is dropped are processed again by the next run.
     pub async fn run<F, E>(&self, workers: usize, stop: CancellationToken, handle: impl Fn(K) -> F)
     where
         F: Future<Output = Result<Outcome, E>> + Send + 'static,
@@ -149,7 +149,7 @@ impl<K: Key> WorkQueue<K> {
                 work.end(ended);
             }
         };
-        let _ = tokio::time::timeout(LAST_WORK, last).await;
+        let _ = tokio::time::timeout(SHUTDOWN_GRACE_PERIOD, last).await;
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue<K>> {
@@ -157,7 +157,7 @@ impl<K: Key> WorkQueue<K> {
     }
 }
 
-/// The work of one run that is under way.
+/// The running handlers of one run.
 struct Work<'a, K: Key, E: 'static> {
     queue: &'a WorkQueue<K>,
     running: JoinSet<Result<Outcome, E>>,
@@ -165,7 +165,7 @@ struct Work<'a, K: Key, E: 'static> {
 }
 
 impl<K: Key, E: Display + Send + 'static> Work<'_, K, E> {
-    /// Starts work on what is ready, and tells when to look again.
+    /// Starts handlers for ready keys, and returns when the next key is due.
     fn start<F>(&mut self, workers: usize, handle: &impl Fn(K) -> F) -> Option<Timestamp>
     where
         F: Future<Output = Result<Outcome, E>> + Send + 'static,
@@ -174,7 +174,7 @@ impl<K: Key, E: Display + Send + 'static> Work<'_, K, E> {
         let woken = self.queue.lock().wake(clock.now());
         metrics.added(woken);
         while self.running.len() < workers {
-            // The lock is not held while the handler is called: it may want to use the queue.
+            // The lock is not held while the handler is called, because the handler can use the queue.
             let Some((key, waited)) = self.queue.lock().next(clock.now()) else { break };
             let id = match catch_unwind(AssertUnwindSafe(|| handle(key.clone()))) {
                 Ok(work) => self.running.spawn(work.instrument(span(metrics.name, &key))).id(),
@@ -200,23 +200,23 @@ impl<K: Key, E: Display + Send + 'static> Work<'_, K, E> {
             key.as_ref().and_then(|key| self.queue.lock().finish(key, outcome, clock.now(), fastrand::f64()));
         if let (Some(problem), Some(pause)) = (problem, pause) {
             let queue = metrics.name;
-            warn!(queue, ?key, "{problem}; retrying in {:.1} s", pause.as_secs_f64());
+            warn!(queue, ?key, "{problem}; retrying in {:.1}s", pause.as_secs_f64());
         }
         metrics.ended(id, pause.is_some());
     }
 }
 
 impl<K: Key, E: 'static> Drop for Work<'_, K, E> {
-    /// Leadership was lost, or the last work took too long. A key that stayed at work would never be worked on
-    /// again, though the queue may outlive this run.
+    /// Leadership was lost, or the last handlers took too long. Running keys become ready again, because the queue may
+    /// outlive this run.
     fn drop(&mut self) {
         self.running.abort_all();
         let Inner { clock, metrics, .. } = &*self.queue.inner;
         for (id, key) in self.keys.drain() {
-            metrics.cut_short(id);
-            self.queue.lock().give_back(&key, clock.now());
+            metrics.aborted(id);
+            self.queue.lock().requeue(&key, clock.now());
         }
-        // Whoever does not lead has nothing to do, whatever the next run finds.
+        // A replica that does not lead reports an empty queue.
         metrics.depth(0);
     }
 }
@@ -226,8 +226,8 @@ fn span<K: std::fmt::Debug>(queue: &'static str, key: &K) -> Span {
     info_span!("reconcile", queue, ?key, namespace = Empty, name = Empty)
 }
 
-/// Says in the present span which object is reconciled; the key may be a number that tells people nothing.
-pub fn reconciling(namespace: &str, name: &str) {
+/// Records the reconciled object in the current span, because the key alone may not identify it for people.
+pub fn record_object(namespace: &str, name: &str) {
     let span = Span::current();
     if !namespace.is_empty() {
         span.record("namespace", namespace);
@@ -244,7 +244,7 @@ mod tests {
     use crate::metrics::Metrics;
 
     fn queue() -> WorkQueue<u32> {
-        let backoff = Backoff { first: Duration::from_millis(2), most: Duration::from_millis(20) };
+        let backoff = Backoff { first: Duration::from_millis(2), max: Duration::from_millis(20) };
         WorkQueue::new(Clock::default(), backoff, Metrics::new("test", "0").queue("test"))
     }
 
@@ -265,11 +265,11 @@ mod tests {
             stop.cancel();
         };
         let all = async { tokio::join!(queue.run(workers, stop.clone(), handle), watch) };
-        tokio::time::timeout(Duration::from_secs(20), all).await.expect("it is done in time");
+        tokio::time::timeout(Duration::from_secs(20), all).await.expect("the keys are processed in time");
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn every_key_is_worked_on_and_never_more_at_once_than_there_are_workers() {
+    async fn worker_count_limits_concurrency() {
         let queue = queue();
         for key in 0..200 {
             queue.add(key);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_key_that_fails_or_panics_is_tried_again_and_holds_up_nobody() {
+    async fn failed_or_panicked_key_is_retried() {
         let queue = queue();
         for key in 0..3 {
             queue.add(key);
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn ten_thousand_sleeping_keys_wake_nobody() {
+    async fn sleeping_keys_cause_no_work() {
         let queue = queue();
         let hour = Timestamp::now().saturating_add(Duration::from_secs(3600)).unwrap();
         for key in 0..10_000 {
@@ -338,9 +338,9 @@ mod tests {
         assert_eq!(queue.lock().sleeping(), 10_000);
     }
 
-    /// As when leadership is lost in the middle of the work, and comes back.
+    /// As when leadership is lost while a handler runs, and acquired again.
     #[tokio::test]
-    async fn what_was_being_worked_on_when_a_run_is_dropped_is_worked_on_by_the_next() {
+    async fn key_of_a_dropped_run_is_processed_by_the_next() {
         let metrics = Metrics::new("test", "0");
         let queue = WorkQueue::new(Clock::default(), Backoff::default(), metrics.queue("test"));
         queue.add(1);
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_makes_the_work_may_use_the_queue_and_may_panic() {
+    async fn handler_may_use_the_queue_and_may_panic() {
         let queue = queue();
         queue.add(0);
         let made = AtomicUsize::new(0);
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn keys_that_come_due_count_as_added_and_as_waiting_while_all_workers_are_busy() {
+    async fn due_keys_count_as_added_while_workers_are_busy() {
         let metrics = Metrics::new("test", "0");
         let queue = WorkQueue::new(Clock::default(), Backoff::default(), metrics.queue("test"));
         queue.add(0);

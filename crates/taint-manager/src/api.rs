@@ -1,5 +1,5 @@
-//! The API calls. Each carries the UID of what it means, so that what a frozen process sends too late, or to a
-//! name that another pod has by now, changes nothing.
+//! The calls to the API server. Each has the UID as a precondition, so that a delayed request does not affect another
+//! object with the same name.
 
 use std::collections::BTreeSet;
 
@@ -23,10 +23,10 @@ use thiserror::Error;
 use crate::decide::How;
 use crate::events::{CONDITION_MESSAGE, CONDITION_REASON, SOURCE};
 
-/// Why a pod could not be made to leave, or to stay.
+/// Why a request to the API server failed.
 #[derive(Debug, Error)]
-pub enum ActError {
-    /// The API server refused, or did not answer.
+pub enum ApiError {
+    /// The API server rejected the request, or did not answer.
     #[error(transparent)]
     Api(#[from] kube::Error),
     /// The pod could not be looked up.
@@ -35,16 +35,16 @@ pub enum ActError {
     /// The Eviction API did not evict the pod.
     #[error(transparent)]
     Eviction(#[from] eviction::Failure),
-    /// An earlier Evacuation of the pod is not gone yet.
-    #[error("an earlier Evacuation is still being deleted")]
+    /// An earlier Evacuation of the pod still exists.
+    #[error("an earlier Evacuation of the pod is still being deleted")]
     EarlierEvacuation,
-    /// The pod is not as the API server gives pods out.
+    /// The pod lacks a field that the API server always sets.
     #[error(transparent)]
     Incomplete(#[from] evacuators::IncompletePod),
 }
 
-/// Makes a pod leave; `false` if it is gone already.
-pub async fn leave(client: &Client, pod: &Pod, how: How, now: Timestamp) -> Result<bool, ActError> {
+/// Removes a pod from its node. Returns `false` if it is gone already.
+pub async fn remove(client: &Client, pod: &Pod, how: How, now: Timestamp) -> Result<bool, ApiError> {
     match how {
         How::Delete => delete(client, pod, false, now).await,
         How::ForceDelete => delete(client, pod, true, now).await,
@@ -53,24 +53,25 @@ pub async fn leave(client: &Client, pod: &Pod, how: How, now: Timestamp) -> Resu
     }
 }
 
-/// The reason first, then the deletion: upstream's disruption controller takes the reason back if no deletion
-/// follows it.
-async fn delete(client: &Client, pod: &Pod, by_force: bool, now: Timestamp) -> Result<bool, ActError> {
+/// Writes the reason first, then deletes the pod. kube-controller-manager's disruption controller removes the reason if
+/// no deletion follows.
+async fn delete(client: &Client, pod: &Pod, force: bool, now: Timestamp) -> Result<bool, ApiError> {
     let pods = Request::new(core::Pod::url_path(&(), Some(&pod.namespace)));
-    let patch = Patch::Strategic(reason_of_deletion(pod, by_force, now));
+    let patch = Patch::Strategic(reason_of_deletion(pod, force, now));
     if !send(client, pods.patch_subresource("status", &pod.name, &manager(), &patch)).await? {
         return Ok(false);
     }
     let params = DeleteParams {
         preconditions: Some(Preconditions { uid: Some(pod.uid.to_string()), resource_version: None }),
-        grace_period_seconds: by_force.then_some(0),
+        grace_period_seconds: force.then_some(0),
         ..DeleteParams::default()
     };
     send(client, pods.delete(&pod.name, &params)).await
 }
 
-/// Nobody is left to say that a pod whose node cannot be asked has ended, so a deletion by force says so.
-fn reason_of_deletion(pod: &Pod, by_force: bool, now: Timestamp) -> Value {
+/// The patch with the reason. No kubelet reports the end of a pod on a node that is down, so a forced deletion sets the
+/// phase `Failed`.
+fn reason_of_deletion(pod: &Pod, force: bool, now: Timestamp) -> Value {
     let mut status = json!({"conditions": [{
         "type": condition::DISRUPTION_TARGET,
         "status": "True",
@@ -78,13 +79,13 @@ fn reason_of_deletion(pod: &Pod, by_force: bool, now: Timestamp) -> Value {
         "message": CONDITION_MESSAGE,
         "lastTransitionTime": Time(now),
     }]});
-    if let (true, Some(status)) = (by_force && !pod.is_finished(), status.as_object_mut()) {
+    if let (true, Some(status)) = (force && !pod.is_finished(), status.as_object_mut()) {
         status.insert("phase".into(), "Failed".into());
     }
     json!({"metadata": {"uid": pod.uid.to_string()}, "status": status})
 }
 
-async fn evict(client: &Client, pod: &Pod) -> Result<bool, ActError> {
+async fn evict(client: &Client, pod: &Pod) -> Result<bool, ApiError> {
     if !eviction::has_unique_name(pod) && !eviction::exists(client, pod).await? {
         return Ok(false);
     }
@@ -95,9 +96,9 @@ async fn evict(client: &Client, pod: &Pod) -> Result<bool, ActError> {
     }
 }
 
-/// Asks for an Evacuation, or joins one that others asked for.
-async fn evacuate(client: &Client, pod: &Pod) -> Result<bool, ActError> {
-    // None of our own evacuators for workloads is there yet.
+/// Requests an Evacuation, or joins an existing one as instigator.
+async fn evacuate(client: &Client, pod: &Pod) -> Result<bool, ApiError> {
+    // Haulout has no evacuators for workloads yet.
     let served = BTreeSet::new();
     let (evacuation, _) = evacuators::evacuation_for(&pod.metadata(), instigator::TAINT_MANAGER, &served)?;
     let api: Api<Evacuation> = Api::namespaced(client.clone(), &pod.namespace);
@@ -107,18 +108,18 @@ async fn evacuate(client: &Client, pod: &Pod) -> Result<bool, ActError> {
         Err(error) => return Err(error.into()),
     }
     let ours = instigators::finalizer(instigator::TAINT_MANAGER);
-    // One that is being deleted takes no new finalizers.
+    // The API server rejects new finalizers on an object that is being deleted.
     let can_be_ours = |existing: &PartialObjectMeta<Evacuation>| {
         existing.metadata.deletion_timestamp.is_none() || existing.finalizers().contains(&ours)
     };
     let existing = api.get_metadata_opt(&evacuation.name_any()).await?.filter(can_be_ours);
-    let existing = existing.ok_or(ActError::EarlierEvacuation)?;
+    let existing = existing.ok_or(ApiError::EarlierEvacuation)?;
     write_finalizers(client, &existing.metadata, true).await?;
     Ok(true)
 }
 
-/// Takes our finalizer off the pod's Evacuation; `false` if that is forbidden while the pod exists.
-pub async fn release(client: &Client, pod: &Pod) -> Result<bool, ActError> {
+/// Removes our finalizer from the pod's Evacuation. Returns `false` if the evacuator forbids cancellation.
+pub async fn release(client: &Client, pod: &Pod) -> Result<bool, ApiError> {
     let api: Api<DeserializeGuard<Evacuation>> = Api::namespaced(client.clone(), &pod.namespace);
     let name = evacuators::evacuation_name(&pod.uid.to_string(), &pod.name);
     let metadata = match api.get_opt(&name).await? {
@@ -133,7 +134,7 @@ pub async fn release(client: &Client, pod: &Pod) -> Result<bool, ActError> {
     Ok(true)
 }
 
-async fn write_finalizers(client: &Client, meta: &ObjectMeta, wanted: bool) -> Result<(), ActError> {
+async fn write_finalizers(client: &Client, meta: &ObjectMeta, wanted: bool) -> Result<(), ApiError> {
     let ours = instigators::finalizer(instigator::TAINT_MANAGER);
     let mut finalizers = meta.finalizers.clone().unwrap_or_default();
     if finalizers.contains(&ours) == wanted {
@@ -150,8 +151,8 @@ async fn write_finalizers(client: &Client, meta: &ObjectMeta, wanted: bool) -> R
     Ok(())
 }
 
-/// Writes when the node's taints were first seen.
-pub async fn annotate(client: &Client, node: &str, uid: &str, text: Option<&str>) -> Result<(), ActError> {
+/// Writes the Node annotation with the times at which taints were first observed.
+pub async fn annotate(client: &Client, node: &str, uid: &str, text: Option<&str>) -> Result<(), ApiError> {
     let patch = json!({"metadata": {"uid": uid, "annotations": {TAINTS_FIRST_SEEN_ANNOTATION: text}}});
     let request = Request::new(core::Node::url_path(&(), None));
     send(client, request.patch(node, &manager(), &Patch::Merge(patch))).await?;
@@ -166,9 +167,8 @@ const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;
 
 type Built = Result<http::Request<Vec<u8>>, kube::core::request::Error>;
 
-/// Whether a write took effect; `false` if the object is gone. Nobody looks at the object that the API server answers
-/// with, so it is asked for as little of it as there is.
-async fn send(client: &Client, request: Built) -> Result<bool, ActError> {
+/// Sends a write. Returns `false` if the object is gone. The response body is not used, so only metadata is requested.
+async fn send(client: &Client, request: Built) -> Result<bool, ApiError> {
     let mut request = request.map_err(kube::Error::BuildRequest)?;
     request.headers_mut().insert(ACCEPT, HeaderValue::from_static(METADATA));
     match client.request(request).await {

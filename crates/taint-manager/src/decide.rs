@@ -1,5 +1,5 @@
-//! What happens to one pod: it stays, waits, or leaves, and why. Everything that this depends on is either
-//! stored in API objects or given as `now`, so that any process at any time comes to the same answer.
+//! Decides whether one pod stays, waits or leaves, and why. The decision depends only on API objects and `now`, so that
+//! every leader makes the same decision.
 
 pub mod conflict;
 mod reason;
@@ -16,53 +16,53 @@ use crate::policy::{Action, Policy};
 use crate::state::watch_gap::Synced;
 use crate::taint::{NO_EXECUTE, Taint};
 
-/// What matters of a node.
+/// The facts about a node that decisions need.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
     /// Its taints with the effect `NoExecute`.
     pub taints: Vec<Taint>,
-    /// Its taint `node.kubernetes.io/out-of-service`, whatever the effect.
+    /// Its taint `node.kubernetes.io/out-of-service`, with any effect.
     pub out_of_service: Option<Taint>,
     /// Whether its condition `Ready` is true.
     pub ready: bool,
-    /// Whether nothing of this is known, because the Node cannot be read.
+    /// Whether the Node cannot be parsed, so that these facts are unknown.
     pub unreadable: bool,
 }
 
-/// All that a decision depends on.
+/// The input of a decision.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     /// The pod.
     pub pod: &'a Pod,
-    /// Its node, if that has been seen and has taints.
+    /// Its node, if the node is known and has taints.
     pub node: Option<&'a NodeFacts>,
     /// The labels of its namespace; `None` if they are not known.
     pub namespace: Option<&'a BTreeMap<String, String>>,
-    /// Whether there is an Evacuation for it that we asked for.
+    /// Whether the pod has an Evacuation with our instigator finalizer.
     pub evacuation: bool,
-    /// How pods leave.
+    /// The policy.
     pub policy: &'a Policy,
-    /// Since when all watches are synced; `None` if one is interrupted, so that this may be out of date.
+    /// Since when all watches are synced; `None` if one is interrupted, so that the view may be outdated.
     pub synced: Option<Synced>,
 }
 
 impl View<'_> {
-    /// When the pod may have to leave because of a deadline by this taint.
-    fn settle(&self, taint: &Taint, due: Timestamp) -> Timestamp {
-        self.synced.map_or(due, |synced| synced.settle(taint, due))
+    /// When a deadline of this taint takes effect, with the grace period after a watch gap.
+    fn effective_deadline(&self, taint: &Taint, due: Timestamp) -> Timestamp {
+        self.synced.map_or(due, |synced| synced.effective_deadline(taint, due))
     }
 }
 
-/// How a pod is made to leave; later ones are gentler.
+/// How a pod is removed, from harsh to gentle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum How {
-    /// Deleted without waiting for its node.
+    /// The pod is deleted without waiting for its node.
     ForceDelete,
-    /// Deleted.
+    /// The pod is deleted.
     Delete,
-    /// Evicted.
+    /// The pod is evicted.
     Evict,
-    /// Evacuated.
+    /// An Evacuation is requested.
     Evacuate,
 }
 
@@ -78,71 +78,71 @@ impl How {
     }
 }
 
-/// What happens to a pod.
+/// The decision about a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It stays.
+    /// The pod stays.
     Keep,
-    /// It stays until something that is not known becomes known.
+    /// The pod stays until missing information arrives.
     Hold,
-    /// It stays until this time.
+    /// The pod stays until this time.
     Wait {
         /// When to decide again.
         until: Timestamp,
     },
-    /// It has to leave now.
+    /// The pod has to leave now.
     Act {
-        /// In this way.
+        /// How it is removed.
         how: How,
-        /// Since this time.
+        /// Since when it has to leave.
         due: Timestamp,
-        /// When it may have to leave in a harsher way.
-        again: Option<Timestamp>,
+        /// When a harsher action may become due.
+        requeue_at: Option<Timestamp>,
     },
-    /// Its evacuation, which we asked for, goes on.
+    /// The Evacuation that we requested continues.
     Leaving {
-        /// When it may have to leave in a harsher way.
-        again: Option<Timestamp>,
+        /// When a harsher action may become due.
+        requeue_at: Option<Timestamp>,
     },
 }
 
 impl Verdict {
-    /// When to decide again if nothing changes.
-    pub fn again(&self) -> Option<Timestamp> {
+    /// When to decide again if no event arrives before.
+    pub fn requeue_at(&self) -> Option<Timestamp> {
         match *self {
             Self::Wait { until } => Some(until),
-            Self::Act { again, .. } | Self::Leaving { again } => again,
+            Self::Act { requeue_at, .. } | Self::Leaving { requeue_at } => requeue_at,
             Self::Keep | Self::Hold => None,
         }
     }
 }
 
-/// What happens to a pod, and why.
+/// A decision and its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// What happens.
+    /// The decision.
     pub verdict: Verdict,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
-    /// Whether the Evacuation that we asked for is not wanted any longer.
+    /// Whether the Evacuation that we requested is no longer needed.
     pub release: bool,
 }
 
-/// Decides.
+/// Decides whether a pod stays or leaves.
 pub fn decide(view: &View<'_>, now: Timestamp) -> Decision {
-    let (verdict, reason) = judge(view, now);
+    let (verdict, reason) = evaluate(view, now);
     let may_stay = match verdict {
         Verdict::Keep => true,
-        // Until nodes have reported, an evacuation that has begun goes on.
-        Verdict::Wait { .. } => !matches!(reason, Reason::Settling(_)),
+        // During the grace period after a watch gap, an evacuation that has started continues.
+        Verdict::Wait { .. } => !matches!(reason, Reason::WatchGapGrace(_)),
         Verdict::Hold | Verdict::Act { .. } | Verdict::Leaving { .. } => false,
     };
-    // In a gap nobody knows whether the pod may stay, and a pod that terminates takes its Evacuation with it.
+    // In a watch gap it is unknown whether the pod may stay. The Evacuation of a terminating pod ends with the pod.
     let release = view.evacuation && may_stay && view.synced.is_some() && !view.pod.terminating;
     Decision { verdict, reason, release }
 }
 
-fn judge(view: &View<'_>, now: Timestamp) -> (Verdict, Reason) {
+fn evaluate(view: &View<'_>, now: Timestamp) -> (Verdict, Reason) {
     let View { pod, node: Some(node), policy, .. } = *view else {
         return (Verdict::Keep, Reason::NotTainted);
     };
@@ -153,81 +153,89 @@ fn judge(view: &View<'_>, now: Timestamp) -> (Verdict, Reason) {
         return (Verdict::Hold, Reason::NamespaceUnknown);
     }
     if pod.terminating {
-        return stuck::judge(view, node, now);
+        return stuck::evaluate(view, node, now);
     }
     if pod.is_finished() {
         return (Verdict::Keep, Reason::Finished);
     }
-    let mut spared = Reason::NotTainted;
-    let mut demands = Vec::new();
+    let mut keep_reason = Reason::NotTainted;
+    let mut deadlines = Vec::new();
     for taint in &node.taints {
-        match demand(view, taint) {
-            Ok(demand) => demands.push(demand),
-            Err(reason) => spared = reason,
+        match deadline(view, taint) {
+            Ok(deadline) => deadlines.push(deadline),
+            Err(reason) => keep_reason = reason,
         }
     }
-    let (due, later): (Vec<_>, Vec<_>) = demands.into_iter().partition(|demand| demand.settled <= now);
-    // The harshest of what is due: a taint that wants a pod gone does not wait for one that asks it to go.
-    if let Some(demand) = due.into_iter().min_by_key(|demand| (demand.how, demand.due)) {
+    let (due, later): (Vec<_>, Vec<_>) =
+        deadlines.into_iter().partition(|deadline| deadline.effective <= now);
+    // The harshest action that is due applies: a deletion does not wait for an evacuation.
+    if let Some(deadline) = due.into_iter().min_by_key(|deadline| (deadline.how, deadline.due)) {
         if view.synced.is_none() {
             return (Verdict::Hold, Reason::WatchGap);
         }
-        let Demand { how, due, .. } = demand;
-        let again = later.iter().filter(|other| other.how < how).map(|other| other.settled).min();
-        let goes_on = how == How::Evacuate && view.evacuation;
-        let verdict = if goes_on { Verdict::Leaving { again } } else { Verdict::Act { how, due, again } };
-        return (verdict, demand.reason());
+        let Deadline { how, due, .. } = deadline;
+        let requeue_at = later.iter().filter(|other| other.how < how).map(|other| other.effective).min();
+        let continues = how == How::Evacuate && view.evacuation;
+        let verdict =
+            if continues { Verdict::Leaving { requeue_at } } else { Verdict::Act { how, due, requeue_at } };
+        return (verdict, deadline.reason());
     }
-    let until = later.iter().map(|demand| demand.settled).min();
-    match until.zip(later.into_iter().min_by_key(|demand| demand.due)) {
-        Some((until, demand)) => (Verdict::Wait { until }, demand.waiting(now)),
-        None => (Verdict::Keep, spared),
+    let until = later.iter().map(|deadline| deadline.effective).min();
+    match until.zip(later.into_iter().min_by_key(|deadline| deadline.due)) {
+        Some((until, deadline)) => (Verdict::Wait { until }, deadline.waiting(now)),
+        None => (Verdict::Keep, keep_reason),
     }
 }
 
-/// What one taint wants of a pod.
-struct Demand<'a> {
+/// The deadline that one taint sets for a pod.
+struct Deadline<'a> {
     taint: &'a Taint,
     how: How,
     tolerated: bool,
-    /// From when on the pod has to leave.
+    /// When the pod has to leave.
     due: Timestamp,
-    /// When that can be held against it.
-    settled: Timestamp,
+    /// When the deadline takes effect, with the grace period after a watch gap.
+    effective: Timestamp,
 }
 
-/// What a taint wants of the pod, or why it wants nothing.
-fn demand<'a>(view: &View<'_>, taint: &'a Taint) -> Result<Demand<'a>, Reason> {
+/// The deadline that a taint sets for the pod, or why there is none.
+fn deadline<'a>(view: &View<'_>, taint: &'a Taint) -> Result<Deadline<'a>, Reason> {
     let pod = view.pod;
-    let Some(tolerated) = tolerance(&pod.tolerations, taint) else { return Err(Reason::Tolerated) };
+    let Some(tolerated) = toleration_duration(&pod.tolerations, taint) else { return Err(Reason::Tolerated) };
     let how = match view.policy.removal(taint, &pod.labels, &view.namespace).action {
         Action::Ignore => return Err(Reason::Ignored(taint.clone())),
         Action::Evict => How::Evict,
-        // Nobody evacuates the others: their controllers put them back at once.
+        // DaemonSet and static pods are not evacuated, because they would be recreated on the node at once.
         Action::Evacuate if pod.pod_type == PodType::Default => How::Evacuate,
         Action::Delete | Action::Evacuate => How::Delete,
     };
-    // One that was bound without the scheduler may have been on its node since it was created.
+    // A pod that was bound without the scheduler may have been on its node since its creation.
     let arrival = pod.scheduled_at().or(pod.created_at());
     let start = arrival.map_or(taint.since, |arrival| arrival.max(taint.since));
     let due = after(start, tolerated);
-    Ok(Demand { taint, how, tolerated: !tolerated.is_zero(), due, settled: view.settle(taint, due) })
+    Ok(Deadline {
+        taint,
+        how,
+        tolerated: !tolerated.is_zero(),
+        due,
+        effective: view.effective_deadline(taint, due),
+    })
 }
 
-impl Demand<'_> {
+impl Deadline<'_> {
     fn reason(&self) -> Reason {
         let (taint, due) = (self.taint.clone(), self.due);
         if self.tolerated { Reason::ToleratedUntil { taint, due } } else { Reason::NotTolerated(taint) }
     }
 
     fn waiting(&self, now: Timestamp) -> Reason {
-        if self.due <= now { Reason::Settling(self.taint.clone()) } else { self.reason() }
+        if self.due <= now { Reason::WatchGapGrace(self.taint.clone()) } else { self.reason() }
     }
 }
 
-/// How long these tolerations tolerate the taint; `None` is for ever. Where several match, the first one counts, as it
-/// does in kube-controller-manager: that is how a pod says both "this taint for ever" and "any other for a minute".
-fn tolerance(tolerations: &[Toleration], taint: &Taint) -> Option<SignedDuration> {
+/// How long these tolerations tolerate the taint; `None` is forever. If several match, the first one applies, as in
+/// kube-controller-manager. A pod can thus tolerate one taint forever and all others for a minute.
+fn toleration_duration(tolerations: &[Toleration], taint: &Taint) -> Option<SignedDuration> {
     let matches = |toleration: &&Toleration| toleration.matches(&taint.key, &taint.value, NO_EXECUTE);
     let seconds = tolerations.iter().find(matches).map_or(Some(0), |used| used.seconds);
     seconds.map(|seconds| SignedDuration::from_secs(seconds.max(0)))

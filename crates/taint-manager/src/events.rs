@@ -1,10 +1,10 @@
-//! The events that people see, each once: kube-controller-manager's own words where it has some, so that dashboards and
-//! habits keep working.
+//! The Kubernetes events of the taint manager, each published once. Messages are those of kube-controller-manager where
+//! it has one, so that dashboards keep working.
 
 use std::collections::HashMap;
 
 use haulout_api_types::names::event;
-use haulout_service_runtime::events::{News, Severity, reference};
+use haulout_service_runtime::events::{NewEvent, Severity, reference};
 use haulout_service_runtime::pods::{Pod, Uid};
 use k8s_openapi::api::core::v1::{self as core, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -12,7 +12,7 @@ use kube::core::PartialObjectMetaExt as _;
 
 use crate::decide::{How, Reason, Verdict};
 
-/// The reason of upstream's events.
+/// The reason of kube-controller-manager's events.
 pub const EVICTION: &str = event::TAINT_MANAGER_EVICTION;
 /// The source of our events.
 pub const SOURCE: &str = "haulout-taint-manager";
@@ -21,7 +21,7 @@ pub const CONDITION_REASON: &str = "DeletionByTaintManager";
 /// The message of that condition.
 pub const CONDITION_MESSAGE: &str = "Taint manager: deleting due to NoExecute taint";
 
-/// The pods that wait for a deadline or are being made to leave, so that an event is published only when that changes.
+/// The pods that wait for a deadline or are being removed. An event is published only when this changes.
 #[derive(Debug, Default)]
 pub struct Announced(HashMap<Uid, Announcement>);
 
@@ -33,7 +33,7 @@ enum Announcement {
 
 impl Announced {
     /// Records a decision about a pod, and returns the event to publish, if any.
-    pub fn record(&mut self, pod: &Pod, verdict: Verdict, reason: &Reason) -> Option<News> {
+    pub fn record(&mut self, pod: &Pod, verdict: Verdict, reason: &Reason) -> Option<NewEvent> {
         let announcement = match verdict {
             Verdict::Hold => return None,
             Verdict::Keep => {
@@ -41,9 +41,9 @@ impl Announced {
                 let stays = !pod.terminating && !pod.is_finished();
                 return (was_leaving && stays).then(|| cancelled(pod));
             }
-            // Nothing was taken back: the same step comes again when nodes have reported.
+            // The removal is not cancelled: it may be repeated after the grace period.
             Verdict::Wait { .. }
-                if matches!(reason, Reason::Settling(_)) && self.0.contains_key(&pod.uid) =>
+                if matches!(reason, Reason::WatchGapGrace(_)) && self.0.contains_key(&pod.uid) =>
             {
                 return None;
             }
@@ -54,13 +54,13 @@ impl Announced {
         match (self.0.insert(pod.uid, announcement), verdict) {
             (Some(before), _) if before == announcement => None,
             (_, Verdict::Act { how, .. }) => Some(leaving(pod, how, reason)),
-            // Its toleration was made longer while it was leaving.
+            // Its toleration was extended while it was leaving.
             (Some(Announcement::Leaving(_)), Verdict::Wait { .. }) => Some(cancelled(pod)),
             _ => None,
         }
     }
 
-    /// The pod waits for the rate limit, which is no event.
+    /// The pod waits for the rate limit. This publishes no event.
     pub fn rate_limited(&mut self, pod: Uid) {
         self.0.entry(pod).or_insert(Announcement::Waiting);
     }
@@ -70,66 +70,65 @@ impl Announced {
         self.0.remove(&pod);
     }
 
-    /// How many pods wait for a deadline or are being made to leave.
+    /// The number of pods that wait for a deadline or are being removed.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 }
 
-/// A pod has to leave now.
-fn leaving(pod: &Pod, how: How, reason: &Reason) -> News {
+/// A pod is being removed.
+fn leaving(pod: &Pod, how: How, reason: &Reason) -> NewEvent {
     let name = name(pod);
     let note = match how {
         How::Delete => format!("Marking for deletion Pod {name}"),
         How::Evict => format!("Marking for eviction Pod {name}"),
-        How::Evacuate => format!("Asking for evacuation of Pod {name}"),
+        How::Evacuate => format!("Requesting evacuation of Pod {name}"),
         How::ForceDelete => {
-            let note = format!("Deleting Pod {name} by force: {reason}");
+            let note = format!("Force-deleting Pod {name}: {reason}");
             return warning(regarding(pod), event::FORCED_DELETION, how.as_str(), note);
         }
     };
     normal(pod, how.as_str(), note)
 }
 
-/// A pod that would have had to leave stays.
-fn cancelled(pod: &Pod) -> News {
+/// A removal is cancelled: the pod stays.
+fn cancelled(pod: &Pod) -> NewEvent {
     normal(pod, "Cancel", format!("Cancelling deletion of Pod {}", name(pod)))
 }
 
-/// A pod could not be made to leave, and will be tried again.
-pub fn failed(pod: &Pod, how: How, problem: &str) -> News {
-    let done = match how {
-        How::Delete => "deleted",
-        How::Evict => "evicted",
-        How::Evacuate => "evacuated",
-        How::ForceDelete => "deleted by force",
+/// The removal of a pod has failed and is retried.
+pub fn failed(pod: &Pod, how: How, problem: &str) -> NewEvent {
+    let action = match how {
+        How::Delete => "delete",
+        How::Evict => "evict",
+        How::Evacuate => "request evacuation of",
+        How::ForceDelete => "force-delete",
     };
-    let note = format!("Pod {} could not be {done} and will be tried again: {problem}", name(pod));
+    let note = format!("Failed to {action} Pod {}, retrying: {problem}", name(pod));
     warning(regarding(pod), event::TAINT_EVICTION_FAILED, how.as_str(), note)
 }
 
-/// What to do about a conflict.
+/// How to resolve a conflict.
 pub const CONFLICT_ADVICE: &str = "run kube-controller-manager with --controllers=*,-taint-eviction-controller, or uninstall the taint manager";
 
-/// Another controller makes pods leave tainted nodes too.
-pub fn conflict(own: &ObjectReference, source: &str) -> News {
+/// Another controller removes pods from tainted nodes too.
+pub fn conflict(own: &ObjectReference, source: &str) -> NewEvent {
     let note =
-        format!("{source} makes pods leave tainted nodes too, whatever our policy says: {CONFLICT_ADVICE}");
-    warning(own.clone(), event::RIVAL_TAINT_EVICTION, "Watch", note)
+        format!("{source} also removes pods from tainted nodes and bypasses the policy: {CONFLICT_ADVICE}");
+    warning(own.clone(), event::CONFLICTING_TAINT_EVICTION, "Watch", note)
 }
 
-/// A Node cannot be read.
-pub fn unreadable(metadata: &ObjectMeta, problem: &str) -> News {
+/// A Node cannot be parsed.
+pub fn unreadable(metadata: &ObjectMeta, problem: &str) -> NewEvent {
     let node = reference(&metadata.clone().into_response_partial::<core::Node>());
-    let problem =
-        format!("The taint manager cannot read this Node and leaves its pods alone until it can: {problem}");
-    warning(node, event::NOT_FOLLOWED, "Read", problem)
+    let problem = format!("The taint manager cannot parse this Node, so its pods stay: {problem}");
+    warning(node, event::UNREADABLE, "Read", problem)
 }
 
-/// A new policy cannot be used.
-pub fn policy_refused(own: &ObjectReference, file: &str, problem: &str) -> News {
-    let note = format!("The policy {file} is refused, and the one of before stays in force: {problem}");
-    warning(own.clone(), event::POLICY_REFUSED, "Reload", note)
+/// A changed policy is invalid.
+pub fn policy_rejected(own: &ObjectReference, file: &str, problem: &str) -> NewEvent {
+    let note = format!("Policy {file} rejected, keeping the previous policy: {problem}");
+    warning(own.clone(), event::POLICY_REJECTED, "Reload", note)
 }
 
 fn name(pod: &Pod) -> String {
@@ -140,12 +139,12 @@ fn regarding(pod: &Pod) -> ObjectReference {
     reference(&pod.metadata().into_response_partial::<core::Pod>())
 }
 
-fn normal(pod: &Pod, action: &'static str, note: String) -> News {
-    News { regarding: regarding(pod), severity: Severity::Normal, reason: EVICTION, action, note }
+fn normal(pod: &Pod, action: &'static str, note: String) -> NewEvent {
+    NewEvent { regarding: regarding(pod), severity: Severity::Normal, reason: EVICTION, action, note }
 }
 
-fn warning(regarding: ObjectReference, reason: &'static str, action: &'static str, note: String) -> News {
-    News { regarding, severity: Severity::Warning, reason, action, note }
+fn warning(regarding: ObjectReference, reason: &'static str, action: &'static str, note: String) -> NewEvent {
+    NewEvent { regarding, severity: Severity::Warning, reason, action, note }
 }
 
 #[cfg(test)]
@@ -158,12 +157,12 @@ mod tests {
     }
 
     fn act(how: How) -> Verdict {
-        Verdict::Act { how, due: at(1), again: None }
+        Verdict::Act { how, due: at(1), requeue_at: None }
     }
 
     fn record(announced: &mut Announced, pod: &Pod, verdict: Verdict) -> Option<(&'static str, String)> {
-        let news = announced.record(pod, verdict, &Reason::StuckUnreachable)?;
-        Some((news.reason, news.note))
+        let event = announced.record(pod, verdict, &Reason::StuckUnreachable)?;
+        Some((event.reason, event.note))
     }
 
     #[test]
@@ -173,8 +172,9 @@ mod tests {
         let cancelling =
             Some(("TaintManagerEviction", "Cancelling deletion of Pod default/pod-1".to_owned()));
         let evicting = Some(("TaintManagerEviction", "Marking for eviction Pod default/pod-1".to_owned()));
-        let leaving = Verdict::Leaving { again: None };
-        let asking = Some(("TaintManagerEviction", "Asking for evacuation of Pod default/pod-1".to_owned()));
+        let leaving = Verdict::Leaving { requeue_at: None };
+        let requesting =
+            Some(("TaintManagerEviction", "Requesting evacuation of Pod default/pod-1".to_owned()));
         let steps = [
             (Verdict::Keep, None, 0),
             (wait(), None, 1),
@@ -183,7 +183,7 @@ mod tests {
             (Verdict::Keep, cancelling.clone(), 0),
             (Verdict::Keep, None, 0),
             (wait(), None, 1),
-            (act(How::Evacuate), asking, 1),
+            (act(How::Evacuate), requesting, 1),
             (leaving, None, 1),
             (act(How::Evict), evicting, 1),
             (act(How::Delete), marking, 1),
@@ -200,14 +200,14 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_nodes_to_report_cancels_nothing() {
+    fn watch_gap_grace_period_cancels_nothing() {
         let (mut announced, pod, on_node) = (Announced::default(), pod(1).read(), taint("k", 0));
-        let settling = Reason::Settling(on_node);
-        assert_eq!(announced.record(&pod, wait(), &settling), None);
+        let in_grace = Reason::WatchGapGrace(on_node);
+        assert_eq!(announced.record(&pod, wait(), &in_grace), None);
         assert_eq!(announced.len(), 1, "it waits");
         assert!(record(&mut announced, &pod, act(How::Delete)).is_some());
-        assert_eq!(announced.record(&pod, wait(), &settling), None);
-        assert_eq!(record(&mut announced, &pod, act(How::Delete)), None, "it was announced before");
+        assert_eq!(announced.record(&pod, wait(), &in_grace), None);
+        assert_eq!(record(&mut announced, &pod, act(How::Delete)), None, "the event was published before");
     }
 
     #[test]
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn forced_deletion_is_a_warning_with_its_reason() {
         let (mut announced, pod) = (Announced::default(), pod(1).terminating(30, 30).read());
-        let note = "Deleting Pod default/pod-1 by force: it hangs in termination on an unreachable node";
+        let note = "Force-deleting Pod default/pod-1: it is stuck in termination on an unreachable node";
         assert_eq!(
             record(&mut announced, &pod, act(How::ForceDelete)),
             Some(("ForcedDeletion", note.into()))
@@ -231,8 +231,9 @@ mod tests {
     }
 
     #[test]
-    fn events_name_the_object_that_they_are_about() {
-        let kind = |news: News| (news.regarding.api_version, news.regarding.kind, news.regarding.name);
+    fn events_reference_their_object() {
+        let kind =
+            |event: NewEvent| (event.regarding.api_version, event.regarding.kind, event.regarding.name);
         let named = |kind: &str, name: &str| (Some("v1".into()), Some(kind.into()), Some(name.into()));
         let node = ObjectMeta { name: Some("node".into()), ..ObjectMeta::default() };
         assert_eq!(kind(unreadable(&node, "x")), named("Node", "node"));

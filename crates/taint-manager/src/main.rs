@@ -1,17 +1,17 @@
-//! The taint manager (KEP-3902): makes pods leave nodes with `NoExecute` taints. Who must leave, when and how is
-//! decided by plain code over plain data, with `now` as an argument; the rest is thin.
+//! The taint manager (KEP-3902). It removes pods from nodes with `NoExecute` taints. Pure functions decide which pods
+//! have to leave, when and how; `now` is a parameter.
 //!
 //! | question | module |
 //! |---|---|
 //! | which kinds are watched? | `watch` |
-//! | what is known of nodes, namespaces and Evacuations, and which pods does an event concern? | `state` |
-//! | were watches interrupted, and how many pods may leave in a second? | `state::watch_gap`, `state::rate_limit` |
+//! | where are nodes, namespaces and Evacuations stored, and which pods does an event affect? | `state` |
+//! | were watches interrupted, and how many pods may leave per second? | `state::watch_gap`, `state::rate_limit` |
 //! | which taints does a node have, and since when? | `taint` |
-//! | how does a pod leave because of one? | `policy` |
+//! | which action applies to a pod because of a taint? | `policy` |
 //! | what happens to a pod, and why? | `decide` |
-//! | does another controller do the same? | `decide::conflict` |
-//! | how is it done? | `reconcile`, `api` |
-//! | what do people see? | `events`, `metrics` |
+//! | does another controller act on the same taints? | `decide::conflict` |
+//! | who executes the decision? | `reconcile`, `api` |
+//! | what is reported to users? | `events`, `metrics` |
 
 mod api;
 mod args;
@@ -32,7 +32,7 @@ use std::sync::Arc;
 use clap::Parser as _;
 use haulout_api_types::{Evacuation, names};
 use haulout_service_runtime::access::{self, Kind, Permission};
-use haulout_service_runtime::service::{self, Context, Leading, Service};
+use haulout_service_runtime::service::{self, Context, LeaderContext, Service};
 use haulout_service_runtime::term::Term;
 use haulout_service_runtime::watch::{self as watches, Source};
 use jiff::SignedDuration;
@@ -82,34 +82,34 @@ fn main() -> ExitCode {
 }
 
 async fn run(args: Args, context: Context) -> Result<(), String> {
-    // What is wrong at the start is refused; what goes wrong later leaves the last good one in force.
+    // An invalid policy is fatal at the start. Later, the last valid policy stays in effect.
     let last = Mutex::new(file::read(args.policy.as_deref())?);
     let metrics = Metrics::new(&context.metrics);
     let lead = |leading| {
         let read = file::read(args.policy.as_deref());
-        metrics.policy_refused(read.is_err());
+        metrics.policy_rejected(read.is_err());
         let mut last = last.lock();
         match read {
             Ok(read) => *last = read,
-            Err(problem) => warn!(problem, "an earlier policy stays in force"),
+            Err(problem) => warn!(problem, "policy rejected, keeping the previous policy"),
         }
         lead(&args, &context, metrics.clone(), last.clone(), leading)
     };
-    context.lead(args.election.timing(), lead).await.map_err(|error| error.to_string())
+    context.run_elected(args.election.timing(), lead).await.map_err(|error| error.to_string())
 }
 
-/// One term of leadership. It begins with empty caches.
+/// Runs one term as leader. Each term starts with empty caches.
 async fn lead(
     args: &Args,
     context: &Context,
     metrics: Metrics,
     (policy, text): (Policy, String),
-    leading: Leading,
+    leading: LeaderContext,
 ) {
-    let settle = SignedDuration::from_secs(args.settle_seconds.into());
-    let state = State::new(policy, settle, args.max_per_second);
+    let grace = SignedDuration::from_secs(args.watch_gap_grace_seconds.into());
+    let state = State::new(policy, grace, args.max_per_second);
     let controller = Arc::new(Controller::new(context, leading.clients, metrics, state, args.dry_run));
-    controller.metrics.show(&controller.state);
+    controller.metrics.export_gauges(&controller.state);
     let mut term = Term::new(context);
     term.watch(Source::<watch::Node>::all("nodes"), &controller);
     term.watch(Source::<PartialObjectMeta<Namespace>>::all("namespaces").metadata_only(), &controller);
@@ -117,12 +117,12 @@ async fn lead(
     term.watch(Source::<Event>::all("events").fields(&field_selector()), &controller);
     term.subscribe(&controller.pods, &controller);
     if let Some(path) = &args.policy {
-        term.spawn(file::follow(Arc::clone(&controller), path.clone(), text));
+        term.spawn(file::reload_on_change(Arc::clone(&controller), path.clone(), text));
     }
-    info!(dry_run = args.dry_run, "watching nodes and pods");
+    info!(dry_run = args.dry_run, "starting watches");
     let workers = args.common.max_requests;
     let pods = controller.queue.run(workers, context.stop.clone(), |key| Arc::clone(&controller).handle(key));
     let nodes = controller.nodes.run(4, context.stop.clone(), |node| Arc::clone(&controller).annotate(node));
-    // No pod has to leave before all watches have synced: until then there is a gap.
+    // No pod is removed before all watches have synced: until then there is a watch gap.
     term.run(async { ((), ()) = tokio::join!(pods, nodes) }).await;
 }

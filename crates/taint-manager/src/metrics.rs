@@ -1,5 +1,5 @@
-//! What `/metrics` shows of tainted nodes: upstream's two metrics under their own names, with the unit right, and what
-//! upstream does not show.
+//! The metrics of the taint manager: the two of kube-controller-manager's taint-eviction-controller, under the same
+//! names and in seconds, and our own.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -18,33 +18,33 @@ use prometheus_client::metrics::histogram::Histogram;
 use crate::decide::How;
 use crate::state::State;
 
-/// Upstream's buckets, in seconds: from 5 ms to 4 min.
+/// The buckets of taint-eviction-controller, in seconds: from 5 ms to 4 min.
 const BUCKETS: [f64; 12] = [0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0, 120.0, 180.0, 240.0];
 
-/// How a pod was made to leave.
+/// The label with the action.
 type HowLabel = [(&'static str, &'static str); 1];
 
 fn label(how: How) -> HowLabel {
-    [("how", how.as_str())]
+    [("action", how.as_str())]
 }
 
-/// The metrics of this service. Clones are the same.
+/// The metrics of this service. Clones share their values.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     deletions: Counter,
     latency: Histogram,
-    departures: Family<HowLabel, Counter>,
-    departure_latency: Family<HowLabel, Histogram>,
+    removals: Family<HowLabel, Counter>,
+    removal_delay: Family<HowLabel, Histogram>,
     failures: Family<HowLabel, Counter>,
     conflicts: Counter,
-    policy_refused: Gauge,
-    shown: Shown,
+    policy_rejected: Gauge,
+    gauges: Gauges,
 }
 
 impl Metrics {
-    /// Adds them to those that every service has.
+    /// Registers the metrics.
     pub fn new(all: &Runtime) -> Self {
-        let shown = Shown::default();
+        let gauges = Gauges::default();
         let metrics = Self {
             deletions: all.add(
                 "taint_eviction_controller_pod_deletions",
@@ -52,50 +52,50 @@ impl Metrics {
             ),
             latency: all.add_seconds(
                 "taint_eviction_controller_pod_deletion_duration",
-                "From when a pod had to leave to its deletion",
+                "Delay from the deadline of a pod to its deletion",
                 Histogram::new(BUCKETS),
             ),
-            departures: all.add("taint_manager_departures", "Pods that were made to leave, by how"),
-            departure_latency: all.add_seconds(
-                "taint_manager_departure_duration",
-                "From when a pod had to leave to its deletion, its eviction or the request for its evacuation, by how",
+            removals: all.add("haulout_taint_manager_removals", "Pods that were removed from tainted nodes, by action"),
+            removal_delay: all.add_seconds(
+                "haulout_taint_manager_removal_delay",
+                "Delay from the deadline of a pod to its deletion, its eviction or the request for its evacuation, by action",
                 Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             ),
             failures: all.add(
-                "taint_manager_failures",
-                "Attempts to make a pod leave that failed and are repeated, by how",
+                "haulout_taint_manager_failures",
+                "Failed attempts to remove a pod, which are retried, by action",
             ),
             conflicts: all.add(
-                "taint_manager_rival_evictions",
-                "Evictions by somebody else who acts on NoExecute taints",
+                "haulout_taint_manager_conflicting_evictions",
+                "Evictions by another controller because of NoExecute taints",
             ),
-            policy_refused: all.add(
-                "taint_manager_policy_refused",
-                "1 while the policy file cannot be used and an earlier one is in force",
+            policy_rejected: all.add(
+                "haulout_taint_manager_policy_rejected",
+                "1 while the policy file is rejected and the previous policy is in effect",
             ),
-            shown: shown.clone(),
+            gauges: gauges.clone(),
         };
-        all.register(|registry| registry.register_collector(Box::new(shown)));
+        all.register(|registry| registry.register_collector(Box::new(gauges)));
         metrics
     }
 
-    /// Shows what this state knows, for as long as somebody else keeps it.
-    pub fn show(&self, state: &Arc<Mutex<State>>) {
-        *self.shown.0.lock() = Arc::downgrade(state);
+    /// Exports gauges from this state for as long as it exists.
+    pub fn export_gauges(&self, state: &Arc<Mutex<State>>) {
+        *self.gauges.0.lock() = Arc::downgrade(state);
     }
 
-    /// Counts a pod that was made to leave so long after it had to.
-    pub fn left(&self, how: How, late: Duration) {
+    /// Counts a removed pod, and its delay after the deadline.
+    pub fn removed(&self, how: How, delay: Duration) {
         let label = label(how);
-        self.departures.get_or_create(&label).inc();
-        self.departure_latency.get_or_create(&label).observe(late.as_secs_f64());
+        self.removals.get_or_create(&label).inc();
+        self.removal_delay.get_or_create(&label).observe(delay.as_secs_f64());
         if matches!(how, How::Delete | How::ForceDelete) {
             self.deletions.inc();
-            self.latency.observe(late.as_secs_f64());
+            self.latency.observe(delay.as_secs_f64());
         }
     }
 
-    /// Counts a failure.
+    /// Counts a failed removal.
     pub fn failed(&self, how: How) {
         self.failures.get_or_create(&label(how)).inc();
     }
@@ -105,32 +105,32 @@ impl Metrics {
         self.conflicts.inc();
     }
 
-    /// Says whether the policy file was refused.
-    pub fn policy_refused(&self, refused: bool) {
-        self.policy_refused.set(i64::from(refused));
+    /// Sets whether the policy file is rejected.
+    pub fn policy_rejected(&self, rejected: bool) {
+        self.policy_rejected.set(i64::from(rejected));
     }
 }
 
-/// Looks at the state when somebody asks.
+/// Computes gauges from the leader's state when metrics are scraped.
 #[derive(Clone, Debug, Default)]
-struct Shown(Arc<Mutex<Weak<Mutex<State>>>>);
+struct Gauges(Arc<Mutex<Weak<Mutex<State>>>>);
 
-impl Collector for Shown {
+impl Collector for Gauges {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
-        // Only a leader has something to show.
+        // Only the leader has a state.
         let Some(state) = self.0.lock().upgrade() else { return Ok(()) };
         let (nodes, unreadable, pods) = {
             let state = state.lock();
-            (state.tainted_nodes(), state.unreadable_nodes(), state.concerned_pods())
+            (state.tainted_nodes(), state.unreadable_nodes(), state.pending_pods())
         };
         for (name, help, count) in [
-            ("taint_manager_tainted_nodes", "Nodes with NoExecute taints", nodes),
+            ("haulout_taint_manager_tainted_nodes", "Nodes with NoExecute taints", nodes),
+            ("haulout_taint_manager_unreadable_nodes", "Unreadable nodes, whose pods stay", unreadable),
             (
-                "taint_manager_unreadable_nodes",
-                "Nodes that cannot be read, so that their pods stay",
-                unreadable,
+                "haulout_taint_manager_pending_pods",
+                "Pods that wait for a deadline or are being removed",
+                pods,
             ),
-            ("taint_manager_concerned_pods", "Pods that wait for a deadline or are made to leave", pods),
         ] {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX)).encode(metric)?;
@@ -144,22 +144,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_way_to_leave_has_its_latency() {
+    fn every_action_has_a_removal_delay() {
         let all = Runtime::new("test", "0");
         let metrics = Metrics::new(&all);
-        let ways = [How::Delete, How::ForceDelete, How::Evict, How::Evacuate];
-        for how in ways {
-            metrics.left(how, Duration::from_millis(30));
+        let actions = [How::Delete, How::ForceDelete, How::Evict, How::Evacuate];
+        for how in actions {
+            metrics.removed(how, Duration::from_millis(30));
         }
         let text = all.encode().unwrap();
-        for how in ways {
-            let labels = format!("{{how=\"{}\"}} 1\n", how.as_str());
-            for metric in ["taint_manager_departures_total", "taint_manager_departure_duration_seconds_count"]
+        for how in actions {
+            let labels = format!("{{action=\"{}\"}} 1\n", how.as_str());
+            for metric in
+                ["haulout_taint_manager_removals_total", "haulout_taint_manager_removal_delay_seconds_count"]
             {
                 assert!(text.contains(&format!("{metric}{labels}")), "{metric} of {how:?} is not in\n{text}");
             }
         }
         let upstream = "taint_eviction_controller_pod_deletion_duration_seconds_count 2\n";
-        assert!(text.contains(upstream), "the deletions alone:\n{text}");
+        assert!(text.contains(upstream), "only deletions:\n{text}");
     }
 }

@@ -1,5 +1,5 @@
-//! What is done with a pod that has to leave, by taint, pod and namespace: an ordered list of rules of which
-//! the first that matches counts.
+//! The policy: an ordered list of rules that select an action by taint, pod and namespace. The first rule that matches
+//! applies.
 
 pub mod file;
 mod parse;
@@ -11,23 +11,23 @@ use serde::Deserialize;
 
 use crate::taint::{OUT_OF_SERVICE, Taint, UNREACHABLE};
 
-/// How a pod leaves; later ones are gentler.
+/// What happens to a pod that has to leave, from harsh to gentle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
 pub enum Action {
-    /// It is deleted, as kube-controller-manager does it.
+    /// The pod is deleted, as kube-controller-manager does.
     #[default]
     Delete,
-    /// It is evicted through the Eviction API, so that disruption budgets are respected.
+    /// The pod is evicted through the Eviction API, which enforces PodDisruptionBudgets.
     Evict,
-    /// An Evacuation is asked for, so that evacuators can bring it to safety first.
+    /// An Evacuation is requested, so that evacuators can move the pod.
     Evacuate,
-    /// It stays.
+    /// The pod stays.
     Ignore,
 }
 
 impl Action {
-    /// What the pod's label asks for. It cannot ask to stay.
-    fn asked_for(pod: &impl Labels) -> Self {
+    /// The action that the pod's label requests. A pod cannot request to stay.
+    fn requested_by(pod: &impl Labels) -> Self {
         match pod.label(TAINT_ACTION_LABEL) {
             Some("Evict") => Self::Evict,
             Some("Evacuate") => Self::Evacuate,
@@ -36,7 +36,7 @@ impl Action {
     }
 }
 
-/// An ordered list of rules. Without any, every pod that has to leave is deleted.
+/// An ordered list of rules. If no rule matches, a pod that has to leave is deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     rules: Vec<Rule>,
@@ -51,23 +51,23 @@ struct Rule {
     removal: Removal,
 }
 
-/// How the policy removes one pod because of one taint.
+/// What the policy says about one pod and one taint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Removal {
-    /// How the pod leaves.
+    /// The action.
     pub action: Action,
-    /// How long after the end of its grace period a pod that hangs in termination is deleted by force, on a
-    /// node that is out of service or unreachable; `None` if never.
+    /// After how long a pod that is stuck in termination is force-deleted, on a node that is out of service or
+    /// unreachable; `None` if never.
     pub force_delete_after: Option<SignedDuration>,
 }
 
 impl Policy {
-    /// Whether rules depend on labels of namespaces, so that these have to be known.
+    /// Whether any rule selects by namespace labels.
     pub fn needs_namespaces(&self) -> bool {
         self.rules.iter().any(|rule| !rule.namespaces.matches_everything())
     }
 
-    /// How a pod of these labels is removed because of this taint. The pod's own label can make it gentler.
+    /// The removal of a pod with these labels because of this taint. The pod's own label can request a gentler action.
     pub fn removal(&self, taint: &Taint, pod: &impl Labels, namespace: &impl Labels) -> Removal {
         let rule = self.rules.iter().find(|rule| {
             rule.key.matches(&taint.key)
@@ -76,21 +76,23 @@ impl Policy {
                 && rule.namespaces.matches(namespace)
         });
         let removal = rule.map(|rule| rule.removal).unwrap_or_default();
-        Removal { action: removal.action.max(Action::asked_for(pod)), ..removal }
+        Removal { action: removal.action.max(Action::requested_by(pod)), ..removal }
     }
 }
 
-/// A pattern for keys of taints: an asterisk stands for any number of characters.
+/// A pattern for taint keys. `*` matches any number of characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Glob(String);
 
 impl Glob {
     fn new(pattern: String) -> Result<Self, String> {
-        let odd = |c: &char| !(c.is_ascii_alphanumeric() || "-_./*".contains(*c));
-        match pattern.chars().find(odd) {
-            _ if pattern.is_empty() => Err("an empty key matches no taint: write \"*\" for all".into()),
-            Some(odd) => Err(format!(
-                "{pattern:?} matches no taint: a key has letters, digits, '-', '_', '.', '/', and '*' stands for any of these, but {odd:?} is none"
+        let invalid = |c: &char| !(c.is_ascii_alphanumeric() || "-_./*".contains(*c));
+        match pattern.chars().find(invalid) {
+            _ if pattern.is_empty() => {
+                Err("an empty key matches no taint: use \"*\" to match all taints".into())
+            }
+            Some(invalid) => Err(format!(
+                "{pattern:?} matches no taint: {invalid:?} is not allowed in a key; use letters, digits, '-', '_', '.', '/', and '*' for any number of them"
             )),
             None => Ok(Self(pattern)),
         }
@@ -100,7 +102,7 @@ impl Glob {
         let Some((first, rest)) = self.0.split_once('*') else { return self.0 == key };
         let Some(mut key) = key.strip_prefix(first) else { return false };
         let (middle, last) = rest.rsplit_once('*').unwrap_or(("", rest));
-        // Leftmost is as good as any: what follows only gets more room.
+        // The leftmost match is always sufficient, because it leaves the longest rest.
         for part in middle.split('*') {
             match key.find(part).and_then(|place| key.get(place + part.len()..)) {
                 Some(after) => key = after,
@@ -110,8 +112,8 @@ impl Glob {
         key.ends_with(last)
     }
 
-    /// Whether it matches a taint on which pods can be taken by force.
-    fn can_force(&self) -> bool {
+    /// Whether it matches a taint for which force deletion is allowed.
+    fn allows_force_delete(&self) -> bool {
         self.matches(OUT_OF_SERVICE) || self.matches(UNREACHABLE)
     }
 }

@@ -1,15 +1,16 @@
-//! Takes one pod after the other, asks the state what its next step is, and does it; and writes the annotations of Nodes.
+//! Reconciles one pod at a time: gets the next step from the state and executes it. Also writes the annotations of
+//! Nodes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use haulout_service_runtime::clients::Clients;
 use haulout_service_runtime::clock::Clock;
-use haulout_service_runtime::events::{Events, News};
+use haulout_service_runtime::events::{Events, NewEvent};
 use haulout_service_runtime::pods::{Pod, PodCache, PodIndex};
 use haulout_service_runtime::queue::{Backoff, Outcome};
 use haulout_service_runtime::service::Context;
-use haulout_service_runtime::workers::{WorkQueue, reconciling};
+use haulout_service_runtime::workers::{WorkQueue, record_object};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use parking_lot::{Mutex, MutexGuard};
@@ -17,27 +18,27 @@ use thiserror::Error;
 use tracing::field::display;
 use tracing::{debug, info};
 
-use crate::api::{self, ActError};
+use crate::api::{self, ApiError};
 use crate::decide::{How, Reason};
 use crate::events;
 use crate::metrics::Metrics;
 use crate::state::watch_gap::Watch;
 use crate::state::{Annotation, Key, State};
 
-/// Retries never end. A minute is short enough for a webhook that comes back, and long enough for one that
-/// refuses a thousand pods for ever.
-const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), most: Duration::from_secs(60) };
+/// The retry delays after a failure. Retries never end. One minute is short enough for a webhook that recovers, and
+/// long enough for one that rejects a thousand pods permanently.
+const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), max: Duration::from_secs(60) };
 
 /// Why a reconcile failed.
 #[derive(Debug, Error)]
-#[error("failed to {doing}: {source}")]
+#[error("failed to {operation}: {source}")]
 pub(crate) struct ReconcileError {
-    /// What was being done, to which object.
-    doing: String,
-    source: ActError,
+    /// What failed, on which object.
+    operation: String,
+    source: ApiError,
 }
 
-/// What a leader works with.
+/// The clients, caches and queues of a leader.
 pub(crate) struct Controller {
     clients: Clients,
     pub(crate) clock: Clock,
@@ -50,7 +51,7 @@ pub(crate) struct Controller {
     pub(crate) nodes: WorkQueue<Arc<str>>,
     pub(crate) started: Timestamp,
     dry_run: bool,
-    /// Our own pod, on which people find events that concern no other object.
+    /// Our own pod, for events without another object.
     pub(crate) own: ObjectReference,
 }
 
@@ -89,8 +90,8 @@ impl Controller {
         self.state.lock()
     }
 
-    /// Changes the state, with the pods at hand, and enqueues the pods that this concerns. The two locks are always
-    /// taken in this order.
+    /// Changes the state, with access to the pod cache, and enqueues the affected pods. The two locks are always taken
+    /// in this order.
     pub(crate) fn update<I>(&self, change: impl FnOnce(&mut State, &PodIndex) -> I)
     where
         I: IntoIterator<Item = Key>,
@@ -101,85 +102,85 @@ impl Controller {
         }
     }
 
-    /// A watch is interrupted, and has been for so long.
+    /// A watch has been interrupted for this long.
     pub(crate) fn watch_interrupted(&self, watch: Watch, ago: Duration) {
         let since = self.clock.now().saturating_sub(ago).unwrap_or(Timestamp::MIN);
         self.state().gaps.begin(watch, since);
     }
 
-    /// A watch has listed all objects for the first time, or works again.
+    /// A watch has synced, at the start or after an interruption.
     pub(crate) fn watch_resumed(&self, watch: Watch) {
         let now = self.clock.now();
         self.update(|state, pods| {
             let keys = state.resume(watch, pods, now);
             if let Some(keys) = &keys {
                 let tainted_nodes = state.tainted_nodes();
-                info!(pods = keys.len(), tainted_nodes, "all watches work");
+                info!(pods = keys.len(), tainted_nodes, "all watches synced");
             }
             keys.unwrap_or_default()
         });
     }
 
-    pub(crate) fn publish(&self, news: News) {
+    pub(crate) fn publish(&self, event: NewEvent) {
         if !self.dry_run {
-            self.events.publish(news);
+            self.events.publish(event);
         }
     }
 
-    /// Does the next step for a pod.
+    /// Executes the next step for a pod.
     pub(crate) async fn handle(self: Arc<Self>, key: Key) -> Result<Outcome, ReconcileError> {
         let Some(pod) = self.pods.read().get(key.uid).cloned() else { return Ok(Outcome::Done) };
         let step = self.state().next(&pod, self.clock.now());
         let (namespace, name) = (&pod.namespace, &pod.name);
-        reconciling(namespace, name);
+        record_object(namespace, name);
         debug!(%namespace, %name, ?step, "decided");
         if self.dry_run {
             if let Some((how, _)) = step.act {
                 let message = step.reason.to_string();
                 info!(%namespace, %name, node = %key.node, how = how.as_str(), message, "would act");
             }
-            return Ok(step.again.map_or(Outcome::Done, Outcome::Until));
+            return Ok(step.requeue_at.map_or(Outcome::Done, Outcome::Until));
         }
-        if let Some(news) = step.news {
-            self.events.publish(news);
+        if let Some(event) = step.event {
+            self.events.publish(event);
         }
-        let again = step.again;
-        let done = async {
+        let requeue_at = step.requeue_at;
+        let result = async {
             if step.release {
                 self.release(&pod).await?;
             }
             if let Some((how, due)) = step.act {
-                self.leave(&pod, how, due, &step.reason).await?;
+                self.remove(&pod, how, due, &step.reason).await?;
             }
-            Ok(again.map_or(Outcome::Done, Outcome::Until))
+            Ok(requeue_at.map_or(Outcome::Done, Outcome::Until))
         };
-        let done = done.await;
-        // What was planned comes in its time, even if the retry is later.
-        if let (Err(_), Some(again)) = (&done, again) {
-            self.queue.add_at(key, again);
+        let result = result.await;
+        // The planned requeue is kept, even if the retry is later.
+        if let (Err(_), Some(requeue_at)) = (&result, requeue_at) {
+            self.queue.add_at(key, requeue_at);
         }
-        done
+        result
     }
 
-    /// Cancels our part of the evacuation of a pod that may stay.
+    /// Withdraws our request to evacuate a pod that may stay.
     async fn release(&self, pod: &Pod) -> Result<(), ReconcileError> {
         let Pod { namespace, name, uid, .. } = pod;
         match api::release(&self.clients.direct, pod).await {
             Ok(true) => self.update(|state, pods| state.apply_evacuation(*uid, false, pods)),
             Ok(false) => {
-                info!(%namespace, %name, "the evacuation cannot be cancelled: its evacuator forbids it");
+                info!(%namespace, %name, "evacuation cannot be cancelled: the evacuator forbids it");
                 self.state().set_uncancellable(*uid);
             }
             Err(source) => {
-                let doing = format!("cancel the evacuation of pod {namespace}/{name}");
-                return Err(ReconcileError { doing, source });
+                let operation = format!("cancel the evacuation of pod {namespace}/{name}");
+                return Err(ReconcileError { operation, source });
             }
         }
         Ok(())
     }
 
-    /// Makes a pod leave.
-    async fn leave(
+    /// Removes a pod from its node.
+    async fn remove(
         &self,
         pod: &Pod,
         how: How,
@@ -187,13 +188,13 @@ impl Controller {
         reason: &Reason,
     ) -> Result<(), ReconcileError> {
         let Pod { namespace, name, node, .. } = pod;
-        match api::leave(&self.clients.direct, pod, how, self.clock.now()).await {
+        match api::remove(&self.clients.direct, pod, how, self.clock.now()).await {
             Ok(false) => {}
             Ok(true) => {
-                let late = self.clock.now().duration_since(due).try_into().unwrap_or_default();
-                self.metrics.left(how, late);
+                let delay = self.clock.now().duration_since(due).try_into().unwrap_or_default();
+                self.metrics.removed(how, delay);
                 let (node, message) = (node.as_deref().map(display), reason.to_string());
-                info!(%namespace, %name, node, how = how.as_str(), message, "made to leave");
+                info!(%namespace, %name, node, how = how.as_str(), message, "pod removal requested");
                 if how == How::Evacuate {
                     let now = self.clock.now();
                     self.update(|state, _| state.evacuation_created(pod, now));
@@ -202,20 +203,20 @@ impl Controller {
             Err(source) => {
                 self.metrics.failed(how);
                 self.events.publish(events::failed(pod, how, &source.to_string()));
-                let doing = format!("make pod {namespace}/{name} leave by {}", how.as_str());
-                return Err(ReconcileError { doing, source });
+                let operation = format!("remove pod {namespace}/{name} ({})", how.as_str());
+                return Err(ReconcileError { operation, source });
             }
         }
         Ok(())
     }
 
-    /// Writes when a node's taints were first seen to its annotation.
+    /// Writes the Node annotation with the times at which taints were first observed.
     pub(crate) async fn annotate(self: Arc<Self>, node: Arc<str>) -> Result<Outcome, ReconcileError> {
         let annotation = self.state().unwritten_annotation(&node).cloned();
         if let Some(Annotation { uid, value }) = annotation.filter(|_| !self.dry_run) {
             let written = api::annotate(&self.clients.direct, &node, &uid, value.as_deref()).await;
-            let doing = || format!("record taint times on node {node}");
-            written.map_err(|source| ReconcileError { doing: doing(), source })?;
+            let operation = || format!("record taint times on node {node}");
+            written.map_err(|source| ReconcileError { operation: operation(), source })?;
         }
         Ok(Outcome::Done)
     }

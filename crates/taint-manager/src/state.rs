@@ -1,7 +1,7 @@
-//! Everything that is known of nodes, namespaces and Evacuations, fed by watch events. Plain synchronous state: it says
-//! which pods an event concerns, and what the next step for a pod is. Pods themselves are in the shared pod cache.
+//! The synchronous store of nodes, namespaces and Evacuations. Watch events update it, and it returns the pods to
+//! reconcile and the next step for a pod. Pods are in the shared pod cache.
 //!
-//! Nothing depends on the order of events: a pod may come before its node, a namespace after its pod.
+//! The order of events does not matter: a pod may arrive before its node, and a namespace after its pod.
 
 pub mod rate_limit;
 pub mod watch_gap;
@@ -10,9 +10,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use haulout_api_types::names::TAINTS_FIRST_SEEN_ANNOTATION;
-use haulout_service_runtime::events::News;
+use haulout_service_runtime::events::NewEvent;
 use haulout_service_runtime::pods::{Change, Pod, PodIndex, Uid};
-use haulout_service_runtime::queue::number_of;
+use haulout_service_runtime::queue::id_of;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -24,8 +24,8 @@ use crate::events::Announced;
 use crate::policy::Policy;
 use crate::taint::{FirstSeen, Observed, taints_changed};
 
-/// How long an Evacuation that was asked for may be missing from the watch before it is asked for again. It may have been
-/// deleted in a gap of the watch.
+/// How long a requested Evacuation may be missing from the watch before it is requested again. It may have been deleted
+/// in a watch gap.
 const CREATE_TIMEOUT: SignedDuration = SignedDuration::from_secs(10);
 
 /// A pod to reconcile.
@@ -35,7 +35,8 @@ pub struct Key {
     pub node: Arc<str>,
     /// The pod.
     pub uid: Uid,
-    /// The number of its namespace, whose admission webhooks may be slow.
+    /// The number of its namespace. The queue shares workers fairly between namespaces, because the admission webhooks
+    /// of one may be slow.
     pub namespace: u64,
 }
 
@@ -43,25 +44,26 @@ impl Key {
     /// The key of a pod; `None` if it has no node yet.
     pub fn of(pod: &Pod) -> Option<Self> {
         let node = Arc::clone(pod.node.as_ref()?);
-        Some(Self { node, uid: pod.uid, namespace: number_of(&pod.namespace) })
+        Some(Self { node, uid: pod.uid, namespace: id_of(&pod.namespace) })
     }
 
-    /// Pods of one node share a lane of the queue, so that a node with thousands of pods does not hold up the others.
+    /// The lane of the queue. Pods of one node share a lane, so that a node with thousands of pods does not delay the
+    /// others.
     pub fn lane(&self) -> u64 {
-        number_of(&self.node)
+        id_of(&self.node)
     }
 }
 
-/// What is known of a node that has taints, or our annotation.
+/// A node that has taints or our annotation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Node {
     facts: NodeFacts,
-    /// When taints were first seen, whether or not that has been written yet.
+    /// When taints were first observed, whether or not the annotation has been written.
     first_seen: FirstSeen,
     unwritten: Option<Annotation>,
 }
 
-/// What a Node's annotation `nodemaintenance.k8s.io/taints-first-seen` has to be changed to.
+/// A pending change of the Node annotation `nodemaintenance.k8s.io/taints-first-seen`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Annotation {
     /// The UID of the Node.
@@ -70,21 +72,20 @@ pub struct Annotation {
     pub value: Option<String>,
 }
 
-/// All that the taint manager knows.
+/// The store.
 #[derive(Debug)]
 pub struct State {
     policy: Policy,
-    /// Only those with taints or our annotation: on all others every pod stays.
+    /// Only nodes with taints or our annotation. On all others, every pod stays.
     nodes: HashMap<Arc<str>, Node>,
     namespaces: HashMap<Box<str>, BTreeMap<String, String>>,
-    /// The pods with an Evacuation that we asked for.
+    /// The pods with an Evacuation that we requested.
     evacuations: HashSet<Uid>,
-    /// The pods whose Evacuation was asked for and has not been delivered by the watch yet, and until when that is waited
-    /// for.
+    /// The pods whose requested Evacuation the watch has not delivered yet, and until when to wait for it.
     pending_creates: HashMap<Uid, Timestamp>,
-    /// Pods that may stay, and whose evacuations cannot be cancelled for now.
+    /// The pods that may stay, but whose evacuations cannot be cancelled now.
     uncancellable: HashSet<Uid>,
-    /// Gaps in our watches.
+    /// The gaps of our watches.
     pub gaps: WatchGaps,
     rate_limit: RateLimit,
     announced: Announced,
@@ -92,25 +93,25 @@ pub struct State {
     conflicts: BTreeSet<String>,
 }
 
-/// What to do about a pod.
+/// The next step for a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// Make it leave in this way, which was due at this time.
+    /// Remove the pod in this way, which was due at this time.
     pub act: Option<(How, Timestamp)>,
-    /// Take our instigator off its Evacuation.
+    /// Remove our instigator finalizer from its Evacuation.
     pub release: bool,
     /// Publish this event.
-    pub news: Option<News>,
-    /// Reconcile it again at this time, even if nothing has changed.
-    pub again: Option<Timestamp>,
-    /// Why.
+    pub event: Option<NewEvent>,
+    /// Reconcile the pod again at this time, even if nothing has changed.
+    pub requeue_at: Option<Timestamp>,
+    /// The reason.
     pub reason: Reason,
 }
 
 impl State {
-    /// Knows nothing but the policy. `settle` is how long nodes have to report after a gap, `rate` how many pods may be
-    /// made to leave in a second.
-    pub fn new(policy: Policy, settle: SignedDuration, rate: Option<f64>) -> Self {
+    /// An empty store. `grace` is the grace period after a watch gap, `rate` the maximum number of pods to remove per
+    /// second.
+    pub fn new(policy: Policy, grace: SignedDuration, rate: Option<f64>) -> Self {
         Self {
             policy,
             nodes: HashMap::new(),
@@ -118,47 +119,47 @@ impl State {
             evacuations: HashSet::new(),
             pending_creates: HashMap::new(),
             uncancellable: HashSet::new(),
-            gaps: WatchGaps::new(settle),
+            gaps: WatchGaps::new(grace),
             rate_limit: RateLimit::per_second(rate),
             announced: Announced::default(),
             conflicts: BTreeSet::new(),
         }
     }
 
-    /// Another policy is in force. Returns all pods on tainted nodes.
+    /// Replaces the policy. Returns all pods on tainted nodes.
     pub fn set_policy(&mut self, policy: Policy, pods: &PodIndex) -> Vec<Key> {
         self.policy = policy;
         self.all_keys(pods)
     }
 
-    /// A watch is synced. Returns the pods to reconcile when all are.
+    /// A watch has synced. Returns the pods to reconcile if all watches are synced.
     pub fn resume(&mut self, watch: Watch, pods: &PodIndex, now: Timestamp) -> Option<Vec<Key>> {
         self.gaps.end(watch, now).then(|| self.all_keys(pods))
     }
 
-    /// All pods on tainted nodes or with an Evacuation of ours.
+    /// All pods on tainted nodes, or with an Evacuation that we requested.
     fn all_keys(&self, pods: &PodIndex) -> Vec<Key> {
         let tainted = self.nodes.keys().flat_map(|node| on_node(node, pods));
         let evacuated = self.evacuations.iter().filter_map(|uid| pods.get(*uid));
         tainted.chain(evacuated.filter_map(|pod| Key::of(pod))).collect()
     }
 
-    /// How many nodes have taints that make pods leave.
+    /// The number of nodes with `NoExecute` taints.
     pub fn tainted_nodes(&self) -> usize {
         self.nodes.values().filter(|node| !node.facts.taints.is_empty()).count()
     }
 
-    /// How many nodes cannot be read.
+    /// The number of unreadable nodes.
     pub fn unreadable_nodes(&self) -> usize {
         self.nodes.values().filter(|node| node.facts.unreadable).count()
     }
 
-    /// How many pods wait for a deadline or are being made to leave.
-    pub fn concerned_pods(&self) -> usize {
+    /// The number of pods that wait for a deadline or are being removed.
+    pub fn pending_pods(&self) -> usize {
         self.announced.len()
     }
 
-    /// A node was added or has changed.
+    /// A node was added or has changed. Returns the pods to reconcile.
     pub fn apply_node(
         &mut self,
         name: &str,
@@ -171,8 +172,8 @@ impl State {
         let annotation = meta.annotations.as_ref().and_then(|all| all.get(TAINTS_FIRST_SEEN_ANNOTATION));
         let old = self.nodes.get(name);
         let changed = taints_changed(meta);
-        // What is written may lag behind what we saw ourselves, such as a taint that went and came back. What was
-        // written before we watched, or while we could not read the node, may be about an earlier taint.
+        // The annotation may be older than our own observations, for example if a taint was removed and added again. An
+        // annotation from before our watch, or from while the node was unreadable, may be about an earlier taint.
         let first_seen = match old.filter(|old| !old.facts.unreadable) {
             Some(watched) => watched.first_seen.clone(),
             None => FirstSeen::read(annotation.map(String::as_str)).unless_changed(changed),
@@ -180,7 +181,7 @@ impl State {
         let Observed { no_execute: taints, out_of_service, kept } = first_seen.observe(taints, changed, now);
         let tainted = !taints.is_empty() || out_of_service.is_some();
         let facts = NodeFacts { taints, out_of_service, ready: ready && tainted, unreadable: false };
-        let concerns_pods = &facts != old.map_or(&NodeFacts::default(), |old| &old.facts);
+        let affects_pods = &facts != old.map_or(&NodeFacts::default(), |old| &old.facts);
         if tainted || annotation.is_some() {
             let value = kept.annotation();
             let is_unwritten = value.as_ref() != annotation;
@@ -190,15 +191,15 @@ impl State {
         } else {
             self.nodes.remove(name);
         }
-        if concerns_pods { on_node(name, pods).collect() } else { Vec::new() }
+        if affects_pods { on_node(name, pods).collect() } else { Vec::new() }
     }
 
-    /// What has to be written to a node.
+    /// The annotation to write to a node, if it has to change.
     pub fn unwritten_annotation(&self, node: &str) -> Option<&Annotation> {
         self.nodes.get(node)?.unwritten.as_ref()
     }
 
-    /// A node was added or has changed and cannot be read: its pods stay as they are. `None` if it was so before.
+    /// A node is unreadable, so its pods stay. Returns the pods to reconcile; `None` if it was unreadable before.
     pub fn apply_unreadable_node(&mut self, name: &str, pods: &PodIndex) -> Option<Vec<Key>> {
         let facts = NodeFacts { unreadable: true, ..NodeFacts::default() };
         let old = self.nodes.insert(name.into(), Node { facts, ..Node::default() });
@@ -206,12 +207,12 @@ impl State {
         is_new.then(|| on_node(name, pods).collect())
     }
 
-    /// A node was deleted. Its pods are not our business any longer.
+    /// A node was deleted. Returns its pods, which no longer have to leave because of its taints.
     pub fn delete_node(&mut self, name: &str, pods: &PodIndex) -> Vec<Key> {
         if self.nodes.remove(name).is_some() { on_node(name, pods).collect() } else { Vec::new() }
     }
 
-    /// A pod was added, has changed or was deleted.
+    /// A pod was added, has changed or was deleted. Returns its key if it has to be reconciled.
     pub fn apply_pod(&mut self, change: &Change) -> Option<Key> {
         if let (Some(deleted), None) = (&change.old, &change.new) {
             self.announced.delete(deleted.uid);
@@ -219,11 +220,11 @@ impl State {
             self.rate_limit.cancel(deleted.uid);
         }
         let key = Key::of(change.new.as_deref()?)?;
-        let concerned = self.nodes.contains_key(&key.node) || self.evacuations.contains(&key.uid);
-        concerned.then_some(key)
+        let is_affected = self.nodes.contains_key(&key.node) || self.evacuations.contains(&key.uid);
+        is_affected.then_some(key)
     }
 
-    /// A namespace has these labels. They matter only if the policy selects by them.
+    /// A namespace was added or has changed. Returns the pods to reconcile, if the policy selects by namespace labels.
     pub fn apply_namespace(
         &mut self,
         name: &str,
@@ -247,7 +248,7 @@ impl State {
         self.namespaces.remove(name);
     }
 
-    /// The Evacuation of a pod was asked for.
+    /// The Evacuation of a pod was requested.
     pub fn evacuation_created(&mut self, pod: &Pod, now: Timestamp) -> Option<Key> {
         if !self.evacuations.contains(&pod.uid) {
             let until = now.saturating_add(CREATE_TIMEOUT).unwrap_or(Timestamp::MAX);
@@ -256,21 +257,23 @@ impl State {
         Key::of(pod)
     }
 
-    /// Whether there is an Evacuation of this pod that we asked for.
+    /// The Evacuation of a pod was added, has changed or was deleted. `ours` is whether it has our instigator
+    /// finalizer.
     pub fn apply_evacuation(&mut self, pod: Uid, ours: bool, pods: &PodIndex) -> Option<Key> {
         self.pending_creates.remove(&pod);
         let changed = if ours { self.evacuations.insert(pod) } else { self.evacuations.remove(&pod) };
-        // Its evacuator may allow to cancel it now.
+        // The evacuator may allow cancellation now.
         let changed = self.uncancellable.remove(&pod) || changed;
         pods.get(pod).filter(|_| changed).and_then(|pod| Key::of(pod))
     }
 
-    /// The evacuation of a pod that may stay cannot be cancelled. The pod is reconciled when its Evacuation changes.
+    /// The evacuation of a pod that may stay cannot be cancelled. The pod is reconciled again when its Evacuation
+    /// changes.
     pub fn set_uncancellable(&mut self, pod: Uid) {
         self.uncancellable.insert(pod);
     }
 
-    /// Another controller acts on the same taints. Returns whether that is new.
+    /// Another controller acts on the same taints. Returns whether this is new.
     pub fn apply_conflict(&mut self, source: &str) -> bool {
         self.conflicts.insert(source.to_owned())
     }
@@ -294,21 +297,21 @@ impl State {
             self.pending_creates.remove(&pod.uid);
         }
         let Decision { verdict, reason, release } = self.decide(pod, now);
-        let again = verdict.again().into_iter().chain(pending).min();
-        let mut step = Step { act: None, release, news: None, again, reason };
+        let requeue_at = verdict.requeue_at().into_iter().chain(pending).min();
+        let mut step = Step { act: None, release, event: None, requeue_at, reason };
         if let Verdict::Act { how, due, .. } = verdict {
-            // Asking for an evacuation disrupts nobody.
-            let turn = if how == How::Evacuate { Ok(()) } else { self.rate_limit.acquire(pod.uid, now) };
-            if let Err(later) = turn {
+            // A request for an evacuation does not disrupt the pod.
+            let permit = if how == How::Evacuate { Ok(()) } else { self.rate_limit.acquire(pod.uid, now) };
+            if let Err(later) = permit {
                 self.announced.rate_limited(pod.uid);
-                step.again = step.again.into_iter().chain([later]).min();
+                step.requeue_at = step.requeue_at.into_iter().chain([later]).min();
                 return step;
             }
             step.act = Some((how, due));
         } else {
             self.rate_limit.cancel(pod.uid);
         }
-        step.news = self.announced.record(pod, verdict, &step.reason);
+        step.event = self.announced.record(pod, verdict, &step.reason);
         step
     }
 }

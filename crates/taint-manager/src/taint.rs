@@ -1,9 +1,9 @@
-//! A node's `NoExecute` taints and since when each is there. Where the taint itself does not say since when,
-//! the time at which it was first seen is kept in an annotation of the Node, once for each taint, so that
-//! neither a restart nor another leader begins to count again.
+//! A node's `NoExecute` taints, and when each was added. If the taint has no `timeAdded`, the time at which we first
+//! observed it is stored in a Node annotation, so that deadlines survive restarts and changes of the leader.
 //!
-//! While nobody watches, a taint can be removed and set again. So the annotation also keeps when the node's taints
-//! were last changed, as the API server notes it: if they have been changed since, the times are not used any more.
+//! While no taint manager is running, a taint can be removed and added again. The annotation therefore also stores when
+//! the node's taints last changed, according to `managedFields`. If they have changed since, the stored times are
+//! ignored.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,28 +12,28 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, Time};
 
-/// The effect that makes pods leave.
+/// The taint effect that removes pods.
 pub const NO_EXECUTE: &str = "NoExecute";
-/// Set by an admin on a node that is shut down for sure: pods may be taken from it by force.
+/// Set by an admin on a node that is shut down. Pods may be force-deleted from it.
 pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
-/// Set by the node lifecycle controller on a node that it has not heard of for a while.
+/// Set by the node lifecycle controller on a node that sends no heartbeats.
 pub const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
-/// Set by the node lifecycle controller on a node whose kubelet says that it is not ready.
+/// Set by the node lifecycle controller on a node whose kubelet reports that it is not ready.
 pub const NOT_READY: &str = "node.kubernetes.io/not-ready";
 
-/// A taint on a node, with the effect `NoExecute` unless said otherwise.
+/// A taint on a node, with the effect `NoExecute` unless documented otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taint {
     /// Its key.
     pub key: Box<str>,
     /// Its value; empty if it has none.
     pub value: Box<str>,
-    /// Since when it is there, as far as anybody knows.
+    /// When it was added, or first observed.
     pub since: Timestamp,
 }
 
 impl Taint {
-    /// Whether it says that a node does not send heartbeats, which may be the API server's fault.
+    /// Whether it is about missing heartbeats, which an API server outage may cause.
     pub fn is_about_heartbeats(&self) -> bool {
         matches!(&*self.key, UNREACHABLE | NOT_READY)
     }
@@ -45,17 +45,17 @@ impl fmt::Display for Taint {
     }
 }
 
-/// What distinguishes a taint from others of its effect on the same node: a taint with a new value is a new one.
-/// Neither keys nor values can have an equals sign.
+/// Identifies a taint among those with the same effect on a node. A taint with a new value is a new taint. Neither keys
+/// nor values can contain an equals sign.
 fn identity(key: &str, value: &str) -> String {
     if value.is_empty() { key.to_owned() } else { format!("{key}={value}") }
 }
 
-/// The entry of the annotation that is not about one taint. No key of a taint has a space in it.
+/// The entry of the annotation that is not a taint. Taint keys cannot contain a space.
 const CHANGED: &str = "taints changed";
 
-/// When a node's list of taints was last changed, or something else by the same client: the API server notes it for
-/// the owner of the list, to the second. `None` if somebody has removed that note.
+/// When a node's taints last changed, according to `managedFields`, in whole seconds. The time also changes when the
+/// client that owns the taints writes other fields. `None` if the entry is missing.
 pub fn taints_changed(node: &ObjectMeta) -> Option<Timestamp> {
     let owns_taints = |entry: &&ManagedFieldsEntry| {
         let fields = entry.fields_v1.as_ref().and_then(|fields| fields.0.pointer("/f:spec/f:taints"));
@@ -65,17 +65,17 @@ pub fn taints_changed(node: &ObjectMeta) -> Option<Timestamp> {
     entries.filter_map(|entry| entry.time.as_ref()).map(|Time(time)| *time).max()
 }
 
-/// When taints that do not say so themselves were first seen.
+/// When taints without `timeAdded` were first observed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FirstSeen {
     /// By `key=value` or `key`.
     times: BTreeMap<String, Timestamp>,
-    /// When the node's taints had last been changed when these times were right.
+    /// When the node's taints had last changed when these times were stored.
     changed: Option<Timestamp>,
 }
 
 impl FirstSeen {
-    /// Reads the Node's annotation. What cannot be read is as good as absent: it will be written again.
+    /// Parses the Node annotation. Invalid entries are ignored, and written again later.
     pub fn read(annotation: Option<&str>) -> Self {
         let entries: BTreeMap<String, serde_json::Value> =
             annotation.and_then(|json| serde_json::from_str(json).ok()).unwrap_or_default();
@@ -86,22 +86,22 @@ impl FirstSeen {
         Self { times, changed }
     }
 
-    /// What is still known of a node that nobody may have watched for a while, and whose taints were last changed at
-    /// this time: everything if that was known, and nothing otherwise, because every taint may be a new one.
+    /// The times that still apply to a node that may have been unwatched, and whose taints last changed at this time.
+    /// If the taints have changed since the times were stored, every taint may be new, and no time applies.
     #[must_use]
     pub fn unless_changed(mut self, changed: Option<Timestamp>) -> Self {
         match (self.changed, changed) {
             (Some(known), Some(changed)) if known == changed => self,
-            // An earlier version did not keep it.
+            // An earlier version of Haulout did not store the change time.
             (None, Some(changed)) => {
-                self.times.retain(|_, seen| *seen >= changed);
+                self.times.retain(|_, first_seen| *first_seen >= changed);
                 self
             }
             _ => Self::default(),
         }
     }
 
-    /// The text of the annotation; `None` if there is nothing to keep.
+    /// The value of the annotation; `None` if there is nothing to store.
     pub fn annotation(&self) -> Option<String> {
         let times = self.times.iter().map(|(taint, time)| (taint.as_str(), time));
         let all = times.chain(self.changed.iter().map(|changed| (CHANGED, changed)));
@@ -109,28 +109,28 @@ impl FirstSeen {
         (!self.times.is_empty()).then(|| serde_json::json!(all).to_string())
     }
 
-    /// Since when each of the node's taints that matter is there, and what is to be kept of that. Nothing happened in
-    /// the future: a time that lies there is as good as absent. A taint that is gone is forgotten, so that it begins
-    /// again when it comes back.
+    /// Determines when each relevant taint of the node was added, and which times to store. Times in the future are
+    /// ignored. The time of a removed taint is dropped, so that it starts again if the taint is added again.
     pub fn observe(&self, taints: &[core::Taint], changed: Option<Timestamp>, now: Timestamp) -> Observed {
         let now = Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now);
         let mut observed = Observed::default();
         observed.kept.changed = changed;
         for taint in taints {
-            let (evicts, marks) = (taint.effect == NO_EXECUTE, taint.key == OUT_OF_SERVICE);
-            if !evicts && !marks {
+            let (evicts, is_out_of_service) = (taint.effect == NO_EXECUTE, taint.key == OUT_OF_SERVICE);
+            if !evicts && !is_out_of_service {
                 continue;
             }
             let value = taint.value.as_deref().unwrap_or_default();
             let added = taint.time_added.as_ref().map(|Time(added)| *added).filter(|added| *added <= now);
             let since = added.unwrap_or_else(|| {
                 let identity = identity(&taint.key, value);
-                let seen = self.times.get(&identity).copied().filter(|seen| *seen <= now).unwrap_or(now);
-                observed.kept.times.insert(identity, seen);
-                seen
+                let first_seen =
+                    self.times.get(&identity).copied().filter(|first_seen| *first_seen <= now).unwrap_or(now);
+                observed.kept.times.insert(identity, first_seen);
+                first_seen
             });
             let taint = Taint { key: taint.key.as_str().into(), value: value.into(), since };
-            if marks {
+            if is_out_of_service {
                 observed.out_of_service = Some(taint.clone());
             }
             if evicts {
@@ -141,14 +141,14 @@ impl FirstSeen {
     }
 }
 
-/// What was seen on a node.
+/// The relevant taints of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
     /// Its taints with the effect `NoExecute`.
     pub no_execute: Vec<Taint>,
-    /// Its taint `node.kubernetes.io/out-of-service`, which counts whatever its effect.
+    /// Its taint `node.kubernetes.io/out-of-service`, with any effect.
     pub out_of_service: Option<Taint>,
-    /// When those that do not say so themselves were first seen.
+    /// The times to store of taints without `timeAdded`.
     pub kept: FirstSeen,
 }
 
@@ -169,19 +169,19 @@ mod tests {
     }
 
     #[test]
-    fn taint_counts_from_its_time_added_or_when_first_seen() {
+    fn taint_counts_from_time_added_or_first_observation() {
         let one = json!([{"key": "k", "value": "v", "effect": "NoExecute"}]);
         let added =
             |second: i64| json!([{"key": "k", "effect": "NoExecute", "timeAdded": at(second).to_string()}]);
         let cases = [
             ("new", one.clone(), first_seen(&[]), 100, first_seen(&[("k=v", 100)])),
-            ("seen before", one.clone(), first_seen(&[("k=v", 40)]), 40, first_seen(&[("k=v", 40)])),
+            ("observed before", one.clone(), first_seen(&[("k=v", 40)]), 40, first_seen(&[("k=v", 40)])),
             ("another value", one.clone(), first_seen(&[("k=w", 40)]), 100, first_seen(&[("k=v", 100)])),
             ("no value", one.clone(), first_seen(&[("k", 40)]), 100, first_seen(&[("k=v", 100)])),
-            ("seen in the future", one, first_seen(&[("k=v", 101)]), 100, first_seen(&[("k=v", 100)])),
-            ("says when", added(30), first_seen(&[]), 30, first_seen(&[])),
-            ("says the future", added(900), first_seen(&[]), 100, first_seen(&[("k", 100)])),
-            ("says when, seen before", added(90), first_seen(&[("k", 60)]), 90, first_seen(&[])),
+            ("observed in the future", one, first_seen(&[("k=v", 101)]), 100, first_seen(&[("k=v", 100)])),
+            ("has timeAdded", added(30), first_seen(&[]), 30, first_seen(&[])),
+            ("has timeAdded in the future", added(900), first_seen(&[]), 100, first_seen(&[("k", 100)])),
+            ("has timeAdded, observed before", added(90), first_seen(&[("k", 60)]), 90, first_seen(&[])),
         ];
         for (name, on_node, stored, expected, kept) in cases {
             let observed = stored.observe(&taints(on_node), None, at(100));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn other_effects_are_ignored_and_gone_taints_are_forgotten() {
+    fn other_effects_are_ignored_and_removed_taints_dropped() {
         let stored = first_seen(&[("gone", 1), ("soft", 2), ("kept", 3)]);
         let on_node = taints(json!([
             {"key": "soft", "effect": "NoSchedule"},
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mark_out_of_service_counts_with_any_effect() {
+    fn out_of_service_counts_with_any_effect() {
         let (none, key) = (FirstSeen::default(), OUT_OF_SERVICE);
         for (effect, evicts) in [("NoExecute", true), ("NoSchedule", false)] {
             let on_node = taints(json!([{"key": key, "value": "nodeshutdown", "effect": effect}]));
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn an_annotation_that_somebody_broke_is_as_good_as_none() {
+    fn invalid_annotation_is_ignored() {
         for broken in ["", "x", "[]", "{\"k\": 7}", "{\"k\": \"yesterday\"}", "null", "{"] {
             assert_eq!(FirstSeen::read(Some(broken)), FirstSeen::default(), "{broken}");
         }
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn times_count_only_while_the_taints_are_as_they_were() {
+    fn times_apply_only_while_taints_are_unchanged() {
         let stored = |changed: Option<i64>| FirstSeen {
             changed: changed.map(at),
             ..first_seen(&[("a", 40), ("b", 60)])
@@ -238,20 +238,20 @@ mod tests {
         for (name, known, changed, expected) in [
             ("unchanged", Some(60), Some(60), all),
             ("changed since", Some(60), Some(61), &[]),
-            ("put back from a copy", Some(60), Some(59), &[]),
-            ("nobody knows any more", Some(60), None, &[]),
+            ("restored from a backup", Some(60), Some(59), &[]),
+            ("time of change unknown", Some(60), None, &[]),
             ("of an earlier version, unchanged", None, Some(40), all),
-            ("of an earlier version, one seen after the change", None, Some(41), &["b"]),
+            ("of an earlier version, one observed after the change", None, Some(41), &["b"]),
             ("of an earlier version, changed since", None, Some(61), &[]),
-            ("of an earlier version, and nobody knows", None, None, &[]),
+            ("of an earlier version, time of change unknown", None, None, &[]),
         ] {
-            let left = stored(known).unless_changed(changed.map(at));
-            assert_eq!(left.times.keys().collect::<Vec<_>>(), expected, "{name}");
+            let applicable = stored(known).unless_changed(changed.map(at));
+            assert_eq!(applicable.times.keys().collect::<Vec<_>>(), expected, "{name}");
         }
     }
 
     #[test]
-    fn the_last_change_of_taints_is_that_of_their_owners() {
+    fn last_change_of_taints_is_that_of_their_owner() {
         let entry = |fields: serde_json::Value, second: i64| {
             json!({"manager": "m", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
                 "time": at(second).to_string(), "fieldsV1": fields})
@@ -273,9 +273,9 @@ mod tests {
     }
 
     proptest! {
-        /// What is kept, written, read and observed again at any later time says the same.
+        /// Times that are stored, parsed and observed again at any later time do not change.
         #[test]
-        fn a_restart_at_any_instant_finds_the_same_times(
+        fn restart_at_any_time_finds_the_same_times(
             on_node in proptest::collection::vec(("[ab]", "[xy]?", proptest::option::of(0i64..200)), 0..4),
             first in 0i64..2_000_000,
             later in 0i64..2_000_000,

@@ -1,4 +1,4 @@
-//! Builders for the unit tests of this crate.
+//! Builders for unit tests.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +14,13 @@ pub(crate) fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
-/// The taint `key=value` or `key`, there since this second.
+/// The taint `key=value` or `key`, added at this second.
 pub(crate) fn taint(text: &str, since: i64) -> Taint {
     let (key, value) = text.split_once('=').unwrap_or((text, ""));
     Taint { key: key.into(), value: value.into(), since: at(since) }
 }
 
-/// Tolerations as the cache reads them.
+/// Tolerations as the pod cache parses them.
 pub(crate) fn tolerations(of_pod: Value) -> Vec<Toleration> {
     pod(1).with("/spec/tolerations", of_pod).read().tolerations.to_vec()
 }
@@ -34,7 +34,7 @@ fn uid_text(n: u32) -> String {
     format!("00000000-0000-4000-8000-{n:012x}")
 }
 
-/// A pod as the API server would give it out, with changes.
+/// A pod as the API server returns it, as JSON.
 #[derive(Clone, Debug)]
 pub(crate) struct Json(Value);
 
@@ -49,7 +49,7 @@ pub(crate) fn pod(n: u32) -> Json {
 }
 
 impl Json {
-    /// Sets the field at this JSON pointer, whose parent must be there.
+    /// Sets the field at this JSON pointer. Its parent must exist.
     pub(crate) fn with(mut self, pointer: &str, value: impl Into<Value>) -> Self {
         let (parent, field) = pointer.rsplit_once('/').unwrap();
         self.0.pointer_mut(parent).unwrap()[field] = value.into();
@@ -63,7 +63,7 @@ impl Json {
         self.with("/status/conditions", json!([condition]))
     }
 
-    /// Tolerates everything with this key, for so many seconds or for ever; after those it has already.
+    /// Appends a toleration of this key, for this many seconds or forever.
     pub(crate) fn tolerating(mut self, key: &str, seconds: impl Into<Option<i64>>) -> Self {
         let mut toleration = json!({"key": key, "operator": "Exists", "effect": "NoExecute"});
         if let Some(seconds) = seconds.into() {
@@ -77,45 +77,45 @@ impl Json {
         self
     }
 
-    /// Asked to end, with a grace period that ends at this second.
+    /// Terminating, with a grace period that ends at this second.
     pub(crate) fn terminating(self, until: i64, grace: i64) -> Self {
         self.with("/metadata/deletionTimestamp", at(until).to_string())
             .with("/metadata/deletionGracePeriodSeconds", grace)
     }
 
-    /// As the cache reads it.
+    /// The pod as the cache parses it.
     pub(crate) fn read(&self) -> Pod {
         Pod::from_json(self.0.to_string().as_bytes()).unwrap()
     }
 }
 
-/// All watches have been synced since this second, and nodes have a minute to report.
+/// All watches have been synced since this second. The grace period is one minute.
 pub(crate) fn synced_since(second: i64) -> Synced {
-    Synced { since: at(second), settled: at(second + 60) }
+    Synced { since: at(second), grace_ends: at(second + 60) }
 }
 
-/// A world around one pod, for tables of decisions.
-pub(crate) mod world {
+/// The input of a decision about one pod, for tables.
+pub(crate) mod scenario {
     use super::*;
     use crate::decide::{How, NodeFacts, Verdict, View, decide};
     use crate::policy::Policy;
     use crate::taint::OUT_OF_SERVICE;
 
-    /// A world around one pod, in which all watches have been synced for ever and nothing else is special.
-    pub(crate) struct World {
+    /// The input of a decision about one pod. By default all watches are synced.
+    pub(crate) struct Scenario {
         pub(crate) node: NodeFacts,
         policy: Policy,
         pub(crate) synced: Option<Synced>,
         evacuation: bool,
     }
 
-    pub(crate) fn on(taints: &[(&str, i64)]) -> World {
+    pub(crate) fn on(taints: &[(&str, i64)]) -> Scenario {
         let taints = taints.iter().map(|(text, since)| taint(text, *since)).collect();
         let node = NodeFacts { taints, ..NodeFacts::default() };
-        World { node, policy: Policy::default(), synced: Some(synced_since(-1000)), evacuation: false }
+        Scenario { node, policy: Policy::default(), synced: Some(synced_since(-1000)), evacuation: false }
     }
 
-    impl World {
+    impl Scenario {
         pub(crate) fn under(mut self, rules: &str) -> Self {
             self.policy = Policy::from_yaml(&format!("rules: [{rules}]")).unwrap();
             self
@@ -160,11 +160,11 @@ pub(crate) mod world {
     }
 
     pub(crate) fn delete(due: i64) -> Verdict {
-        Verdict::Act { how: How::Delete, due: at(due), again: None }
+        Verdict::Act { how: How::Delete, due: at(due), requeue_at: None }
     }
 
     pub(crate) fn act(how: How, due: i64) -> Verdict {
-        Verdict::Act { how, due: at(due), again: None }
+        Verdict::Act { how, due: at(due), requeue_at: None }
     }
 
     pub(crate) fn wait(until: i64) -> Verdict {

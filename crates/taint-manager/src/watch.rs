@@ -1,4 +1,4 @@
-//! Which kinds are watched, and what each change means for the state.
+//! The watched kinds, and the state method that each watch event calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::events;
 use crate::reconcile::Controller;
 use crate::state::watch_gap::Watch;
 
-/// What we read of a Node.
+/// The fields of a Node that we use.
 #[derive(Clone, Debug, Deserialize, kube::Resource)]
 #[resource(inherit = core::Node)]
 pub(crate) struct Node {
@@ -84,9 +84,9 @@ impl Handler<Node> for Controller {
     fn unreadable(&self, name: Arc<str>, problem: Unreadable) {
         let mut is_new = false;
         self.update(|state, pods| {
-            let concerned = state.apply_unreadable_node(&name, pods);
-            is_new = concerned.is_some();
-            concerned.unwrap_or_default()
+            let affected = state.apply_unreadable_node(&name, pods);
+            is_new = affected.is_some();
+            affected.unwrap_or_default()
         });
         if is_new {
             self.publish(events::unreadable(&problem.metadata, &problem.error));
@@ -131,7 +131,7 @@ impl Handler<PartialObjectMeta<Evacuation>> for Controller {
     type Key = EvacuatedPod;
 
     fn apply(&self, EvacuatedPod(pod): EvacuatedPod, evacuation: PartialObjectMeta<Evacuation>) {
-        // One that somebody has deleted goes on while our finalizer is on it.
+        // A deleted Evacuation continues while it has our finalizer.
         let ours = evacuation.finalizers().contains(&instigators::finalizer(instigator::TAINT_MANAGER));
         self.update(|state, pods| state.apply_evacuation(pod, ours, pods));
     }
@@ -149,7 +149,7 @@ impl Handler<PartialObjectMeta<Evacuation>> for Controller {
     }
 }
 
-/// Events of other controllers that act on the same taints. Deleted ones do not matter.
+/// Events of other controllers that act on the same taints. Deleted events are ignored.
 impl Handler<core::Event> for Controller {
     type Key = ();
 
@@ -157,7 +157,7 @@ impl Handler<core::Event> for Controller {
         let Some(source) = conflicting_source(&event, self.started) else { return };
         self.metrics.conflict();
         if self.state().apply_conflict(source) {
-            warn!(source, "somebody else makes pods leave tainted nodes too: {}", events::CONFLICT_ADVICE);
+            warn!(source, "another controller removes pods from tainted nodes: {}", events::CONFLICT_ADVICE);
             self.publish(events::conflict(&self.own, source));
         }
     }

@@ -19,11 +19,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 #[derive(Debug)]
 pub struct SharedBuild {
     folder: PathBuf,
-    /// The lock ends with the file.
+    /// The lock is released when the file is closed.
     _lock: File,
 }
 
-/// What a file contained when it was last built, and the modification time that stands for this content.
+/// The content hash of a file when it was last built, and the modification time that represents this content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     hash: u64,
@@ -31,7 +31,7 @@ struct Stamp {
 }
 
 impl SharedBuild {
-    /// Takes the directory for the clone at this place and sets the modification times of its files. Returns nothing if the
+    /// Claims the directory for the clone at `root` and sets the modification times of its files. Returns `None` if the
     /// user has chosen a directory, or while another clone builds in it.
     pub fn enter(root: &Path) -> io::Result<Option<Self>> {
         let chosen = ["CARGO_BUILD_BUILD_DIR", "CARGO_TARGET_DIR"];
@@ -42,7 +42,7 @@ impl SharedBuild {
         let Some(home) = home.or_else(|| Some(env::home_dir()?.join(".cargo"))) else { return Ok(None) };
         let entered = Self::enter_in(home.join("haulout-build"), root, SystemTime::now())?;
         if entered.is_none() {
-            eprintln!("note: another clone is building: this one builds in its own target folder");
+            eprintln!("note: another clone is building, so this clone builds in its own target folder");
         }
         Ok(entered)
     }
@@ -56,7 +56,7 @@ impl SharedBuild {
             lock.write_all(root.as_os_str().as_encoded_bytes())?;
             lock.unlock()?;
         }
-        // Another clone may have been faster here, or may have held it from the beginning.
+        // Another clone may have claimed the directory in the meantime, or may already hold it.
         lock.lock_shared()?;
         let mut owner = Vec::new();
         lock.rewind()?;
@@ -68,7 +68,7 @@ impl SharedBuild {
         Ok(Some(Self { folder, _lock: lock }))
     }
 
-    /// Lets this command build in the directory.
+    /// Makes this command build in the directory.
     pub fn apply(&self, cargo: &mut Command) {
         cargo.env("CARGO_BUILD_BUILD_DIR", &self.folder);
     }
@@ -121,7 +121,7 @@ fn render(stamps: &BTreeMap<OsString, Stamp>) -> String {
     stamps.iter().filter_map(line).collect()
 }
 
-/// Lines that cannot be read are left out: their files are compiled again.
+/// Skips invalid lines: their files are compiled again.
 fn parse(text: &str) -> BTreeMap<OsString, Stamp> {
     let line = |line: &str| {
         let mut words = line.splitn(4, ' ');
@@ -136,7 +136,7 @@ fn parse(text: &str) -> BTreeMap<OsString, Stamp> {
 mod tests {
     use super::*;
 
-    /// A folder that is removed at the end.
+    /// A folder that is removed when the test ends.
     struct Temporary(PathBuf);
 
     impl Temporary {
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn files_keep_the_time_at_which_their_content_came() {
+    fn modification_time_follows_the_content() {
         let temporary = Temporary::new("time");
         let (first, same) = (temporary.clone_with("first", "a"), temporary.clone_with("same", "a"));
         let other = temporary.clone_with("other", "b");
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(enter(&first, 100), 100);
         assert_eq!(enter(&same, 200), 100, "nothing has to be compiled");
         assert_eq!(enter(&other, 300), 300, "another content");
-        assert_eq!(enter(&first, 400), 400, "what was built last is not from this content");
+        assert_eq!(enter(&first, 400), 400, "the last build had other content");
         fs::write(first.join("src/main.rs"), "c").unwrap();
         assert_eq!(enter(&first, 500), 500, "the file has changed");
         assert_eq!(enter(&first, 600), 500);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_record_has_everything_compiled() {
+    fn damaged_record_causes_a_full_rebuild() {
         let temporary = Temporary::new("damaged");
         let clone = temporary.clone_with("clone", "a");
         temporary.enter(&clone, 100).unwrap();

@@ -1,5 +1,5 @@
-//! What `cargo xtask` starts: builds the program `xtask`, which takes minutes on a fresh machine, shows what is being
-//! compiled meanwhile, and then becomes it.
+//! The entry point of `cargo xtask`: builds the program `xtask`, which takes minutes on a fresh machine, shows cargo's
+//! progress, and then executes it.
 
 use std::env;
 use std::error::Error;
@@ -22,8 +22,9 @@ fn main() -> ExitCode {
 
 fn run() -> Result<ExitCode, Box<dyn Error>> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let package = env::var_os("CARGO_MANIFEST_DIR").ok_or("start it with `cargo xtask`")?;
-    let root = Path::new(&package).ancestors().nth(2).ok_or("the repository was not found")?;
+    let package =
+        env::var_os("CARGO_MANIFEST_DIR").ok_or("CARGO_MANIFEST_DIR is not set: run `cargo xtask`")?;
+    let root = Path::new(&package).ancestors().nth(2).ok_or("the root of the repository was not found")?;
     let mut build = Command::new(cargo);
     build.args(["build", "--package", "xtask"]).stderr(Stdio::piped());
     let shared = SharedBuild::enter(root)?;
@@ -33,7 +34,7 @@ fn run() -> Result<ExitCode, Box<dyn Error>> {
     if std::io::stderr().is_terminal() {
         build.env("CARGO_TERM_COLOR", "always");
     }
-    // What `cargo run` says of our own package would have dependencies compiled again whose build scripts read it.
+    // `cargo run` sets variables about our own package. Build scripts of dependencies that read them would run again.
     for (key, _) in env::vars_os() {
         let ours = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
         if key.to_str().is_some_and(ours) {
@@ -43,7 +44,7 @@ fn run() -> Result<ExitCode, Box<dyn Error>> {
     let mut build = build.spawn()?;
     for line in build.stderr.take().into_iter().flat_map(|stderr| BufReader::new(stderr).lines()) {
         let line = line?;
-        // Where nothing had to be built, there is nothing to say.
+        // If nothing was built, nothing is printed.
         if !line.contains("Finished") {
             eprintln!("{line}");
         }

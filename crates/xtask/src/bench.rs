@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: measurements, ours and its peer's side by side, for people or machines.
+//! `cargo xtask bench`: measures Haulout and the upstream equivalent, as a table or JSON.
 
 use anyhow::{Context, Result, bail};
 use haulout_e2e::bench::BENCHMARKS;
@@ -9,7 +9,7 @@ use crate::{repo, ui};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The benchmark; without it they are listed
+    /// Benchmark to run; without it, they are listed
     name: Option<String>,
     /// Prints one JSON object instead of a table
     #[arg(long)]
@@ -24,14 +24,14 @@ pub fn run(args: &Args) -> Result<()> {
         return Ok(());
     };
     let Some(benchmark) = BENCHMARKS.iter().find(|benchmark| benchmark.name == name) else {
-        bail!("there is no benchmark {name}; `cargo xtask bench` lists them");
+        bail!("unknown benchmark {name}; `cargo xtask bench` lists all benchmarks");
     };
     if cfg!(debug_assertions) {
         return in_release(args.json, name);
     }
     tools::ensure(ui::note)?;
     repo::build_services()?;
-    let runtime = tokio::runtime::Runtime::new().context("starting the async runtime")?;
+    let runtime = tokio::runtime::Runtime::new().context("failed to start the async runtime")?;
     let results = runtime.block_on((benchmark.run)(ui::note))?;
     if args.json {
         let results: serde_json::Map<_, _> =
@@ -46,7 +46,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// What is not optimised is not worth measuring.
+/// Runs the benchmark in an optimised build.
 fn in_release(json: bool, name: &str) -> Result<()> {
     ui::note("building with optimisations");
     let status = repo::cargo()
@@ -54,7 +54,7 @@ fn in_release(json: bool, name: &str) -> Result<()> {
         .args(json.then_some("--json"))
         .current_dir(repo::root())
         .status()
-        .context("running cargo")?;
+        .context("failed to run cargo")?;
     if !status.success() {
         bail!("the benchmark failed: see above");
     }

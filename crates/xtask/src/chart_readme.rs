@@ -1,4 +1,4 @@
-//! The chart's README: every value with its default and what `values.yaml` says of it in the comment above.
+//! The chart's README: every value with its default and its comment from `values.yaml`.
 
 use anyhow::{Context, Result};
 use serde_yaml::Value;
@@ -21,7 +21,7 @@ are, [docs/upgrade.md](../../docs/upgrade.md) how to upgrade and to remove it ag
 
 /// The whole README, from the text of `values.yaml`.
 pub fn render(values: &str) -> Result<String> {
-    let defaults: Value = serde_yaml::from_str(values).context("reading values.yaml")?;
+    let defaults: Value = serde_yaml::from_str(values).context("failed to read values.yaml")?;
     let mut text = HEAD.to_owned();
     let mut path: Vec<(usize, &str)> = Vec::new();
     let mut comment: Vec<&str> = Vec::new();
@@ -53,9 +53,9 @@ pub fn render(values: &str) -> Result<String> {
     Ok(text)
 }
 
-/// A value in one line: JSON is YAML too.
+/// A value in one line. JSON is valid YAML.
 fn flow(value: &Value) -> Result<String> {
-    serde_json::to_string(value).context("printing a default")
+    serde_json::to_string(value).context("failed to serialize a default")
 }
 
 #[cfg(test)]

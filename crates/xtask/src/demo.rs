@@ -1,7 +1,7 @@
-//! `cargo xtask demo`: a cluster in which a node is emptied before your eyes and which then is yours, until Ctrl-C.
-//! This boots, fills and ends it; what is told in between is in `story`.
+//! `cargo xtask demo`: boots a cluster, drains a node, and keeps the cluster until Ctrl-C. The walkthrough is in
+//! `story`.
 
-mod picture;
+mod state;
 mod story;
 mod view;
 
@@ -23,17 +23,17 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::{repo, ui};
 
 const CONTROLLERS: [&str; 2] = ["evacuation-controller", "maintenance-controller"];
-/// Where the pods of a drained node go.
-const NODES_OF_A_STORY: u32 = 2;
+/// A drain needs another node for the pods.
+const NODES_FOR_A_DRAIN: u32 = 2;
 
 const EXAMPLES: &str = "Examples:
   cargo xtask demo                     drains a node, then keeps the cluster running until Ctrl-C
-  cargo xtask demo --no-story          starts the same cluster without a drain
+  cargo xtask demo --no-drain          starts the same cluster without a drain
   cargo xtask demo --once              stops after the drain, for CI
-  cargo xtask demo --without-services  starts a cluster for `tilt up`, which runs the controllers
+  cargo xtask demo --without-services  starts a cluster for `tilt up`, which runs the services
 
-Exit codes: 0 if the drain completed or you stopped a running demo with Ctrl-C, 1 on failure, 2 for invalid
-arguments, 128 plus the signal number if interrupted earlier.";
+Exit codes: 0 if the demo completed, also if you then press Ctrl-C; 1 on failure; 2 for invalid arguments; 128 plus
+the signal number if a signal arrives before the demo has completed.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -42,26 +42,26 @@ pub struct Args {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=5000))]
     nodes: u32,
     /// Stops after the drain instead of waiting for Ctrl-C
-    #[arg(long, conflicts_with_all = ["no_story", "without_services"])]
+    #[arg(long, conflicts_with_all = ["no_drain", "without_services"])]
     once: bool,
     /// Starts the cluster without a drain
     #[arg(long)]
-    no_story: bool,
-    /// Does not start the controllers, so that `tilt up` or you can; implies --no-story
+    no_drain: bool,
+    /// Does not start Haulout's services, so that you can start them with `tilt up` or by hand; implies --no-drain
     #[arg(long)]
     without_services: bool,
 }
 
 impl Args {
-    fn has_story(&self) -> bool {
-        !self.no_story && !self.without_services
+    fn has_drain(&self) -> bool {
+        !self.no_drain && !self.without_services
     }
 
-    /// What clap cannot see for itself.
+    /// Checks that clap cannot express.
     fn check(&self) {
-        if self.has_story() && self.nodes < NODES_OF_A_STORY {
+        if self.has_drain() && self.nodes < NODES_FOR_A_DRAIN {
             let message =
-                "the pods of the drained node need another node: use --nodes 2 or more, or --no-story";
+                "the pods of the drained node need another node: use --nodes 2 or more, or --no-drain";
             clap::Error::raw(ErrorKind::ValueValidation, format!("{message}\n")).exit();
         }
     }
@@ -71,15 +71,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     args.check();
     let tools = tools::ensure(ui::note)?;
     repo::build_services()?;
-    let begun = Instant::now();
-    let runtime = tokio::runtime::Runtime::new().context("starting the async runtime")?;
+    let started = Instant::now();
+    let runtime = tokio::runtime::Runtime::new().context("failed to start the async runtime")?;
     runtime.block_on(async {
         let mut signals = Signals::listen()?;
         let ready = Cell::new(false);
         let builder = Cluster::builder().name("demo").tools(tools).progress(ui::note);
         let whole = async {
             let cluster = builder.boot().await?;
-            let result = live(&cluster, args, begun, &ready).await;
+            let result = run_demo(&cluster, args, started, &ready).await;
             if result.is_err() {
                 cluster.keep_logs();
             }
@@ -88,7 +88,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         };
         let code = tokio::select! {
             result = whole => result.map(|()| 0)?,
-            // Whatever was under way has been dropped, and with it all processes and files.
+            // The future is dropped, and with it all processes and files.
             number = signals.next() => if ready.get() { 0 } else { 128 + number },
         };
         ui::note("the cluster is stopped and removed");
@@ -96,13 +96,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     })
 }
 
-/// What ends us in good order.
+/// Signals on which the demo cleans up and exits.
 struct Signals([(u8, Signal); 3]);
 
 impl Signals {
     fn listen() -> Result<Self> {
-        let listen = |number: u8, kind| anyhow::Ok((number, signal(kind).context("listening for signals")?));
-        // Hangup: somebody closed the terminal.
+        let listen =
+            |number: u8, kind| anyhow::Ok((number, signal(kind).context("failed to listen for signals")?));
+        // Hangup means that the terminal was closed.
         Ok(Self([
             listen(1, SignalKind::hangup())?,
             listen(2, SignalKind::interrupt())?,
@@ -110,7 +111,7 @@ impl Signals {
         ]))
     }
 
-    /// The number of the first that comes.
+    /// Waits for a signal and returns its number.
     async fn next(&mut self) -> u8 {
         let signals =
             self.0.iter_mut().map(|(number, signal)| async move { signal.recv().await.map(|()| *number) });
@@ -118,10 +119,10 @@ impl Signals {
     }
 }
 
-/// Everything from an empty cluster to the end of the story or, without `--once`, to the first process that dies.
-async fn live(cluster: &Cluster, args: &Args, begun: Instant, ready: &Cell<bool>) -> Result<()> {
+/// Runs the demo in an empty cluster, until its end or, without `--once`, until a process exits.
+async fn run_demo(cluster: &Cluster, args: &Args, started: Instant, ready: &Cell<bool>) -> Result<()> {
     let services = prepare(cluster, args).await?;
-    let mut deaths = vec![
+    let mut exits = vec![
         async {
             let exit = cluster.wait_for_exit().await;
             (exit.component.to_string(), exit.status, exit.log)
@@ -131,11 +132,11 @@ async fn live(cluster: &Cluster, args: &Args, begun: Instant, ready: &Cell<bool>
     for service in services.running() {
         let log = service.log().map(ToOwned::to_owned).unwrap_or_default();
         let exited = service.exited().map(move |status| (service.name().to_owned(), status, log));
-        deaths.push(exited.boxed_local());
+        exits.push(exited.boxed_local());
     }
-    let told = async {
-        ui::result(&entrance(cluster, args, begun.elapsed()));
-        if args.has_story() {
+    let walkthrough = async {
+        ui::result(&access_instructions(cluster, args, started.elapsed()));
+        if args.has_drain() {
             story::run(cluster).await?;
         }
         if !args.once {
@@ -146,14 +147,14 @@ async fn live(cluster: &Cluster, args: &Args, begun: Instant, ready: &Cell<bool>
         anyhow::Ok(())
     };
     tokio::select! {
-        told = told => told,
-        ((name, status, log), ..) = select_all(deaths) => {
-            bail!("{name} ended ({status}), and the rest has been ended with it: see {}", log.display())
+        walkthrough = walkthrough => walkthrough,
+        ((name, status, log), ..) = select_all(exits) => {
+            bail!("{name} exited unexpectedly ({status}), so the demo has stopped; its log is {}", log.display())
         }
     }
 }
 
-/// What runs beside the cluster.
+/// The running services.
 #[derive(Default)]
 struct Services {
     controllers: Vec<Service>,
@@ -166,21 +167,21 @@ impl Services {
     }
 }
 
-/// Fills the cluster: nodes, the chart, our services, the sample workload.
+/// Sets up the cluster: nodes, the chart, the services and the sample workload.
 async fn prepare(cluster: &Handle, args: &Args) -> Result<Services> {
     let client = cluster.client().await?;
     let api: Api<Node> = Api::all(client.clone());
     for number in 1..=args.nodes {
         let node = objects::node(&format!("node-{number}")).build();
-        api.create(&PostParams::default(), &node).await.context("creating a node")?;
+        api.create(&PostParams::default(), &node).await.context("failed to create a node")?;
     }
     let services = install(cluster, args).await?;
     ui::note("starting the sample workload");
-    let tight = args.has_story();
+    let tight = args.has_drain();
     for example in ["sample-workload.yaml"].into_iter().chain(tight.then_some("tight-budget.yaml")) {
         let file = repo::root().join("examples").join(example).display().to_string();
         let applied = cluster.kubectl(&["apply", "-f", &file]).await?;
-        applied.success().with_context(|| format!("applying examples/{example}"))?;
+        applied.success().with_context(|| format!("failed to apply examples/{example}"))?;
     }
     for name in ["web", "database"].into_iter().chain(tight.then_some(story::TIGHT)) {
         let deployments: Api<Deployment> = Api::namespaced(client.clone(), story::NAMESPACE);
@@ -194,7 +195,7 @@ async fn prepare(cluster: &Handle, args: &Args) -> Result<Services> {
     Ok(services)
 }
 
-/// Installs the chart and starts what it would run, unless that is left to others.
+/// Installs the chart and starts its services, unless the user starts them.
 async fn install(cluster: &Handle, args: &Args) -> Result<Services> {
     ui::note("installing the chart");
     if args.without_services {
@@ -216,8 +217,8 @@ async fn install(cluster: &Handle, args: &Args) -> Result<Services> {
     Ok(Services { controllers, webhook: Some((webhook, replica)) })
 }
 
-/// How to get in.
-fn entrance(cluster: &Handle, args: &Args, took: Duration) -> String {
+/// How to access the cluster.
+fn access_instructions(cluster: &Handle, args: &Args, took: Duration) -> String {
     let missing = if args.without_services { " (without its services)" } else { "" };
     let tools = cluster.tools.search_path();
     let tools: Vec<_> = tools.iter().map(|folder| folder.display().to_string()).collect();
@@ -237,10 +238,10 @@ KWOK simulates nodes and pods; everything else is real. Logs are in {logs}.",
     )
 }
 
-/// What to do with a cluster that stays, from the root of the repository.
+/// What the user can try, from the root of the repository.
 async fn hints(cluster: &Handle, args: &Args) -> Result<String> {
     let hints = if args.without_services {
-        let ours = std::env::current_exe().context("finding our own program")?;
+        let ours = std::env::current_exe().context("failed to find the path of the running xtask binary")?;
         let programs = CONTROLLERS.iter().zip(8082..).map(|(name, port)| {
             let program = ours.with_file_name(name);
             format!("\n  {} --namespace haulout-system --listen 127.0.0.1:{port}", program.display())
@@ -257,7 +258,7 @@ async fn hints(cluster: &Handle, args: &Args) -> Result<String> {
   2. Drain {node}, where the database runs. Its pod has an evacuator that does not run yet, so the drain waits:
        sed 's/node-1, node-2/{node}/' examples/maintenance.yaml | kubectl apply -f -
        kubectl get nodemaintenances,evacuations -A -o wide --watch
-  3. Start that evacuator. When it completes, only a PodDisruptionBudget blocks the pod; delete it:
+  3. Start that evacuator in another terminal. After it completes, a PodDisruptionBudget still blocks the pod. Delete the budget:
        cargo run --bin example-evacuator -- --namespace shop --selector app=database --class database.example.com --step-seconds 1
        kubectl delete poddisruptionbudget database -n shop"
         )

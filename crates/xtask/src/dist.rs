@@ -1,5 +1,5 @@
-//! `cargo xtask dist`: what a release is made of. Static programs, an image for each, the chart's package, bills of
-//! materials and checksums: the same sources, compiler and libc give the same bytes.
+//! `cargo xtask dist`: builds a release. Static binaries, an image for each, the chart's package, bills of materials
+//! and checksums. Builds are reproducible: the same sources, compiler and libc give the same bytes.
 
 mod binaries;
 mod chart;
@@ -18,8 +18,7 @@ pub use self::images::Builder;
 use crate::ui::{self, Step};
 use crate::{needs, repo};
 
-/// The services that are shipped, and what the chart runs once: their programs, and with `haulout-` before them their
-/// packages.
+/// The binaries of a release: the services and the chart's hooks. Their packages have the prefix `haulout-`.
 pub const SERVICES: [&str; 5] =
     ["admission-webhook", "chart-hooks", "evacuation-controller", "maintenance-controller", "taint-manager"];
 
@@ -27,20 +26,20 @@ const CHECKSUMS: &str = "SHA256SUMS";
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only this service; may be given more than once
+    /// Builds only this service; can be repeated
     #[arg(long = "service", value_name = "NAME", value_parser = SERVICES)]
     services: Vec<String>,
-    /// Where everything is put, instead of target/distribution: a new folder, or that of an earlier run, which goes
+    /// Output folder instead of target/distribution: a new one, or that of an earlier run, which is replaced
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
-    /// What makes the images; only our own writer makes the same bytes everywhere
+    /// What builds the images; only the built-in writer is reproducible everywhere
     #[arg(long, value_enum, default_value_t = Builder::Own)]
     builder: Builder,
-    /// What comes before the service's name in the images' names, such as example.com/haulout, here and in the chart's
-    /// package; else what the chart says
+    /// Repository of the images, such as example.com/haulout, for their names and for the chart's package; by default,
+    /// that of the chart
     #[arg(long, value_parser = repository)]
     repository: Option<String>,
-    /// Where cargo builds; else where it builds everything of ours
+    /// Cargo's build directory, instead of the usual one
     #[arg(long, value_name = "FOLDER")]
     build_dir: Option<PathBuf>,
 }
@@ -48,18 +47,21 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let target = repo::root().join("target");
     let output = match &args.output {
-        Some(folder) => not_in_use(std::path::absolute(folder).context("finding the output folder")?)?,
-        // Not `dist`, where cargo keeps what it builds with that profile.
+        Some(folder) => {
+            check_output_folder(std::path::absolute(folder).context("failed to find the output folder")?)?
+        }
+        // Not `dist`, which is cargo's folder for that profile.
         None => target.join("distribution"),
     };
     needs::free_disk(&repo::root(), 5)?;
-    fs::create_dir_all(&target).with_context(|| format!("creating {}", target.display()))?;
-    let lock = File::create(target.join("dist.lock")).context("creating the lock of `cargo xtask dist`")?;
-    flock(&lock, FlockOperation::LockExclusive).context("waiting for another `cargo xtask dist`")?;
+    fs::create_dir_all(&target).with_context(|| format!("failed to create {}", target.display()))?;
+    let lock =
+        File::create(target.join("dist.lock")).context("failed to create the lock of `cargo xtask dist`")?;
+    flock(&lock, FlockOperation::LockExclusive).context("failed to wait for another `cargo xtask dist`")?;
     if output.exists() {
-        fs::remove_dir_all(&output).with_context(|| format!("emptying {}", output.display()))?;
+        fs::remove_dir_all(&output).with_context(|| format!("failed to empty {}", output.display()))?;
     }
-    fs::create_dir_all(&output).with_context(|| format!("creating {}", output.display()))?;
+    fs::create_dir_all(&output).with_context(|| format!("failed to create {}", output.display()))?;
 
     let services: Vec<_> = SERVICES
         .into_iter()
@@ -77,17 +79,17 @@ pub fn run(args: &Args) -> Result<()> {
         let size = fs::metadata(&path).map_or(0, |metadata| metadata.len());
         ui::result(&format!("{:>7.1} MiB  {name}", mebibytes(size)));
     }
-    ui::result(&format!("everything is in {}", output.display()));
+    ui::result(&format!("the release is in {}", output.display()));
     Ok(())
 }
 
-/// Has cargo build the programs, so that the next `cargo xtask dist` finds them.
+/// Builds the binaries, so that the next `cargo xtask dist` finds them.
 pub fn prepare() -> Result<()> {
-    let folder = tempfile::tempdir().context("making a folder for the programs")?;
+    let folder = tempfile::tempdir().context("failed to create a folder for the programs")?;
     binaries::build(&SERVICES, folder.path(), None)
 }
 
-/// A registry and a path in it.
+/// Parses a registry and a path in it.
 fn repository(text: &str) -> std::result::Result<String, &'static str> {
     let parts: Vec<_> = text.split('/').collect();
     if parts.len() < 2 || parts.iter().any(|part| part.is_empty() || part.contains(char::is_whitespace)) {
@@ -96,8 +98,8 @@ fn repository(text: &str) -> std::result::Result<String, &'static str> {
     Ok(text.to_owned())
 }
 
-/// This folder, if nothing else is in it than what an earlier run may have made.
-fn not_in_use(folder: PathBuf) -> Result<PathBuf> {
+/// Returns the folder if it contains nothing but files of an earlier run.
+fn check_output_folder(folder: PathBuf) -> Result<PathBuf> {
     let is_ours = |name: &str| {
         let prefixes = SERVICES.map(|service| format!("{service}-linux-"));
         name == CHECKSUMS
@@ -107,14 +109,14 @@ fn not_in_use(folder: PathBuf) -> Result<PathBuf> {
     let present = if folder.exists() { files(&folder)? } else { Vec::new() };
     if let Some((name, _)) = present.iter().find(|(name, _)| !is_ours(name)) {
         bail!(
-            "--output {}: everything in it would go, and {name} is not from an earlier run; name another folder",
+            "--output {}: the folder would be emptied, but {name} is not from an earlier run; use another folder",
             folder.display()
         );
     }
     Ok(folder)
 }
 
-/// What a file is called that is made for this architecture only.
+/// The name of a file that is specific to this architecture.
 fn for_platform(service: &str, suffix: &str) -> String {
     format!("{service}-linux-{}{suffix}", architecture())
 }
@@ -129,18 +131,18 @@ fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
 /// Writes [`CHECKSUMS`], which `sha256sum --check` reads.
 fn checksums(output: &Path) -> Result<()> {
     let sums = files(output)?.into_iter().map(|(name, path)| {
-        let bytes = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+        let bytes = fs::read(&path).with_context(|| format!("failed to read {}", path.display()))?;
         Ok(format!("{:x}  {name}\n", Sha256::digest(&bytes)))
     });
     let sums = sums.collect::<Result<String>>()?;
-    fs::write(output.join(CHECKSUMS), sums).context("writing the checksums")
+    fs::write(output.join(CHECKSUMS), sums).context("failed to write the checksums")
 }
 
-/// The names and paths of what has been made, sorted.
+/// Names and paths of the files in the folder, sorted.
 fn files(output: &Path) -> Result<Vec<(String, PathBuf)>> {
-    let entries = fs::read_dir(output).with_context(|| format!("listing {}", output.display()))?;
+    let entries = fs::read_dir(output).with_context(|| format!("failed to list {}", output.display()))?;
     let entries = entries.map(|entry| {
-        let entry = entry.with_context(|| format!("listing {}", output.display()))?;
+        let entry = entry.with_context(|| format!("failed to list {}", output.display()))?;
         Ok((entry.file_name().to_string_lossy().into_owned(), entry.path()))
     });
     let mut files = entries.collect::<Result<Vec<_>>>()?;
@@ -158,21 +160,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_with_other_files_is_left_alone() {
+    fn folder_with_other_files_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().to_path_buf();
-        not_in_use(path.join("new")).unwrap();
+        check_output_folder(path.join("new")).unwrap();
         for ours in [CHECKSUMS, "haulout-0.1.0.tgz", "taint-manager-linux-amd64.oci.tar"] {
             fs::write(path.join(ours), "").unwrap();
         }
-        not_in_use(path.clone()).unwrap();
+        check_output_folder(path.clone()).unwrap();
         fs::write(path.join("letter"), "precious").unwrap();
-        let refused = not_in_use(path).unwrap_err().to_string();
+        let refused = check_output_folder(path).unwrap_err().to_string();
         assert!(refused.starts_with("--output ") && refused.contains("letter is not from"), "{refused}");
     }
 
     #[test]
-    fn a_repository_is_a_registry_and_a_path() {
+    fn repository_needs_a_registry_and_a_path() {
         assert_eq!(repository("example.com/ours/haulout").unwrap(), "example.com/ours/haulout");
         for wrong in ["haulout", "/owner/repository", "example.com/", "example.com/haulout/", "a b/c"] {
             assert!(repository(wrong).unwrap_err().contains("example.com/haulout"), "{wrong}");

@@ -1,4 +1,4 @@
-//! `cargo xtask generate`: the files that follow from the Rust types and the chart's values, and the check that they do.
+//! `cargo xtask generate`: writes or checks the files that are generated from the Rust types and the chart's values.
 
 mod webhooks;
 
@@ -10,13 +10,13 @@ use anyhow::{Context, Result, bail};
 
 use crate::{chart_readme, repo, ui};
 
-/// Folders whose YAML files are all generated; what we would not write there is stale.
+/// Folders that contain only generated YAML files. Other files in them are stale.
 const CRDS: [&str; 2] = ["crds", "charts/haulout/files/crds"];
 const WEBHOOKS: [&str; 2] = ["webhooks", "charts/haulout/files/webhooks"];
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Writes nothing; fails if a file is not what would be written
+    /// Writes nothing; fails if a generated file is outdated
     #[arg(long)]
     check: bool,
 }
@@ -28,31 +28,29 @@ pub fn run(args: &Args) -> Result<()> {
     for (path, text) in &drift()? {
         let full = repo::root().join(path);
         if let Some(text) = text {
-            let folder = full.parent().context("a generated file is in a folder")?;
-            fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
-            fs::write(&full, text).with_context(|| format!("writing {}", full.display()))?;
+            let folder = full.parent().context("a generated file has no parent folder")?;
+            fs::create_dir_all(folder).with_context(|| format!("failed to create {}", folder.display()))?;
+            fs::write(&full, text).with_context(|| format!("failed to write {}", full.display()))?;
             ui::note(&format!("wrote {}", path.display()));
         } else {
-            fs::remove_file(&full).with_context(|| format!("removing {}", full.display()))?;
+            fs::remove_file(&full).with_context(|| format!("failed to remove {}", full.display()))?;
             ui::note(&format!("removed {}", path.display()));
         }
     }
     Ok(())
 }
 
-/// Fails if a generated file is not what would be written.
+/// Fails if a generated file is outdated.
 pub fn check() -> Result<()> {
     let list: Vec<_> = drift()?.keys().map(|path| format!("  {}", path.display())).collect();
     if !list.is_empty() {
         let list = list.join("\n");
-        bail!(
-            "not what the Rust types or the chart's values say; run `cargo xtask generate` and commit the result:\n{list}"
-        );
+        bail!("generated files are outdated; run `cargo xtask generate` and commit the result:\n{list}");
     }
     Ok(())
 }
 
-/// What would have to change: the new text of a file, or `None` where it should not be.
+/// The outdated files: the new text, or `None` if the file should not exist.
 fn drift() -> Result<BTreeMap<PathBuf, Option<String>>> {
     let mut files = BTreeMap::new();
     for folder in CRDS.into_iter().chain(WEBHOOKS) {
@@ -62,7 +60,7 @@ fn drift() -> Result<BTreeMap<PathBuf, Option<String>>> {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
             Err(error) => Err(error),
         };
-        for entry in present.with_context(|| format!("listing {}", full.display()))? {
+        for entry in present.with_context(|| format!("failed to list {}", full.display()))? {
             files.insert(PathBuf::from(folder).join(entry.file_name()), None);
         }
     }
@@ -74,16 +72,18 @@ fn drift() -> Result<BTreeMap<PathBuf, Option<String>>> {
     };
     for crd in haulout_api_types::crds() {
         let name = format!("{}_{}.yaml", crd.spec.group, crd.spec.names.plural);
-        let yaml = serde_yaml::to_string(&crd).with_context(|| format!("printing {name}"))?;
+        let yaml = serde_yaml::to_string(&crd).with_context(|| format!("failed to serialize {name}"))?;
         write(CRDS, &name, "crates/api-types", yaml);
     }
     let source = "crates/xtask/src/generate/webhooks.rs";
-    let mutating = serde_yaml::to_string(&webhooks::mutating()).context("printing webhooks")?;
+    let mutating = serde_yaml::to_string(&webhooks::mutating()).context("failed to serialize webhooks")?;
     write(WEBHOOKS, "mutating.yaml", source, mutating);
-    let validating = serde_yaml::to_string(&webhooks::validating()).context("printing webhooks")?;
+    let validating =
+        serde_yaml::to_string(&webhooks::validating()).context("failed to serialize webhooks")?;
     write(WEBHOOKS, "validating.yaml", source, validating);
     let values = repo::root().join("charts/haulout/values.yaml");
-    let values = fs::read_to_string(&values).with_context(|| format!("reading {}", values.display()))?;
+    let values =
+        fs::read_to_string(&values).with_context(|| format!("failed to read {}", values.display()))?;
     files.insert("charts/haulout/README.md".into(), Some(chart_readme::render(&values)?));
     files.retain(|path, text| fs::read_to_string(repo::root().join(path)).ok() != *text);
     Ok(files)

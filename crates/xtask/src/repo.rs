@@ -1,4 +1,4 @@
-//! Where things are in the repository, and how our services are built.
+//! Paths in the repository, and how services are built.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,8 +10,8 @@ use xtask_launcher::SharedBuild;
 
 use crate::ui;
 
-/// Cargo, in the build directory that clones share. `cargo run` tells us about our own package in variables on which build
-/// scripts depend (ring's does): passed on, half of the dependencies would be compiled again each time.
+/// Cargo, in the build directory that clones share. `cargo run` sets variables about our own package on which build
+/// scripts depend, such as ring's. Passing them on would recompile half of the dependencies each time.
 pub fn cargo() -> Command {
     static SHARED: OnceLock<Option<SharedBuild>> = OnceLock::new();
     let mut command = Command::new(env!("CARGO"));
@@ -33,11 +33,11 @@ pub fn cargo() -> Command {
     command
 }
 
-/// Builds the programs of all services beside this one, in its own profile, where
-/// [`haulout_e2e::Service`] looks for them.
+/// Builds the binaries of all services next to this one, in the same profile, where [`haulout_e2e::Service`] expects
+/// them.
 pub fn build_services() -> Result<()> {
     let mut command = cargo();
-    // Not this one: it would replace itself while it runs.
+    // This binary is excluded, because it would replace itself while it runs.
     command.args([
         "build",
         "--workspace",
@@ -51,24 +51,24 @@ pub fn build_services() -> Result<()> {
     if !cfg!(debug_assertions) {
         command.arg("--release");
     }
-    let status = command.current_dir(root()).status().context("running cargo build")?;
+    let status = command.current_dir(root()).status().context("failed to run cargo build")?;
     if !status.success() {
         bail!("the services do not compile: see above");
     }
     Ok(())
 }
 
-/// Where cargo keeps what it builds on the way.
+/// Cargo's build directory.
 pub fn build_dir() -> Result<PathBuf> {
     let output = cargo()
         .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
         .current_dir(root())
         .output()
-        .context("running cargo metadata")?;
+        .context("failed to run cargo metadata")?;
     let metadata: serde_json::Value =
-        serde_json::from_slice(&output.stdout).context("reading what cargo metadata says")?;
-    // Cargo before 1.91 keeps everything in its target folder.
+        serde_json::from_slice(&output.stdout).context("failed to parse the output of cargo metadata")?;
+    // Cargo before 1.91 has only the target directory.
     let folder =
         ["build_directory", "target_directory"].iter().find_map(|field| metadata.get(field)?.as_str());
-    Ok(folder.context("cargo does not say where it builds")?.into())
+    Ok(folder.context("cargo metadata has no build directory")?.into())
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask soak`: long fault campaigns, repeatable by their seed.
+//! `cargo xtask soak`: long fault-injection campaigns that can be repeated with their seed.
 
 use std::rc::Rc;
 
@@ -12,21 +12,22 @@ use crate::ui::{self, Step};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The campaign; all of them if absent
+    /// Campaign to run; without it, all of them
     name: Option<String>,
-    /// How many rounds to run; each campaign has a default
+    /// Number of rounds; each campaign has a default
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
-    /// Repeats the run that printed this seed
+    /// Seed of an earlier run, to repeat it
     #[arg(long)]
     seed: Option<u64>,
-    /// Besides kills, people interfere: they delete, rewrite and refuse what belongs to a drain
+    /// In addition to killing processes, injects interference by people: deletes, changes and rejects objects of a
+    /// drain
     #[arg(long)]
     interfere: bool,
-    /// With --interfere, takes only this action; can be given several times. A wrong one lists all
+    /// Limits --interfere to this action; can be repeated. An invalid name lists all actions
     #[arg(long, value_name = "ACTION", requires = "interfere")]
     only: Vec<String>,
-    /// How many rounds run at once, each with a cluster of its own; most of the time, a round waits
+    /// Number of rounds that run in parallel, each with its own cluster. Rounds mostly wait
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     at_once: u32,
 }
@@ -39,7 +40,7 @@ pub fn run(args: &Args) -> Result<()> {
     let campaigns: Vec<_> = CAMPAIGNS.iter().filter(wanted).collect();
     if campaigns.is_empty() {
         let names: Vec<_> = CAMPAIGNS.iter().map(command).collect();
-        bail!("there is no such campaign; there are: {}", names.join(", "));
+        bail!("unknown campaign; available campaigns: {}", names.join(", "));
     }
     tools::ensure(ui::note)?;
     repo::build_services()?;
@@ -49,7 +50,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// What is typed to run a campaign.
+/// The arguments that run a campaign.
 fn command(campaign: &Campaign) -> String {
     let interfere = if campaign.interfere { " --interfere" } else { "" };
     format!("{}{interfere}", campaign.name)
@@ -59,15 +60,15 @@ fn run_one(campaign: &Campaign, args: &Args) -> Result<()> {
     let Args { at_once, only, .. } = args;
     let rounds = args.rounds.unwrap_or(campaign.rounds);
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
-    let xtask = std::env::current_exe().context("finding this program")?;
-    let runtime = tokio::runtime::Runtime::new().context("starting the async runtime")?;
+    let xtask = std::env::current_exe().context("failed to find this program")?;
+    let runtime = tokio::runtime::Runtime::new().context("failed to start the async runtime")?;
     let only_these: String = only.iter().flat_map(|action| [" --only ", action]).collect();
     let repeat = |rounds: u32, seed: u64| {
         format!("cargo xtask soak {}{only_these} --rounds {rounds} --seed {seed}", command(campaign))
     };
     ui::note(&format!("    {}: {}", campaign.about, repeat(rounds, seed)));
     let run = async |number: u32| {
-        // Each can be repeated alone: the first round of a run has the seed of the run.
+        // Each round can be repeated alone: the first round of a run uses the seed of the run.
         let seed = seed.wrapping_add(u64::from(number - 1));
         let name = format!("{}, round {number} of {rounds}", command(campaign));
         let step = Step::begin(&name);

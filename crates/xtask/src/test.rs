@@ -1,7 +1,9 @@
-//! `cargo xtask test` and `e2e`: every check in its order, the tests with a time each, and a summary.
+//! `cargo xtask test` and `e2e`: run all checks and tests, with the duration of each test and a summary.
 
 mod runner;
 mod times;
+#[cfg(test)]
+mod words;
 
 use std::time::Duration;
 
@@ -15,12 +17,12 @@ use self::times::Times;
 use crate::ui::{self, Step};
 use crate::{dist, generate, needs, repo};
 
-/// The package whose tests need a cluster.
+/// The package with the end-to-end tests.
 const E2E_PACKAGE: &str = "haulout-e2e";
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Also runs what is slow and rarely breaks: the tests marked `#[ignore]`, and the end-to-end tests on the oldest
+    /// Also runs slow tests that rarely fail: the tests marked `#[ignore]`, and the end-to-end tests on the oldest
     /// supported version of Kubernetes
     #[arg(long)]
     full: bool,
@@ -33,17 +35,17 @@ pub struct E2eArgs {
     /// Also runs the slow tests, those marked `#[ignore]`
     #[arg(long)]
     full: bool,
-    /// Runs them on this version of Kubernetes, such as 1.33; it is built once
+    /// Kubernetes version to run the tests on, such as 1.33. It is built once
     #[arg(long, value_name = "VERSION", value_parser = Kubernetes::find)]
     kubernetes: Option<Kubernetes>,
 }
 
-/// What becomes of the tests marked `#[ignore]`.
+/// How tests marked `#[ignore]` are handled.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Slow {
     Run,
     Skip,
-    /// They are not even reported as skipped, because they ran in another step.
+    /// Not reported as skipped, because they ran in another step.
     Omit,
 }
 
@@ -58,10 +60,10 @@ struct Tests<'a> {
     /// The name of the step.
     name: &'a str,
     binaries: &'a [Binary],
-    /// Part of the names of those that run; all run without it.
+    /// If set, only tests whose names contain this text run.
     filter: Option<&'a str>,
     slow: Slow,
-    /// What follows the names of the step and its tests, such as the version of Kubernetes.
+    /// Suffix of the names of the step and its tests, such as the version of Kubernetes.
     suffix: String,
 }
 
@@ -70,7 +72,7 @@ impl<'a> Tests<'a> {
         Self { name, binaries, filter: None, slow, suffix: String::new() }
     }
 
-    /// The end-to-end tests on the control plane of these tools, whose version is named if it is not the main one.
+    /// The end-to-end tests on the control plane of these tools. The name has the version if it is not the main one.
     fn end_to_end(binaries: &'a [Binary], slow: Slow, tools: &Tools) -> Self {
         let mut tests = Self::new("end-to-end tests", binaries, slow);
         if !tools.is_main_version() {
@@ -80,12 +82,12 @@ impl<'a> Tests<'a> {
     }
 }
 
-/// Everything that happened, for the summary.
+/// Results of all steps and tests, for the summary.
 #[derive(Default)]
 struct Report {
     steps: Vec<(String, bool, Duration)>,
     outcomes: Vec<Outcome>,
-    /// What nobody has looked at, although the steps passed.
+    /// Checks that did not run, although the steps passed.
     not_checked: Vec<String>,
 }
 
@@ -100,12 +102,12 @@ pub fn run(args: &Args) -> Result<()> {
         cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"], &[])
     });
     report.step("docs", || {
-        // Beside what is built, so that a fresh clone does not write them again.
+        // In the build directory, so that a fresh clone does not build them again.
         let output = repo::build_dir()?.join("documentation").display().to_string();
         let arguments = ["doc", "--workspace", "--no-deps", "--quiet", "--target-dir", &output];
         cargo(&arguments, &[("RUSTDOCFLAGS", "-D warnings")])
     });
-    for (name, check) in [("dependencies", deny as fn() -> _)] {
+    for (name, check) in [("dependencies", deny as fn() -> _), ("spelling", spelling)] {
         let not_checked = report.step(name, check);
         report.not_checked.extend(not_checked.into_iter().flatten());
     }
@@ -123,9 +125,9 @@ pub fn run(args: &Args) -> Result<()> {
         });
     }
     if args.full && real_node::missing().is_none() {
-        // Tests would do so, too, and look as if they hung.
-        report.step("build the real nodes' programs", || tools::ensure_node(ui::note));
-        report.step("build what is shipped", dist::prepare);
+        // Otherwise the tests would build them and seem to hang.
+        report.step("build the programs of real nodes", || tools::ensure_node(ui::note));
+        report.step("build the release binaries", dist::prepare);
     }
     if let (Some(binaries), Some(()), Some((tools, _))) = (built, services, control_plane) {
         let (e2e, unit): (Vec<_>, Vec<_>) = binaries.into_iter().partition(|b| b.is_end_to_end(E2E_PACKAGE));
@@ -150,7 +152,7 @@ pub fn run_e2e(args: &E2eArgs) -> Result<()> {
     };
     tools::ensure_more(ui::note)?;
     repo::build_services()?;
-    // With all packages selected, so that dependencies have the features with which `test` builds them.
+    // Selects all packages, so that dependencies have the same features as in `test`.
     let binaries = runner::build(&["--workspace", "--test", "e2e"])?;
     let e2e: Vec<_> = binaries.into_iter().filter(|b| b.is_end_to_end(E2E_PACKAGE)).collect();
     let tests = Tests::end_to_end(&e2e, Slow::new(args.full), &tools);
@@ -159,7 +161,7 @@ pub fn run_e2e(args: &E2eArgs) -> Result<()> {
     report.finish()
 }
 
-/// Boots the cluster that tests share with these programs and installs the chart into it.
+/// Boots the cluster that the tests share, with these tools, and installs the chart.
 fn shared_cluster(runtime: &Runtime, tools: Tools) -> Result<Option<Cluster>> {
     let step = Step::begin("boot the shared cluster");
     let cluster = runtime.block_on(async {
@@ -172,7 +174,7 @@ fn shared_cluster(runtime: &Runtime, tools: Tools) -> Result<Option<Cluster>> {
 }
 
 impl Report {
-    /// Runs one step; its failure is noted, and the next step runs all the same.
+    /// Runs one step. If it fails, the failure is recorded and the next step runs.
     fn step<T>(&mut self, name: &str, work: impl FnOnce() -> Result<T>) -> Option<T> {
         let step = Step::begin(name);
         let result = work();
@@ -184,7 +186,7 @@ impl Report {
         result.ok()
     }
 
-    /// Runs these tests as one step, which fails if one of them does.
+    /// Runs these tests as one step. The step fails if a test fails.
     fn tests(&mut self, tests: &Tests, cluster: impl FnOnce(&Runtime) -> Result<Option<Cluster>>) {
         let mut outcomes = Vec::new();
         self.step(&format!("{}{}", tests.name, tests.suffix), || {
@@ -206,12 +208,12 @@ impl Report {
         let bad: Vec<_> =
             self.steps.iter().filter(|(_, good, _)| !good).map(|(name, ..)| name.as_str()).collect();
         if !bad.is_empty() {
-            bail!("not everything is in order: {}", bad.join(", "));
+            bail!("failed steps: {}", bad.join(", "));
         }
         Ok(())
     }
 
-    /// What a reader of the last lines has to know.
+    /// The summary at the end of the output.
     fn summary(&self) -> String {
         let mut lines = vec!["\nslowest tests".to_owned()];
         let line = |took: Duration, name: &str| format!("  {:>12}  {name}", ui::duration(took));
@@ -234,7 +236,7 @@ impl Report {
     }
 }
 
-/// Runs tests, each in a process of its own, beside the cluster that they share.
+/// Runs tests, each in its own process, with the cluster that they share.
 fn run_tests(
     tests: &Tests,
     cluster: impl FnOnce(&Runtime) -> Result<Option<Cluster>>,
@@ -242,7 +244,7 @@ fn run_tests(
     let (filter, slow) = (tests.filter, tests.slow);
     let mut tests = runner::list(tests.binaries, filter)?;
     if let ([], Some(filter)) = (tests.as_slice(), filter) {
-        bail!("no test has {filter:?} in its name");
+        bail!("no test name contains {filter:?}");
     }
     tests.retain(|test| slow != Slow::Omit || !test.slow);
     let full = slow == Slow::Run;
@@ -251,7 +253,7 @@ fn run_tests(
     if tests.iter().all(|test| test.slow && !full) {
         return Ok(runner::run(&tests, processors, &times, full, &[]));
     }
-    let runtime = Runtime::new().context("starting the async runtime")?;
+    let runtime = Runtime::new().context("failed to start the async runtime")?;
     let cluster = cluster(&runtime)?;
     let mut env = vec![(XTASK_ENV, std::env::current_exe()?.into_os_string())];
     if let Some(cluster) = &cluster {
@@ -259,10 +261,10 @@ fn run_tests(
         // For the clusters that tests boot themselves.
         env.push((Kubernetes::ENV, cluster.tools.kubernetes_version.clone().into()));
     }
-    // With a cluster, a test waits for a quarter of its time.
+    // With a cluster, a test spends a quarter of its time waiting.
     let at_once = if cluster.is_some() { processors + 1 } else { processors };
     let outcomes = runner::run(&tests, at_once, &times, full, &env);
-    times.learn(&outcomes);
+    times.record(&outcomes);
     if let Err(error) = times.write() {
         ui::warning(&format!("{error:#}"));
     }
@@ -278,28 +280,28 @@ fn run_tests(
 fn cargo(args: &[&str], env: &[(&str, &str)]) -> Result<()> {
     let mut command = repo::cargo();
     let status = command.args(args).envs(env.iter().copied()).current_dir(repo::root()).status();
-    let status = status.with_context(|| format!("running cargo {}", args.join(" ")))?;
+    let status = status.with_context(|| format!("failed to run cargo {}", args.join(" ")))?;
     if !status.success() {
         bail!("cargo {} failed: see above", args.join(" "));
     }
     Ok(())
 }
 
-/// The GitHub workflows, by actionlint: it finds them itself.
+/// Checks the GitHub workflows with actionlint, which finds them itself.
 fn workflows(tools: &tools::MoreTools) -> Result<()> {
     let mut command = std::process::Command::new(tools.path("actionlint"));
-    // Not with programs that only some machines have: the result would differ.
+    // These programs are not on every machine, so results would differ.
     let status = command.args(["-shellcheck=", "-pyflakes="]).current_dir(repo::root()).status();
-    if !status.context("running actionlint")?.success() {
-        bail!("the workflows in .github are not right: see above");
+    if !status.context("failed to run actionlint")?.success() {
+        bail!("the workflows in .github have errors: see above");
     }
     Ok(())
 }
 
-const ADVISORIES: &str = "security advisories on dependencies, which need a database from the network: only the \
-                          GitHub workflow fetches it";
+const ADVISORIES: &str = "security advisories for dependencies: the advisory database is only downloaded in the \
+                          GitHub workflow";
 
-/// Licences, bans and sources of all dependencies, by cargo-deny; what could not be checked is returned.
+/// Checks licences, bans and sources of all dependencies with cargo-deny. Returns what could not be checked.
 fn deny() -> Result<Vec<String>> {
     let mut not_checked = Vec::new();
     let mut args = vec!["--log-level", "error", "check", "bans", "licenses", "sources"];
@@ -313,7 +315,7 @@ fn deny() -> Result<Vec<String>> {
     Ok(warned(not_checked))
 }
 
-/// The spelling of names, comments and documentation, by typos; what could not be checked is returned.
+/// Checks the spelling of names, comments and documentation with typos. Returns what could not be checked.
 fn spelling() -> Result<Vec<String>> {
     let missing = check_with(&tools::TYPOS, &["--config", "typos.toml"], "spelling")?;
     Ok(warned(missing.into_iter().collect()))
@@ -323,8 +325,8 @@ fn in_workflow() -> bool {
     std::env::var_os("GITHUB_ACTIONS").is_some()
 }
 
-/// Runs a tool in the repository. Returns what it would have checked if it cannot be built: a missing network does not
-/// prevent all other checks, except in the workflow.
+/// Runs a tool in the repository. If the tool cannot be built, returns what it would have checked: without network, all
+/// other checks still run. In the workflow, this is an error.
 fn check_with(tool: &tools::CargoTool, args: &[&str], what: &str) -> Result<Option<String>> {
     let program = match tools::ensure_cargo_tool(tool, &mut repo::cargo(), ui::note) {
         Ok(program) => program,
@@ -332,7 +334,7 @@ fn check_with(tool: &tools::CargoTool, args: &[&str], what: &str) -> Result<Opti
         Err(error) => return Err(error),
     };
     let status = std::process::Command::new(&program).args(args).current_dir(repo::root()).status();
-    if !status.with_context(|| format!("running {}", program.display()))?.success() {
+    if !status.with_context(|| format!("failed to run {}", program.display()))?.success() {
         bail!("{what}: see above");
     }
     Ok(None)
@@ -350,7 +352,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_not_checked_is_in_the_last_lines() {
+    fn summary_ends_with_unchecked_items() {
         let mut report = Report::default();
         report.steps.push(("dependencies".into(), true, Duration::ZERO));
         assert!(report.summary().ends_with("\n0 passed, 0 failed, 0 skipped"), "{}", report.summary());

@@ -1,4 +1,4 @@
-//! What people see: one line a step, colour only on a terminal.
+//! Terminal output: one line per step, colours only on a terminal.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ fn paint(code: &str, text: &str) -> String {
     painted(code, text, std::io::stderr().is_terminal())
 }
 
-/// Colour for a part of a result.
+/// Colours a part of a result.
 pub fn paint_result(code: &str, text: &str) -> String {
     painted(code, text, std::io::stdout().is_terminal())
 }
@@ -20,22 +20,22 @@ fn painted(code: &str, text: &str, terminal: bool) -> String {
     }
 }
 
-/// A result, on stdout. Whoever stops reading, as `head` does, has seen enough.
+/// Prints a result on stdout. Errors are ignored, because the reader, such as `head`, may stop early.
 pub fn result(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
-/// A line about what is going on.
+/// Prints a line about progress.
 pub fn note(text: &str) {
     eprintln!("{text}");
 }
 
-/// A line about something that is not as it should be, while the work goes on.
+/// Prints a warning. The work continues.
 pub fn warning(text: &str) {
     eprintln!("{} {text}", paint("33", "warning:"));
 }
 
-/// The reason why the command ends.
+/// Prints the error with which the command fails.
 pub fn error(text: &str) {
     eprintln!("{} {text}", paint("31;1", "error:"));
 }
@@ -48,24 +48,24 @@ pub fn duration(of: Duration) -> String {
     }
 }
 
-/// A piece of work with a beginning and an end, each a line.
+/// A step of a command. Its start and its end print a line each.
 pub struct Step {
     name: String,
-    begun: Instant,
+    started: Instant,
 }
 
 impl Step {
-    /// Begins a step.
+    /// Starts a step.
     pub fn begin(name: &str) -> Self {
         eprintln!("{} {name}", paint("36", "==>"));
-        // The step's own output may go elsewhere; this line has to be first.
+        // The step's own output may use another stream. This line has to come first.
         let _ = std::io::stderr().flush();
-        Self { name: name.into(), begun: Instant::now() }
+        Self { name: name.into(), started: Instant::now() }
     }
 
-    /// Ends it and tells how long it took.
+    /// Ends the step, prints its duration and returns it.
     pub fn end(self, good: bool, remark: &str) -> Duration {
-        let took = self.begun.elapsed();
+        let took = self.started.elapsed();
         let mark = if good { paint("32", "ok") } else { paint("31;1", "FAILED") };
         let remark = if remark.is_empty() { String::new() } else { format!(": {remark}") };
         eprintln!("    {mark} {} ({}){remark}", self.name, duration(took));

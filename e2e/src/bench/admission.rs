@@ -1,4 +1,4 @@
-//! What the admission webhook costs whoever creates Evacuations, and what it costs itself.
+//! What the admission webhook costs clients that create Evacuations, and what it costs itself.
 
 mod hostile;
 
@@ -28,20 +28,20 @@ use crate::{objects, wait};
 const PODS: usize = 600;
 const ROUNDS: usize = 3;
 const IN_FLIGHT: usize = 32;
-/// The part of what the API server can take at which latencies are compared.
+/// The fraction of the API server's capacity at which latencies are compared.
 const SHARE: f64 = 0.3;
 const DIRECT: usize = 20_000;
 const SPACE: &str = "bench-admission";
 const CONFIGURATION: &str = "haulout-system.haulout-admission-webhook";
 const SOON: Duration = Duration::from_secs(60);
 
-/// - `capacity_per_s`: Evacuations that the API server takes at most, without the webhook.
-/// - `p50_ratio`, `p99_ratio`: time to create one at 30 % of that rate, with the webhook ÷ without; medians of
-///   the ratios of three rounds, in which both take turns.
-/// - `handler_p99_ms`: inside the webhook, meanwhile, from its own histogram; every pod is in its cache.
-/// - `requests_per_s_per_core`: reviews of Evacuations sent straight to the webhook ÷ its processor time.
-/// - `rss_mib`: its resident set then, with 600 pods in its cache.
-/// - `hostile_rss_mib_10k` to `_40k`: its resident set after so many bodies of garbage.
+/// - `capacity_per_s`: the highest rate at which the API server creates Evacuations, without the webhook.
+/// - `p50_ratio`, `p99_ratio`: time to create one Evacuation at 30 % of that rate, with the webhook ÷ without.
+///   Medians of the ratios of three rounds, in which both take turns.
+/// - `handler_p99_ms`: the time inside the webhook during that, from its own histogram. Every pod is in its cache.
+/// - `requests_per_s_per_core`: reviews of Evacuations sent directly to the webhook ÷ its processor time.
+/// - `rss_mib`: its resident set after that, with 600 pods in its cache.
+/// - `hostile_rss_mib_10k` to `_40k`: its resident set after that many invalid request bodies.
 pub(super) async fn run(progress: Progress) -> Result<Results> {
     let cluster = Cluster::builder()
         .name("bench-admission")
@@ -57,7 +57,7 @@ pub(super) async fn run(progress: Progress) -> Result<Results> {
     let evacuations = evacuations(&client).await?;
     let capacity = capacity(&client, &evacuations).await?;
     let rate = capacity * SHARE;
-    progress(&format!("the API server takes {capacity:.0} Evacuations a second: measuring at {rate:.0}"));
+    progress(&format!("the API server creates {capacity:.0} Evacuations per second: measuring at {rate:.0}"));
     let (mut p50, mut p99, mut plain) = (Vec::new(), Vec::new(), Vec::new());
     let handled = Histogram::read(&replica).await?;
     for round in 1..=ROUNDS {
@@ -73,11 +73,11 @@ pub(super) async fn run(progress: Progress) -> Result<Results> {
         plain.push(quantile(&without, 0.5) * 1e3);
     }
     let handled = Histogram::read(&replica).await?.since(&handled);
-    progress(&format!("{DIRECT} reviews straight to the webhook"));
-    let straight = straight(&client, &replica).await?;
-    let per_core = direct(&straight, &replica, &evacuations).await?;
+    progress(&format!("sending {DIRECT} reviews directly to the webhook"));
+    let webhook_client = webhook_client(&client, &replica).await?;
+    let per_core = direct(&webhook_client, &replica, &evacuations).await?;
     let rss = replica.resident_bytes()? / 1024.0 / 1024.0;
-    let [first, second, third, last] = hostile::run(&straight, &replica, progress).await?;
+    let [first, second, third, last] = hostile::run(&webhook_client, &replica, progress).await?;
     drop(replica);
     cluster.shutdown().await;
     Ok(vec![
@@ -95,15 +95,15 @@ pub(super) async fn run(progress: Progress) -> Result<Results> {
     ])
 }
 
-/// The webhook's configurations, which are there or not.
+/// The webhook configurations, which can be registered and removed.
 struct Registration {
     mutating: MutatingWebhookConfiguration,
     validating: ValidatingWebhookConfiguration,
 }
 
 impl Registration {
-    /// Takes them away. What is put back has the API server ask this replica straight, as a Service would have it: a
-    /// forwarder of ours in between would be measured too.
+    /// Removes the configurations. The copies that are registered later call this replica directly, as a Service
+    /// would. A forwarder in between would be measured too.
     async fn take(client: &Client, replica: &Service) -> Result<Self> {
         let mut mutating: MutatingWebhookConfiguration =
             Api::all(client.clone()).get(CONFIGURATION).await.context("the mutating configuration")?;
@@ -129,7 +129,7 @@ impl Registration {
         let post = PostParams::default();
         Api::all(client.clone()).create(&post, &self.mutating).await.context("registering the webhook")?;
         Api::all(client.clone()).create(&post, &self.validating).await.context("registering the webhook")?;
-        settle().await;
+        wait_for_configuration().await;
         Webhook::reachable(cluster).await
     }
 
@@ -139,18 +139,18 @@ impl Registration {
         mutating.delete(CONFIGURATION, &delete).await.context("removing the webhook")?;
         let validating: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
         validating.delete(CONFIGURATION, &delete).await.context("removing the webhook")?;
-        settle().await;
+        wait_for_configuration().await;
         Ok(())
     }
 }
 
-/// The API server notices a moment later, and what it still sends to the webhook would be counted on the wrong
-/// side. Nothing tells when it has noticed.
-async fn settle() {
+/// Waits until the API server has noticed a changed configuration. Until then it may still call the webhook, and
+/// those calls would be counted on the wrong side. Nothing signals that it has noticed.
+async fn wait_for_configuration() {
     tokio::time::sleep(Duration::from_secs(2)).await;
 }
 
-/// Pods, and an Evacuation for each that has yet to be created.
+/// Creates pods, and returns an Evacuation for each that is not created yet.
 async fn evacuations(client: &Client) -> Result<Vec<Evacuation>> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
     namespaces.create(&PostParams::default(), &objects::namespace(SPACE)).await.context("a namespace")?;
@@ -194,7 +194,8 @@ async fn clear(client: &Client) -> Result<()> {
     .await
 }
 
-/// How many a second the API server takes when they come as fast as it answers. The second of two tries counts.
+/// How many Evacuations per second the API server creates when they arrive as fast as it answers. The second of two
+/// attempts counts.
 async fn capacity(client: &Client, evacuations: &[Evacuation]) -> Result<f64> {
     let mut rate = f64::NAN;
     for _ in 0..2 {
@@ -212,7 +213,7 @@ async fn capacity(client: &Client, evacuations: &[Evacuation]) -> Result<f64> {
     Ok(rate)
 }
 
-/// Creates all of them at this rate, however long each takes; gives the time of each, in seconds and sorted.
+/// Creates all Evacuations at this rate, regardless of how long each takes. Returns the latencies in seconds, sorted.
 async fn create_at(client: &Client, evacuations: &[Evacuation], rate: f64) -> Result<Vec<f64>> {
     let api = api(client);
     let begun = tokio::time::Instant::now();
@@ -222,7 +223,7 @@ async fn create_at(client: &Client, evacuations: &[Evacuation], rate: f64) -> Re
         tokio::spawn(async move {
             tokio::time::sleep_until(due).await;
             let created = api.create(&PostParams::default(), &evacuation).await;
-            // Seen from the time at which it was due, so that waiting for a slow one counts.
+            // Measured from the time at which it was due, so that waiting for a slow request counts.
             created.map(|_| due.elapsed().as_secs_f64())
         })
     };
@@ -243,7 +244,7 @@ fn count(number: usize) -> f64 {
     number as f64
 }
 
-/// The webhook's own histogram of Evacuations: cumulated counts by upper bound.
+/// The webhook's own histogram for Evacuations: cumulative counts by upper bound.
 #[derive(Debug, Default)]
 struct Histogram(Vec<(f64, f64)>);
 
@@ -270,7 +271,7 @@ impl Histogram {
         Self(self.0.into_iter().map(|(bound, value)| (bound, value - before(bound))).collect())
     }
 
-    /// As Prometheus does it: evenly spread within a bucket.
+    /// Interpolates as Prometheus does: values are evenly distributed within a bucket.
     fn quantile(&self, share: f64) -> f64 {
         let Some((_, all)) = self.0.last() else { return f64::NAN };
         let wanted = all * share;
@@ -289,8 +290,8 @@ impl Histogram {
     }
 }
 
-/// A client of the webhook itself, without an API server in between.
-async fn straight(client: &Client, replica: &Service) -> Result<Client> {
+/// A client that calls the webhook directly, without an API server.
+async fn webhook_client(client: &Client, replica: &Service) -> Result<Client> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let secret = secrets.get("haulout-admission-webhook-certificate").await.context("the certificate")?;
     let authority = secret.data.as_ref().and_then(|data| data.get("ca.crt")).context("ca.crt")?;
@@ -302,13 +303,13 @@ async fn straight(client: &Client, replica: &Service) -> Result<Client> {
     Client::try_from(config).context("a client of the webhook")
 }
 
-/// Reviews a second and core.
-async fn direct(straight: &Client, replica: &Service, evacuations: &[Evacuation]) -> Result<f64> {
+/// Reviews per second and core.
+async fn direct(webhook_client: &Client, replica: &Service, evacuations: &[Evacuation]) -> Result<f64> {
     let bodies: Vec<_> = evacuations.iter().map(review).collect();
     let send = |body: &String| {
         let request =
             http::Request::post("/validate/evacuations?timeout=10s").body(body.clone().into_bytes());
-        let client = straight.clone();
+        let client = webhook_client.clone();
         async move {
             let answer = client.request_text(request.context("a request")?).await.context("a review")?;
             ensure!(answer.contains("\"allowed\":true"), "the webhook says {answer}");
@@ -350,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quantile_lies_within_its_bucket() {
+    fn quantile_is_interpolated_within_its_bucket() {
         let histogram = Histogram(vec![(1.0, 50.0), (2.0, 100.0), (f64::INFINITY, 100.0)]);
         assert!((histogram.quantile(0.75) - 1.5).abs() < 1e-9);
         let earlier = Histogram(vec![(1.0, 50.0), (2.0, 50.0), (f64::INFINITY, 50.0)]);

@@ -1,5 +1,5 @@
-//! The figures that every other benchmark is seen against: how fast the control plane boots, how many
-//! evictions it takes when nothing else asks for anything, and how fast `kubectl drain` is.
+//! The baseline for every other benchmark: how fast the control plane boots, how many evictions it processes when
+//! nothing else runs, and how fast `kubectl drain` is.
 
 use std::time::{Duration, Instant};
 
@@ -54,7 +54,7 @@ fn rate(took: Duration) -> f64 {
     PODS_PER_NODE as f64 / took.as_secs_f64()
 }
 
-/// Puts pods onto a node and waits until all run, and until none of an earlier round is left.
+/// Puts pods onto a node and waits until all run and none of an earlier round is left.
 async fn fill(client: &Client, node: &str) -> Result<Vec<Pod>> {
     let api: Api<Pod> = Api::default_namespaced(client.clone());
     let of_node = || watcher::Config::default().labels(&format!("bench={node}"));
@@ -85,7 +85,7 @@ async fn fill(client: &Client, node: &str) -> Result<Vec<Pod>> {
     .await
 }
 
-/// Evicts pods with nothing but the requests themselves.
+/// Evicts pods with plain eviction requests.
 async fn evict(client: &Client, pods: &[Pod]) -> Result<Duration> {
     let api: Api<Pod> = Api::default_namespaced(client.clone());
     let begun = Instant::now();

@@ -1,6 +1,6 @@
-//! What the slim pod cache costs with 50,000 pods of the real API server: memory, time for the first list,
-//! and processor time at rest. The cache runs in a process of its own (`probe`), with nothing beside it but
-//! a subscriber and a work queue, so that neither this benchmark nor the pods it makes are counted.
+//! What the slim pod cache costs with 50,000 pods on the real API server: memory, time for the first list, and
+//! processor time at rest. The cache runs in its own process (`probe`), with only a subscriber and a work queue.
+//! Neither this benchmark nor the creation of pods is counted.
 
 mod fixture;
 mod probe;
@@ -17,18 +17,17 @@ use crate::process::Command;
 
 const FEW: u32 = 10_000;
 const MANY: u32 = 50_000;
-/// Times and processor times are medians of so many probes.
+/// Times and processor times are medians of this many probes.
 const ROUNDS: usize = 3;
 
-/// - `bytes_per_pod`: the slope of the resident set between 10,000 and 50,000 pods, each in a fresh process
-///   some seconds after its first list.
-/// - `list_s`: from the start of the cache to the end of the first list, and `list_cpu_s`: the processor time
-///   (user and system, all threads) of the process meanwhile. Most of both is the API server's encoding, which
-///   runs on the same processors, and TLS and wake-ups for what it sends pod by pod.
-/// - `decode_ratio`: processor time of a cache for its first list when an API server in memory answers with the
-///   pages that the real one has sent (`memory_cpu_s`: requests, reading, decoding, sharing, indexing) ÷
-///   processor time that `serde_json::from_slice` alone takes for the same bytes (`decode_cpu_s`), into the
-///   type that the cache decodes them into.
+/// - `bytes_per_pod`: the slope of the resident set between 10,000 and 50,000 pods, each in a new process some
+///   seconds after its first list.
+/// - `list_s`: from the start of the cache to the end of the first list. `list_cpu_s`: the processor time (user and
+///   system, all threads) of the process during that time. Most of both is the API server's encoding, which runs on
+///   the same processors, and TLS and wake-ups, because the API server sends pod by pod.
+/// - `decode_ratio`: processor time of a cache for its first list when an in-memory API server replays the recorded
+///   pages (`memory_cpu_s`: requests, reading, decoding, sharing, indexing) ÷ processor time of
+///   `serde_json::from_slice` alone for the same bytes and the same type (`decode_cpu_s`).
 /// - `idle_cpu_percent`: of one processor, over half a minute, with 50,000 pods and 10,000 sleeping keys.
 pub(super) async fn run(progress: Progress) -> Result<Results> {
     if let Some(cluster) = std::env::var_os(probe::ENV) {
@@ -42,7 +41,7 @@ pub(super) async fn run(progress: Progress) -> Result<Results> {
         .progress(progress)
         .boot()
         .await?;
-    // It would collect pods whose node or owner does not exist.
+    // It would garbage-collect pods whose node or owner does not exist.
     cluster.stop(Component::ControllerManager).await?;
     progress(&format!("writing {FEW} pods into etcd"));
     let fixture = fixture::Fixture::create(&cluster).await?;
@@ -73,7 +72,7 @@ pub(super) async fn run(progress: Progress) -> Result<Results> {
     ])
 }
 
-/// Runs a probe, which is this program in another role.
+/// Runs a probe: this same program, in another role.
 async fn measure(cluster: &Cluster, pods: u32, rest: bool) -> Result<BTreeMap<String, f64>> {
     #[derive(Deserialize)]
     struct Answer {
@@ -87,7 +86,7 @@ async fn measure(cluster: &Cluster, pods: u32, rest: bool) -> Result<BTreeMap<St
         command = command.env(probe::REST_ENV, "1");
     }
     let answer = command.output("the probe").await?.success().context("measuring the cache")?;
-    let Answer { results } = serde_json::from_str(&answer).context("reading what the probe found")?;
+    let Answer { results } = serde_json::from_str(&answer).context("parsing the results of the probe")?;
     let found = results.get(probe::PODS).copied().unwrap_or_default();
     ensure!((found - f64::from(pods)).abs() < 0.5, "the cache has {found} of {pods} pods");
     Ok(results)

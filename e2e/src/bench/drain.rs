@@ -1,5 +1,5 @@
-//! How fast and at what cost one NodeMaintenance drains ten nodes, beside `kubectl drain` and beside the least that
-//! anybody could do for the same end.
+//! How fast and at what cost one NodeMaintenance drains ten nodes, compared with `kubectl drain` and with the minimal
+//! loop that reaches the same result.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -30,43 +30,44 @@ const NODES: usize = 10;
 const PODS_PER_NODE: usize = 50;
 const IN_FLIGHT: usize = 32;
 const SERVICES: [&str; 2] = ["evacuation-controller", "maintenance-controller"];
-/// As the chart has it.
+/// The same number as in the chart.
 const REPLICAS: usize = 2;
 const NAME: &str = "bench";
 const LIMIT: Duration = Duration::from_secs(600);
-/// When the last events have been written.
-const EVENTS_SETTLED: Duration = Duration::from_secs(3);
+/// After this time, the last events are written.
+const EVENT_FLUSH: Duration = Duration::from_secs(3);
 
-/// Ten nodes have 50 pods each, which ReplicaSets own, and whose successors find room on other nodes: the controller
-/// manager, the scheduler and the pretended kubelets are at work beside every drain. All pods have a grace period of
-/// 0, so that the Eviction API removes them at once. Figures are medians of three rounds in which all take turns in
-/// one cluster with the chart's webhook; our controllers, two replicas each, run in our own turns alone.
+/// Ten nodes have 50 pods each, owned by ReplicaSets. Replacement pods find room on other nodes, so the controller
+/// manager, the scheduler and the simulated kubelets work during every drain. All pods have a grace period of 0, so
+/// that the Eviction API removes them at once. Figures are medians of three rounds, in which all candidates take
+/// turns in one cluster with the chart's webhook. Our controllers run with two replicas each, and only in their own
+/// turns.
 ///
-/// - `drain_s`: from the creation of a NodeMaintenance in stage Drain to the moment when its status says that it is
-///   drained and no Evacuation is left.
-/// - `kubectl_serial_s`: one `kubectl drain` of all ten nodes, which takes one after the other; measured once, because
-///   it takes so long. `speedup_vs_kubectl_serial`: its time ÷ ours.
-/// - `kubectl_parallel_s`: ten processes of `kubectl drain` at once, one for each node.
-///   `speedup_vs_kubectl_parallel`: their time ÷ ours.
-/// - `loop_s`: a loop that cordons the nodes and then, for 32 pods at once, creates an Evacuation, evicts, drops the
-///   finalizer and deletes, with the controllers' own accounts. It watches nothing and asks nothing.
-///   `time_vs_loop`: our time ÷ its.
-/// - `writes_per_pod`: requests of all our services that change something, by the audit log, renewals of their Leases
-///   included; `event_writes_per_pod`: events, which the former leaves out.
+/// - `drain_s`: from the creation of a NodeMaintenance in stage Drain until its status reports that it is drained and
+///   no Evacuation is left.
+/// - `kubectl_serial_s`: one `kubectl drain` of all ten nodes, one after the other. Measured once, because it takes
+///   long. `speedup_vs_kubectl_serial`: its time ÷ ours.
+/// - `kubectl_parallel_s`: ten processes of `kubectl drain` at once, one per node. `speedup_vs_kubectl_parallel`:
+///   their time ÷ ours.
+/// - `loop_s`: a loop that cordons the nodes and then, for 32 pods at once, creates an Evacuation, evicts, removes
+///   the finalizer and deletes, with the controllers' own accounts. It watches and reads nothing. `time_vs_loop`: our
+///   time ÷ its time.
+/// - `writes_per_pod`: write requests of all our services, from the audit log, including Lease renewals.
+///   `event_writes_per_pod`: events, which `writes_per_pod` does not include.
 pub(super) async fn run(progress: Progress) -> Result<Results> {
-    let world = World::new(progress).await?;
+    let env = BenchEnv::new(progress).await?;
     let (mut ours, mut parallel, mut loops) = (Vec::new(), Vec::new(), Vec::new());
     for round in 1..=ROUNDS {
         progress(&format!("round {round} of {ROUNDS}: ours"));
-        ours.push(world.ours().await?);
-        progress(&format!("round {round} of {ROUNDS}: ten times kubectl drain at once"));
-        parallel.push(world.kubectl(Kubectl::Parallel).await?);
+        ours.push(env.ours().await?);
+        progress(&format!("round {round} of {ROUNDS}: kubectl drain, ten in parallel"));
+        parallel.push(env.kubectl(Kubectl::Parallel).await?);
         progress(&format!("round {round} of {ROUNDS}: the plain loop"));
-        loops.push(world.plain_loop().await?);
+        loops.push(env.plain_loop().await?);
     }
     progress("kubectl drain, one node after the other");
-    let serial = world.kubectl(Kubectl::Serial).await?;
-    world.cluster.shutdown().await;
+    let serial = env.kubectl(Kubectl::Serial).await?;
+    env.cluster.shutdown().await;
     let middle = |figure: fn(&Drain) -> f64| median(ours.iter().map(figure).collect());
     let (drain, parallel, plain) = (middle(|drain| drain.seconds), median(parallel), median(loops));
     Ok(vec![
@@ -82,7 +83,7 @@ pub(super) async fn run(progress: Progress) -> Result<Results> {
     ])
 }
 
-/// Figures of one drain of ours.
+/// Figures of one drain by Haulout.
 struct Drain {
     seconds: f64,
     writes: f64,
@@ -95,16 +96,16 @@ enum Kubectl {
     Parallel,
 }
 
-struct World {
+struct BenchEnv {
     fleet: Fleet,
     client: Client,
-    /// Clients with the accounts of [`SERVICES`].
+    /// Clients with the service accounts of [`SERVICES`].
     acting: [Client; 2],
     _webhook: (Webhook, Service),
     cluster: Cluster,
 }
 
-impl World {
+impl BenchEnv {
     async fn new(progress: Progress) -> Result<Self> {
         let cluster = Cluster::builder().name("bench-drain").audit(true).progress(progress).boot().await?;
         let webhook = Webhook::with_replica(&cluster).await?;
@@ -140,7 +141,7 @@ impl World {
         self.until_no_evacuation().await?;
         let seconds = begun.elapsed().as_secs_f64();
         self.ensure_empty().await?;
-        tokio::time::sleep(EVENTS_SETTLED).await;
+        tokio::time::sleep(EVENT_FLUSH).await;
         let requests = self.cluster.requests_since(mark)?;
         maintenances.delete(NAME, &DeleteParams::default()).await.context("deleting the maintenance")?;
         wait::gone(maintenances, NAME, LIMIT).await?;
@@ -181,12 +182,12 @@ impl World {
         Ok(seconds)
     }
 
-    /// The least that leads to the same end.
+    /// The minimal loop that reaches the same result.
     async fn plain_loop(&self) -> Result<f64> {
         let pods = self.fleet.fill().await?;
         let begun = Instant::now();
         self.fleet.cordon().await?;
-        let leaving = stream::iter(&pods).map(|pod| self.take_away(pod)).buffer_unordered(IN_FLIGHT);
+        let leaving = stream::iter(&pods).map(|pod| self.evacuate_and_evict(pod)).buffer_unordered(IN_FLIGHT);
         leaving.try_collect::<()>().await?;
         self.until_no_evacuation().await?;
         let seconds = begun.elapsed().as_secs_f64();
@@ -195,7 +196,7 @@ impl World {
         Ok(seconds)
     }
 
-    async fn take_away(&self, pod: &Pod) -> Result<()> {
+    async fn evacuate_and_evict(&self, pod: &Pod) -> Result<()> {
         let [evacuation, maintenance] = &self.acting;
         let namespace = pod.namespace().unwrap_or_default();
         let pods: Api<Pod> = Api::namespaced(evacuation.clone(), &namespace);
@@ -217,7 +218,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether the nodes have been drained.
+    /// Fails if a pod is left on the drained nodes.
     async fn ensure_empty(&self) -> Result<()> {
         let nodes = self.fleet.names();
         let pods = self.fleet.pods().list(&ListParams::default()).await?;
@@ -226,7 +227,7 @@ impl World {
             node.is_some_and(|node| nodes.contains(node))
         };
         let left = pods.items.iter().filter(on).count();
-        ensure!(left == 0, "{left} pods are left on nodes that are said to be drained");
+        ensure!(left == 0, "{left} pods are left on nodes that are reported as drained");
         Ok(())
     }
 }

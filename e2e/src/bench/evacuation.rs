@@ -1,4 +1,4 @@
-//! How fast and at what cost pods are evacuated, beside the least that anybody could do for the same end.
+//! How fast and at what cost pods are evacuated, compared with the minimal loop that reaches the same result.
 
 mod burst;
 mod waiting;
@@ -26,53 +26,54 @@ const NODES: usize = 50;
 const CONTROLLER: &str = "evacuation-controller";
 const INSTIGATOR_AGENT: &str = "bench-instigator";
 const LIMIT: Duration = Duration::from_secs(600);
-/// How long watch events may take.
-const SEEN: Duration = Duration::from_secs(3);
+/// Maximum delay of watch events.
+const WATCH_DELAY: Duration = Duration::from_secs(3);
 
-/// All pods have a grace period of 0, so that the Eviction API removes them at once, and no node agent, real or
-/// pretended, is measured. Pods are written straight into etcd beforehand. Figures are medians of three rounds in
-/// which ours and its peers take turns in one cluster, where one replica of the webhook judges what the instigator
-/// creates; what the controller's ServiceAccount writes does not go through it, and the loops act with that account.
+/// All pods have a grace period of 0, so that the Eviction API removes them at once and no kubelet, real or
+/// simulated, is measured. Pods are written directly into etcd beforehand. Figures are medians of three rounds, in
+/// which Haulout and its peers take turns in one cluster. One replica of the webhook validates what the instigator
+/// creates. Writes of the controller's ServiceAccount bypass the webhook, and the loops use that account.
 ///
-/// - `pods_per_s`: 2,000 pods on 50 nodes, without budgets, from the first Evacuation that is asked for, with 32
-///   requests in flight, to the moment when neither pods nor Evacuations are left.
-/// - `loop_pods_per_s`: the same pods and the same end by a loop that, for 32 pods at once, creates an Evacuation,
-///   evicts, drops the finalizer and deletes. It watches nothing and asks nothing. `throughput_vs_loop`: ours ÷ its.
-/// - `raw_evictions_per_s`: as many pods by nothing but Eviction POSTs, 32 in flight.
+/// - `pods_per_s`: 2,000 pods on 50 nodes, without budgets, from the first Evacuation request, with 32 requests in
+///   flight, until neither pods nor Evacuations are left.
+/// - `loop_pods_per_s`: the same pods and the same result with a loop that, for 32 pods at once, creates an
+///   Evacuation, evicts, removes the finalizer and deletes. It watches and reads nothing. `throughput_vs_loop`: ours
+///   ÷ its.
+/// - `raw_evictions_per_s`: the same number of pods with plain eviction requests, 32 in flight.
 /// - `kubectl_drain_pods_per_s`: `kubectl drain` of 5 of these nodes with 40 pods each, once.
-/// - `writes_per_pod`: requests that change something by the instigator, the controller and the webhook in our
-///   bursts, from the audit log; `event_writes_per_pod`: events, which the former leaves out; `reads_per_pod`:
-///   gets, lists and the webhook's SubjectAccessReviews, which are questions though they are posted.
-/// - `idle_p50_ms`: with nothing else to do, from the answer to the creation of an Evacuation to the arrival of the
-///   eviction at the API server, by the audit log's times. `loop_idle_p50_ms`: the same for a loop that watches
+/// - `writes_per_pod`: write requests of the instigator, the controller and the webhook in our bursts, from the audit
+///   log. `event_writes_per_pod`: events, which `writes_per_pod` does not include. `reads_per_pod`: gets, lists and
+///   the webhook's SubjectAccessReviews, which are reads although they are POST requests.
+/// - `idle_p50_ms`: without other work, from the answer to the creation of an Evacuation until the eviction arrives
+///   at the API server, by the times in the audit log. `loop_idle_p50_ms`: the same for a loop that watches
 ///   Evacuations and evicts. `idle_vs_loop`: ours ÷ its.
-/// - `budget_freed_p50_ms`: from the answer to the disruption controller's write by which a budget allows one more
-///   disruption, to the arrival of the eviction that is let through. `loop_budget_freed_p50_ms`: the same for a loop
-///   that watches the budget and evicts the next pod. `budget_freed_vs_loop`: ours ÷ its. As a ReplicaSet's, the pods
-///   have names that are never used again; for others, ours would compare the UID on the API server first.
+/// - `budget_freed_p50_ms`: from the answer to the disruption controller's write that allows one more disruption
+///   until the successful eviction arrives. `loop_budget_freed_p50_ms`: the same for a loop that watches the budget
+///   and evicts the next pod. `budget_freed_vs_loop`: ours ÷ its. As with a ReplicaSet, pod names are never reused.
+///   For reusable names, our controller would first compare the UID on the API server.
 pub(super) async fn run(progress: Progress) -> Result<Results> {
-    let world = World::new(progress).await?;
+    let env = BenchEnv::new(progress).await?;
     let (mut ours, mut loops, mut raw) = (Vec::new(), Vec::new(), Vec::new());
     let (mut idle, mut freed) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
     for round in 1..=ROUNDS {
         progress(&format!("round {round} of {ROUNDS}: ours"));
-        ours.push(world.burst().await?);
+        ours.push(env.burst().await?);
         progress(&format!("round {round} of {ROUNDS}: the plain loop"));
-        loops.push(world.plain_loop().await?);
+        loops.push(env.plain_loop().await?);
         progress(&format!("round {round} of {ROUNDS}: evictions alone"));
-        raw.push(world.evictions_alone().await?);
+        raw.push(env.evictions_alone().await?);
         progress(&format!("round {round} of {ROUNDS}: one by one"));
         let [idle_ours, idle_loop] = &mut idle;
-        idle_ours.extend(world.idle().await?);
-        idle_loop.extend(world.idle_loop().await?);
-        progress(&format!("round {round} of {ROUNDS}: budgets that free up"));
+        idle_ours.extend(env.idle().await?);
+        idle_loop.extend(env.idle_loop().await?);
+        progress(&format!("round {round} of {ROUNDS}: budgets that allow disruptions again"));
         let [freed_ours, freed_loop] = &mut freed;
-        freed_ours.extend(world.freed().await?);
-        freed_loop.extend(world.freed_loop().await?);
+        freed_ours.extend(env.freed().await?);
+        freed_loop.extend(env.freed_loop().await?);
     }
     progress("kubectl drain");
-    let kubectl = world.kubectl_drain().await?;
-    world.cluster.shutdown().await;
+    let kubectl = env.kubectl_drain().await?;
+    env.cluster.shutdown().await;
     let middle = |figure: fn(&burst::Burst) -> f64| median(ours.iter().map(figure).collect());
     let (pods_per_s, loop_pods_per_s) = (middle(|burst| burst.pods_per_s), median(loops));
     let ([idle, idle_loop], [freed, freed_loop]) = (idle.map(median), freed.map(median));
@@ -94,22 +95,22 @@ pub(super) async fn run(progress: Progress) -> Result<Results> {
     ])
 }
 
-struct World {
-    /// A pod that is running, to be copied.
+struct BenchEnv {
+    /// A running pod that is copied.
     template: Pod,
-    /// How many copies there are. No two have the same name.
+    /// Number of copies, so that no two have the same name.
     copies: AtomicUsize,
-    /// Asks for evacuations, through the webhook.
+    /// Creates Evacuations, through the webhook.
     instigator: Client,
-    /// Acts as the controller does, and past the webhook as it does.
+    /// Acts with the controller's account, which bypasses the webhook.
     acting: Client,
     _webhook: (Webhook, Service),
     cluster: Cluster,
 }
 
-impl World {
+impl BenchEnv {
     async fn new(progress: Progress) -> Result<Self> {
-        // These would replace the pods, or take them away because their owner does not exist.
+        // These would replace the pods, or delete them because their owner does not exist.
         let without = ["--controllers=*,-replicaset-controller,-garbage-collector-controller"];
         let booting = Cluster::builder().name("bench-evacuation").scheduler(false).audit(true);
         let booting = booting.extra_args(Component::ControllerManager, without);
@@ -133,19 +134,19 @@ impl World {
         Ok(Self { template, copies: AtomicUsize::default(), instigator, acting, _webhook: webhook, cluster })
     }
 
-    /// Puts pods onto nodes. Everybody has seen them when this returns.
+    /// Puts pods onto nodes. All watchers have received them when this returns.
     async fn pods(&self, count: usize, nodes: usize) -> Result<Vec<Pod>> {
         let copy = |number: usize| {
             let name = format!("pod-{}", self.copies.fetch_add(1, Ordering::Relaxed));
             stored::copy(&self.template, name, node(number % nodes))
         };
         let pods: Vec<_> = (0..count).map(copy).collect();
-        stored::store_in_sight(&self.cluster.etcd()?, stored::PODS, &pods).await?;
-        tokio::time::sleep(SEEN).await;
+        stored::store_while_watched(&self.cluster.etcd()?, stored::PODS, &pods).await?;
+        tokio::time::sleep(WATCH_DELAY).await;
         Ok(pods)
     }
 
-    /// Starts the controller. It has shown that it works when this returns.
+    /// Starts the controller and waits until it has evacuated a pod.
     async fn controller(&self) -> Result<Service> {
         let controller = Service::start(&self.cluster, CONTROLLER, &[]).await?;
         controller.leads().await?;
@@ -156,14 +157,14 @@ impl World {
         Ok(controller)
     }
 
-    /// Asks for a pod to leave; the Evacuation's name.
+    /// Requests the evacuation of a pod. Returns the name of the Evacuation.
     async fn ask_for(&self, pod: &Pod) -> Result<String> {
         let api: Api<Evacuation> = Api::default_namespaced(self.instigator.clone());
         let made = api.create(&PostParams::default(), &stored::evacuation(pod)?).await;
         Ok(made.context("creating an Evacuation")?.name_any())
     }
 
-    /// What the controller does when the pod of this Evacuation has gone.
+    /// Does what the controller does when the pod of this Evacuation is gone.
     async fn end(&self, name: &str) -> Result<()> {
         let released = Patch::Merge(json!({"metadata": {"finalizers": []}}));
         let api = self.evacuations();
@@ -191,7 +192,7 @@ impl World {
     }
 }
 
-/// The owner of all pods, which nobody asks for.
+/// The owner of all pods. It does not exist.
 fn replica_set() -> OwnerReference {
     OwnerReference {
         api_version: "apps/v1".into(),

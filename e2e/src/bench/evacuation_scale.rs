@@ -1,13 +1,13 @@
-//! What 20,000 Evacuations cost that cannot go on: at the start, and at rest.
+//! What 20,000 blocked Evacuations cost: at the start and at rest.
 
-mod crowd;
+mod blocked;
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use jiff::{SignedDuration, Timestamp};
 
-use self::crowd::{BLOCKED, Crowd};
+use self::blocked::{BLOCKED, BlockedPods};
 use super::{Progress, Results, count, median, stop};
 use crate::cluster::{Cluster, Component};
 use crate::requests::{Request, Requests};
@@ -15,44 +15,44 @@ use crate::service::{NAMESPACE, Service};
 use crate::wait;
 
 const FEW: usize = 5_000;
-/// Times and sizes at the start are medians of so many starts.
+/// Times and sizes at the start are medians of this many starts.
 const ROUNDS: usize = 3;
 const CONTROLLER: &str = "evacuation-controller";
-/// When what comes right after the start is over.
-const SETTLED: Duration = Duration::from_secs(10);
+/// Work that follows the start is finished after this time.
+const WARM_UP: Duration = Duration::from_secs(10);
 const REST: Duration = Duration::from_secs(60);
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// There are 20,000 pods in 100 namespaces, covered by 1,000 budgets that let none go, and one Evacuation for each,
-/// which the Eviction API has refused twelve times: the next attempt is due 11 to 15 minutes after the last. They
-/// are copies of one that the controller itself has found blocked.
+/// There are 20,000 pods in 100 namespaces, covered by 1,000 budgets that allow no disruption, and one Evacuation per
+/// pod. The Eviction API has rejected each of them twelve times: the next attempt is due 11 to 15 minutes after the
+/// last. They are copies of one Evacuation that the controller itself reported as blocked.
 ///
-/// - `start_s`: from the start of the controller's process to the moment when it leads, knows all and has looked at
-///   every Evacuation. `start_cpu_s`: its processor time for that.
-/// - `start_evictions`: attempts meanwhile and in the ten seconds after: none is due.
+/// - `start_s`: from the start of the controller's process until it leads, its caches are synced and it has
+///   reconciled every Evacuation. `start_cpu_s`: its processor time for that.
+/// - `start_evictions`: eviction attempts until then and in the next ten seconds. None is due.
 /// - `bytes_per_evacuation`: the slope of its resident memory, ten seconds after the start, between 5,000 and 20,000
 ///   Evacuations, with the same 20,000 pods in the cache.
-/// - `idle_cpu_percent`: of one processor, and `idle_writes_per_min`: requests that change something, other than
-///   renewals of the Lease (`idle_lease_writes_per_min`), both over one minute in which no attempt is due.
-/// - `overdue_evictions_per_s`: attempts per second in the first minute of a start after which all are overdue
-///   because nobody was there for a day, and `overdue_busiest_s`: those in the busiest second of it. Evenly spread
-///   over the 15 minutes that a pod has waited before they are 25.
+/// - `idle_cpu_percent`: of one processor, and `idle_writes_per_min`: write requests without Lease renewals
+///   (`idle_lease_writes_per_min`), both over one minute in which no attempt is due.
+/// - `overdue_evictions_per_s`: attempts per second in the first minute after a start at which all are overdue,
+///   because no controller ran for a day. `overdue_busiest_s`: the attempts in the busiest second. Evenly distributed
+///   over the 15 minutes of the backoff, there would be 25 per second.
 pub(super) async fn run(progress: Progress) -> Result<Results> {
     let booting = Cluster::builder().name("bench-evacuation-scale").scheduler(false).audit(true);
     let cluster = booting.progress(progress).boot().await?;
     cluster.install_chart(&[("admissionWebhook.enabled", "false")]).await?;
-    let crowd = Crowd::create(&cluster).await?;
-    // They would judge the budgets anew, and take away pods whose nodes do not exist.
+    let blocked = BlockedPods::create(&cluster).await?;
+    // They would recalculate the budgets, and delete pods whose nodes do not exist.
     for component in [Component::ControllerManager, Component::Kwok, Component::KwokNodes] {
         cluster.stop(component).await?;
     }
     progress(&format!("writing {BLOCKED} pods and {FEW} Evacuations into etcd"));
-    crowd.store_pods(&cluster).await?;
-    crowd.store_evacuations(&cluster, 0..FEW, Timestamp::now()).await?;
+    blocked.store_pods(&cluster).await?;
+    blocked.store_evacuations(&cluster, 0..FEW, Timestamp::now()).await?;
     let few = Start::measure(&cluster, FEW).await?;
     stop(few.controller).await?;
     progress(&format!("writing {} more", BLOCKED - FEW));
-    crowd.store_evacuations(&cluster, FEW..BLOCKED, Timestamp::now()).await?;
+    blocked.store_evacuations(&cluster, FEW..BLOCKED, Timestamp::now()).await?;
     let (mut starts, mut rest) = (Vec::new(), None);
     for round in 1..=ROUNDS {
         progress(&format!("start {round} of {ROUNDS} with {BLOCKED} Evacuations"));
@@ -67,7 +67,7 @@ pub(super) async fn run(progress: Progress) -> Result<Results> {
     let rest = rest.context("there was a round")?;
     progress("start when all are overdue");
     let yesterday = Timestamp::now() - SignedDuration::from_hours(24);
-    crowd.store_evacuations(&cluster, 0..BLOCKED, yesterday).await?;
+    blocked.store_evacuations(&cluster, 0..BLOCKED, yesterday).await?;
     let overdue = overdue(&cluster).await?;
     cluster.shutdown().await;
     let middle = |figure: fn(&Figures) -> f64| median(starts.iter().map(figure).collect());
@@ -88,7 +88,7 @@ pub(super) async fn run(progress: Progress) -> Result<Results> {
     ])
 }
 
-/// A controller that has just come up.
+/// A controller that has just started.
 struct Start {
     controller: Service,
     figures: Figures,
@@ -107,16 +107,16 @@ impl Start {
         let begun = Instant::now();
         let controller = Service::start(cluster, CONTROLLER, &[]).await?;
         controller.leads().await?;
-        wait::eventually("the controller has looked at all", LIMIT, async || {
+        wait::eventually("the controller has reconciled all Evacuations", LIMIT, async || {
             let looked = controller.metric("workqueue_work_duration_seconds_count").await?;
             let waiting = controller.metric("workqueue_depth").await?;
             Ok((looked >= count(evacuations) && waiting < 0.5).then_some(()))
         })
         .await?;
         let (seconds, cpu) = (begun.elapsed().as_secs_f64(), controller.processor_seconds()?);
-        let blocked = controller.metric("evacuation_controller_blocked_pods").await?;
+        let blocked = controller.metric("haulout_evacuation_blocked_pods").await?;
         ensure!((blocked - count(evacuations)).abs() < 0.5, "{blocked} of {evacuations} are blocked");
-        tokio::time::sleep(SETTLED).await;
+        tokio::time::sleep(WARM_UP).await;
         let evictions = count(attempts(&cluster.requests_since(mark)?).count());
         let bytes = controller.resident_bytes()?;
         Ok(Self { controller, figures: Figures { seconds, cpu, evictions, bytes } })
@@ -147,7 +147,7 @@ impl Rest {
     }
 }
 
-/// When attempts were made in the first minute after a start.
+/// The times of eviction attempts in the first minute after a start.
 async fn overdue(cluster: &Cluster) -> Result<Vec<Timestamp>> {
     let mark = cluster.requests_mark()?;
     let controller = Service::start(cluster, CONTROLLER, &[]).await?;
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_busiest_second_may_begin_anywhere() {
+    fn busiest_second_may_start_at_any_time() {
         let at = |milliseconds| Timestamp::from_millisecond(milliseconds).unwrap();
         let times = [0, 900, 1000, 1800, 1899, 5000].map(at);
         assert!((busiest_second(times.into()) - 4.0).abs() < f64::EPSILON);

@@ -1,5 +1,5 @@
-//! Objects in numbers that no client could create in the time that there is: copies of one that has come through
-//! the API server, written straight into etcd.
+//! Creates more objects than a client could in a reasonable time: copies of one that came through the API server,
+//! written directly into etcd.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::etcd::Etcd;
 use crate::wait;
 
-/// Where API servers keep these kinds.
+/// The etcd prefixes of these kinds.
 pub(super) const NODES: &str = "minions";
 pub(super) const PODS: &str = "pods";
 pub(super) const BUDGETS: &str = "poddisruptionbudgets";
@@ -26,9 +26,9 @@ const INSTIGATOR: &str = "bench.example.com";
 const LIMIT: Duration = Duration::from_secs(60);
 const OBJECTS_AT_ONCE: usize = 100;
 const IN_FLIGHT: usize = 4;
-const IN_FLIGHT_IN_SIGHT: usize = 16;
+const IN_FLIGHT_WATCHED: usize = 16;
 
-/// Has a pod made and run, and takes it away again: what is left is the pod that others are copies of.
+/// Creates and runs a pod, and deletes it again. The result is the pod that others are copied from.
 pub(super) async fn pod(client: &Client, pod: &Pod) -> Result<Pod> {
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
     let name = pods.create(&PostParams::default(), pod).await.context("creating a pod to copy")?.name_any();
@@ -43,7 +43,7 @@ pub(super) async fn pod(client: &Client, pod: &Pod) -> Result<Pod> {
     Ok(made)
 }
 
-/// Another pod like this, on this node.
+/// A copy of this pod, on this node.
 pub(super) fn copy(template: &Pod, name: String, node: String) -> Pod {
     let mut pod = template.clone();
     pod.metadata.name = Some(name);
@@ -54,13 +54,13 @@ pub(super) fn copy(template: &Pod, name: String, node: String) -> Pod {
     pod
 }
 
-/// The Evacuation that asks for this pod to leave.
+/// The Evacuation of this pod.
 pub(super) fn evacuation(pod: &Pod) -> Result<Evacuation> {
     let (evacuation, _) = evacuation_for(&pod.metadata, INSTIGATOR, &BTreeSet::new())?;
     Ok(evacuation)
 }
 
-/// A UID that nobody else has.
+/// A unique UID.
 pub(super) fn uid() -> String {
     let random = fastrand::u128(..);
     format!(
@@ -73,19 +73,19 @@ pub(super) fn uid() -> String {
     )
 }
 
-/// Writes objects to where API servers keep this kind, many in one revision. Whoever watches them meanwhile may lose
-/// some: the API server closes a watch that is slow, and the next one begins after the revision that was seen last.
+/// Writes objects to the etcd prefix of this kind, many in one revision. A client that watches them at the same time
+/// may miss some: the API server closes a slow watch, and the next one starts after the last received revision.
 pub(super) async fn store<K: Resource + Serialize>(etcd: &Etcd, kind: &str, objects: &[K]) -> Result<()> {
     write(etcd, kind, objects, OBJECTS_AT_ONCE, IN_FLIGHT).await
 }
 
-/// Writes objects, each in a revision of its own as an API server does it, while others watch.
-pub(super) async fn store_in_sight<K: Resource + Serialize>(
+/// Writes objects, each in its own revision as an API server does, while others watch.
+pub(super) async fn store_while_watched<K: Resource + Serialize>(
     etcd: &Etcd,
     kind: &str,
     objects: &[K],
 ) -> Result<()> {
-    write(etcd, kind, objects, 1, IN_FLIGHT_IN_SIGHT).await
+    write(etcd, kind, objects, 1, IN_FLIGHT_WATCHED).await
 }
 
 async fn write<K: Resource + Serialize>(

@@ -1,8 +1,7 @@
-//! How fast and at what cost pods leave tainted nodes, beside kube-controller-manager and the least that anybody
-//! could do for the same end.
+//! How fast and at what cost pods leave tainted nodes, compared with kube-controller-manager and with plain requests.
 
 mod burst;
-mod crowd;
+mod memory;
 mod single;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,53 +25,54 @@ use crate::{objects, wait};
 const ROUNDS: usize = 3;
 const NODES: usize = 50;
 const PODS: usize = 2_000;
-/// For kube-controller-manager at its defaults, which is slow.
+/// For kube-controller-manager with its defaults, which is slow.
 const FEW_PODS: usize = 200;
 const UNTHROTTLED: u32 = 5_000;
 const MANAGER: &str = "taint-manager";
 const LIMIT: Duration = Duration::from_secs(600);
-/// How long watch events may take.
-const SEEN: Duration = Duration::from_secs(3);
+/// Maximum delay of watch events.
+const WATCH_DELAY: Duration = Duration::from_secs(3);
 
-/// All pods have a grace period of 0, so that a deletion removes them at once, and no node agent, real or pretended,
-/// is measured. Pods are written straight into etcd beforehand. Taints say when they were added, as those of the node
-/// lifecycle controller do. Figures are medians of three rounds in which ours and its peers take turns in one cluster.
+/// All pods have a grace period of 0, so that a deletion removes them at once and no kubelet, real or simulated, is
+/// measured. Pods are written directly into etcd beforehand. Taints have a `timeAdded`, as those of the node
+/// lifecycle controller do. Figures are medians of three rounds, in which the taint manager and its peers take turns
+/// in one cluster.
 ///
-/// - `pods_per_s`: 2,000 pods on 50 nodes, from the first of 50 taints, which are all set at once, to the moment when
-///   no pod is left.
-/// - `kcm_unthrottled_pods_per_s`: the same by a kube-controller-manager that does nothing else, with 5,000 requests a
-///   second. `kcm_default_pods_per_s`: by one with its defaults, for 200 pods. `raw_pods_per_s`: by nothing but a PATCH
-///   of the status and a DELETE, for 32 pods at once, without taints. Each `ratio_to_…`: ours ÷ its.
-/// - `calls_per_pod`: our requests in the burst, from the audit log, other than events, watches and the renewal of the
-///   Lease; `event_calls_per_pod`: those that write events.
-/// - `single_ms`: with nothing else to do, from the answer to the request that taints a node to the answer to the
-///   DELETE of its only pod, by the audit log's times. `kcm_single_ms`: the same for kube-controller-manager with its
+/// - `pods_per_s`: 2,000 pods on 50 nodes, from the first of 50 taints, which are all set at once, until no pod is
+///   left.
+/// - `kcm_unthrottled_pods_per_s`: the same with a kube-controller-manager that runs no other controller, at 5,000
+///   requests per second. `kcm_default_pods_per_s`: with its defaults, for 200 pods. `raw_pods_per_s`: with only a
+///   PATCH of the status and a DELETE, for 32 pods at once, without taints. Each `ratio_to_…`: ours ÷ its.
+/// - `calls_per_pod`: our requests in the burst, from the audit log, without events, watches and Lease renewals.
+///   `event_calls_per_pod`: requests that write events.
+/// - `single_ms`: without other work, from the answer to the request that taints a node to the answer to the DELETE
+///   of its only pod, by the times in the audit log. `kcm_single_ms`: the same for kube-controller-manager with its
 ///   defaults. `single_vs_kcm`: ours ÷ its.
-/// - `rss_mib_50k`: resident memory ten seconds after it has seen 50,000 pods on 1,000 nodes.
+/// - `rss_mib_50k`: resident memory ten seconds after it has received 50,000 pods on 1,000 nodes.
 pub(super) async fn run(progress: Progress) -> Result<Results> {
-    let world = World::new(progress).await?;
+    let env = BenchEnv::new(progress).await?;
     let (mut ours, mut unthrottled, mut default, mut raw) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let (mut single, mut kcm_single) = (Vec::new(), Vec::new());
     for round in 1..=ROUNDS {
         progress(&format!("round {round} of {ROUNDS}: ours"));
-        let manager = world.manager().await?;
-        ours.push(world.our_burst().await?);
-        single.extend(world.one_by_one().await?);
+        let manager = env.manager().await?;
+        ours.push(env.our_burst().await?);
+        single.extend(env.one_by_one().await?);
         stop(manager).await?;
         progress(&format!("round {round} of {ROUNDS}: kube-controller-manager without limits"));
-        let peer = world.peer(Some(UNTHROTTLED)).await?;
-        unthrottled.push(world.burst(PODS).await?);
+        let peer = env.peer(Some(UNTHROTTLED)).await?;
+        unthrottled.push(env.burst(PODS).await?);
         drop(peer);
         progress(&format!("round {round} of {ROUNDS}: kube-controller-manager with its defaults"));
-        let peer = world.peer(None).await?;
-        kcm_single.extend(world.one_by_one().await?);
-        default.push(world.burst(FEW_PODS).await?);
+        let peer = env.peer(None).await?;
+        kcm_single.extend(env.one_by_one().await?);
+        default.push(env.burst(FEW_PODS).await?);
         drop(peer);
         progress(&format!("round {round} of {ROUNDS}: requests alone"));
-        raw.push(world.requests_alone().await?);
+        raw.push(env.requests_alone().await?);
     }
-    let bytes = world.crowd(progress).await?;
-    world.cluster.shutdown().await;
+    let bytes = env.memory(progress).await?;
+    env.cluster.shutdown().await;
     let middle = |figure: fn(&burst::Burst) -> f64| median(ours.iter().map(figure).collect());
     let pods_per_s = middle(|burst| burst.pods_per_s);
     let (unthrottled, default, raw) = (median(unthrottled), median(default), median(raw));
@@ -94,16 +94,16 @@ pub(super) async fn run(progress: Progress) -> Result<Results> {
     ])
 }
 
-struct World {
-    /// A pod that is running, to be copied.
+struct BenchEnv {
+    /// A running pod that is copied.
     template: Pod,
-    /// How many copies there are. No two have the same name.
+    /// Number of copies, so that no two have the same name.
     copies: AtomicUsize,
     client: Client,
     cluster: Cluster,
 }
 
-impl World {
+impl BenchEnv {
     async fn new(progress: Progress) -> Result<Self> {
         let booting = Cluster::builder().name("bench-taint").taint_eviction(false).scheduler(false);
         let cluster = booting.audit(true).progress(progress).boot().await?;
@@ -119,19 +119,19 @@ impl World {
         Ok(Self { template, copies: AtomicUsize::default(), client, cluster })
     }
 
-    /// Puts pods onto nodes. Everybody has seen them when this returns.
+    /// Puts pods onto nodes. All watchers have received them when this returns.
     async fn pods(&self, count: usize) -> Result<Vec<Pod>> {
         let copy = |number: usize| {
             let name = format!("pod-{}", self.copies.fetch_add(1, Ordering::Relaxed));
             stored::copy(&self.template, name, node(number % NODES))
         };
         let pods: Vec<_> = (0..count).map(copy).collect();
-        stored::store_in_sight(&self.cluster.etcd()?, stored::PODS, &pods).await?;
-        tokio::time::sleep(SEEN).await;
+        stored::store_while_watched(&self.cluster.etcd()?, stored::PODS, &pods).await?;
+        tokio::time::sleep(WATCH_DELAY).await;
         Ok(pods)
     }
 
-    /// Starts ours. It has shown that it works when this returns.
+    /// Starts the taint manager and waits until it has deleted a pod.
     async fn manager(&self) -> Result<Service> {
         let manager = Service::start(&self.cluster, MANAGER, &[]).await?;
         manager.leads().await?;
@@ -139,7 +139,7 @@ impl World {
         Ok(manager)
     }
 
-    /// Starts a kube-controller-manager that does nothing else. It has shown that it works when this returns.
+    /// Starts a kube-controller-manager that runs no other controller, and waits until it has deleted a pod.
     async fn peer(&self, qps: Option<u32>) -> Result<Process> {
         let peer = self.cluster.taint_eviction(qps)?;
         self.warm_up().await?;
@@ -155,16 +155,16 @@ impl World {
 
     /// Taints these nodes, all at once.
     async fn taint(&self, nodes: std::ops::Range<usize>) -> Result<()> {
-        // Times of Kubernetes have no fractions.
+        // Kubernetes timestamps have no fractions of a second.
         let added = Timestamp::from_second(Timestamp::now().as_second())?;
         let taint = json!([{"key": "bench", "effect": "NoExecute", "timeAdded": added.to_string()}]);
         self.set_taints(nodes, &taint).await
     }
 
-    /// Takes all taints away. Everybody has seen that when this returns.
+    /// Removes all taints. All watchers have received that when this returns.
     async fn untaint(&self) -> Result<()> {
         self.set_taints(0..NODES, &json!([])).await?;
-        tokio::time::sleep(SEEN).await;
+        tokio::time::sleep(WATCH_DELAY).await;
         Ok(())
     }
 

@@ -1,10 +1,11 @@
-//! A whole service on the service runtime, with nothing to decide, for tests to freeze, cut off, shift in time
-//! and stop. It prints what it does, one line for each: `leads`, `worked on KEY`, `stands by`, `ends`.
+//! A complete service on the service runtime without any decisions. Tests freeze it, cut it off, shift its clock and
+//! stop it. It prints one line per step: `probe: started leading`, `probe: reconciled KEY`, `probe: stopped leading`,
+//! `probe: exiting`.
 //!
 //! With `--panic-on NAME` it watches ConfigMaps, and its watch panics when one has this name.
 //!
-//! With `--count` it counts upwards in a ConfigMap while it leads (`wrote N`, `failed: …`), and has a worker
-//! that only the fence can stop, which ends with `fenced: …`.
+//! With `--count` it increments a counter in a ConfigMap while it leads (`wrote N`, `failed: …`). It also has a
+//! worker that only the write fence can stop, which ends with `fenced: …`.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use anyhow::{Context as _, Result};
 use clap::Parser;
 use haulout_api_types::Evacuation;
 use haulout_service_runtime::access::{self, Kind, Permission};
-use haulout_service_runtime::events::{News, Severity, reference};
+use haulout_service_runtime::events::{NewEvent, Severity, reference};
 use haulout_service_runtime::lease::{InvalidTiming, NotLeading, Timing};
 use haulout_service_runtime::queue::{Backoff, Outcome};
-use haulout_service_runtime::service::{self, CommonArgs, Context, Leading, Service};
+use haulout_service_runtime::service::{self, CommonArgs, Context, LeaderContext, Service};
 use haulout_service_runtime::term;
 use haulout_service_runtime::watch::{Handler, Source};
 use haulout_service_runtime::workers::WorkQueue;
@@ -27,36 +28,36 @@ use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 use tracing::info_span;
 
-/// A service with nothing to decide.
+/// A test service without any decisions.
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]
     common: CommonArgs,
-    /// The duration of the lease; everything else is in proportion
+    /// Lease duration, in seconds; other timings are proportional
     #[arg(long, default_value_t = 3)]
     lease_seconds: u64,
-    /// Counts upwards in a ConfigMap while it leads, and starts whatever it is allowed to do
+    /// Increment a counter in a ConfigMap while leading, and start an unfenced writer
     #[arg(long)]
     count: bool,
-    /// How many events that are all alike it publishes when it leads
+    /// Number of identical events to publish when leading starts
     #[arg(long, default_value_t = 0)]
     events: u32,
-    /// A key that is due this many seconds after the start
+    /// Add a key that is due this many seconds after the start
     #[arg(long)]
     wake_after: Option<i64>,
-    /// Panics in a background task when there is a ConfigMap of this name in its namespace
+    /// Panic in a background task when a ConfigMap with this name exists in the namespace
     #[arg(long, value_name = "NAME")]
     panic_on: Option<String>,
 }
 
-/// A handler with a defect.
+/// A handler that panics.
 struct PanicOn(String);
 
 impl Handler<ConfigMap> for PanicOn {
     type Key = Arc<str>;
 
     fn apply(&self, name: Arc<str>, _: ConfigMap) {
-        assert!(*self.0 != *name, "ConfigMap {name} was too much for it");
+        assert!(*self.0 != *name, "panicking on ConfigMap {name}");
     }
 
     fn delete(&self, _: Arc<str>) {}
@@ -68,16 +69,16 @@ const PERMISSIONS: &[Permission] = &[
     Permission::own("patch", "events.k8s.io", "events"),
 ];
 
-/// The ConfigMap in which it counts, and the one that is written without looking.
+/// The ConfigMap with the counter, and the one that the unfenced writer overwrites.
 const COUNT: &str = "probe";
-const BLIND: &str = "probe-blind";
+const UNFENCED: &str = "probe-unfenced";
 const PAUSE: Duration = Duration::from_millis(50);
 
 fn main() -> ExitCode {
     let args = Args::parse();
     let service = Service {
         name: "probe",
-        // In the user agent, so that tests can tell the requests of several probes apart.
+        // Part of the user agent, so that tests can distinguish the requests of several probes.
         version: args.common.instance.clone().unwrap_or_default().leak(),
         kinds: if args.count { vec![] } else { vec![Kind::of::<Evacuation>()] },
         permissions: if args.count { Vec::new() } else { [PERMISSIONS, &access::election("probe")].concat() },
@@ -94,28 +95,28 @@ async fn run(args: Args, context: Context) -> Result<(), InvalidTiming> {
     }
     queue.add("early");
     let timing = Timing::for_lease(Duration::from_secs(args.lease_seconds));
-    context.lead(timing, |leading| lead(&args, &context, &queue, leading)).await?;
-    println!("ends");
+    context.run_elected(timing, |leading| lead(&args, &context, &queue, leading)).await?;
+    println!("probe: exiting");
     Ok(())
 }
 
-/// Says when leading ends, however it does.
+/// Prints when leading starts and ends, for whatever reason.
 struct Term;
 
 impl Term {
     fn begin() -> Self {
-        println!("leads");
+        println!("probe: started leading");
         Self
     }
 }
 
 impl Drop for Term {
     fn drop(&mut self) {
-        println!("stands by");
+        println!("probe: stopped leading");
     }
 }
 
-async fn lead(args: &Args, context: &Context, queue: &WorkQueue<&'static str>, leading: Leading) {
+async fn lead(args: &Args, context: &Context, queue: &WorkQueue<&'static str>, leading: LeaderContext) {
     let _term = Term::begin();
     let maps: Api<ConfigMap> = Api::namespaced(leading.clients.direct, &context.namespace);
     if args.count {
@@ -128,12 +129,12 @@ async fn lead(args: &Args, context: &Context, queue: &WorkQueue<&'static str>, l
 async fn work(args: &Args, context: &Context, queue: &WorkQueue<&'static str>, maps: Api<ConfigMap>) {
     if let Ok(map) = maps.get("kube-root-ca.crt").await {
         for _ in 0..args.events {
-            context.events.publish(News {
+            context.events.publish(NewEvent {
                 regarding: reference(&map),
                 severity: Severity::Normal,
                 reason: "Probed",
                 action: "Probe",
-                note: "a burst of events that are all alike".into(),
+                note: "one of many identical events".into(),
             });
         }
     }
@@ -144,14 +145,14 @@ async fn work(args: &Args, context: &Context, queue: &WorkQueue<&'static str>, m
     }
     let workers = queue.run(2, context.stop.clone(), |key| async move {
         let _span = info_span!("work", key).entered();
-        println!("worked on {key}");
+        println!("probe: reconciled {key}");
         Ok::<_, std::convert::Infallible>(Outcome::Done)
     });
     tasks.run(workers).await;
 }
 
 async fn count(context: &Context, maps: Api<ConfigMap>) {
-    tokio::spawn(write_blindly(maps.clone(), context.instance.clone()));
+    tokio::spawn(write_unfenced(maps.clone(), context.instance.clone()));
     while !context.stop.is_cancelled() {
         match increment(&maps, &context.instance).await {
             Ok(sequence) => println!("wrote {sequence}"),
@@ -164,7 +165,7 @@ async fn count(context: &Context, maps: Api<ConfigMap>) {
     }
 }
 
-/// Counts one up from what is there. The resourceVersion goes along, so that nothing is counted twice.
+/// Increments the counter. The resourceVersion is part of the request, so that no number is written twice.
 async fn increment(maps: &Api<ConfigMap>, identity: &str) -> Result<u64> {
     let before = maps.get_opt(COUNT).await.context("reading the count")?;
     let exists = before.is_some();
@@ -172,7 +173,7 @@ async fn increment(maps: &Api<ConfigMap>, identity: &str) -> Result<u64> {
     map.metadata.name = Some(COUNT.to_owned());
     let data = map.data.get_or_insert_default();
     let sequence = match data.get("sequence") {
-        Some(text) => text.parse::<u64>().with_context(|| format!("{text:?} is no count"))? + 1,
+        Some(text) => text.parse::<u64>().with_context(|| format!("{text:?} is not a number"))? + 1,
         None => 1,
     };
     data.insert("sequence".to_owned(), sequence.to_string());
@@ -184,17 +185,17 @@ async fn increment(maps: &Api<ConfigMap>, identity: &str) -> Result<u64> {
     Ok(sequence)
 }
 
-/// What no service should have: a task that outlives its leader and whose writes overwrite anything.
-async fn write_blindly(maps: Api<ConfigMap>, identity: String) {
+/// What no service should have: a task that continues after leadership ended, and whose writes overwrite anything.
+async fn write_unfenced(maps: Api<ConfigMap>, identity: String) {
     let force = PatchParams::apply(&identity).force();
     for number in 0_u64.. {
         let map = json!({
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": { "name": BLIND },
+            "metadata": { "name": UNFENCED },
             "data": { "identity": identity, "number": number.to_string() },
         });
-        if let Err(error) = maps.patch(BLIND, &force, &Patch::Apply(map)).await
+        if let Err(error) = maps.patch(UNFENCED, &force, &Patch::Apply(map)).await
             && let Some(reason) = NotLeading::find(&error)
         {
             println!("fenced: {reason}");

@@ -1,5 +1,5 @@
-//! Boots, controls and tears down one control plane. How each program is called is in `command`,
-//! the folder that everything lives in is in `folder`, and the way to "ready" is in `boot`.
+//! Boots, controls and shuts down one control plane. `command` has the arguments of each program, `folder` the folder
+//! of the cluster, and `boot` the steps until it is ready.
 
 mod boot;
 mod command;
@@ -25,13 +25,13 @@ use self::folder::Folder;
 use crate::etcd::Etcd;
 use crate::handle::Handle;
 use crate::process::Process;
-use crate::real_node::{Door, RealNode};
+use crate::real_node::{RealNode, Tunnel};
 use crate::rights;
 
-/// How long a component gets to end by itself before it is killed.
+/// How long a component may take to stop before it is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 
-/// One program of the control plane, in the order in which they start.
+/// A program of the control plane. The order is the start order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Component {
     /// etcd.
@@ -42,19 +42,19 @@ pub enum Component {
     ControllerManager,
     /// kube-scheduler.
     Scheduler,
-    /// A KWOK that keeps the nodes ready and renews their leases, as kubelets do.
+    /// A KWOK process that keeps nodes ready and renews their Leases, as kubelets do.
     KwokNodes,
-    /// A KWOK that pretends to run the pods on these nodes. It is another process because one that
-    /// does both forgets pods which it sees before it holds their node's lease.
+    /// A KWOK process that simulates the pods on these nodes. A single process for both would lose pods that it
+    /// receives before it holds the Lease of their node.
     Kwok,
 }
 
 impl Component {
-    /// All components, in the order of starting them.
+    /// All components, in start order.
     pub const ALL: [Self; 6] =
         [Self::Etcd, Self::ApiServer, Self::ControllerManager, Self::Scheduler, Self::KwokNodes, Self::Kwok];
 
-    /// Its name in messages and, with `.log`, that of its log.
+    /// Its name in messages. With `.log`, the name of its log.
     pub fn name(self) -> &'static str {
         match self {
             Self::Etcd => "etcd",
@@ -81,12 +81,12 @@ impl fmt::Display for Component {
     }
 }
 
-/// A component that died although nobody stopped it.
+/// A component that exited unexpectedly.
 #[derive(Clone, Debug)]
 pub struct Exit {
-    /// Which one.
+    /// The component.
     pub component: Component,
-    /// How it ended.
+    /// Its exit status.
     pub status: ExitStatus,
     /// Its log.
     pub log: PathBuf,
@@ -98,18 +98,18 @@ impl fmt::Display for Exit {
     }
 }
 
-/// A running control plane. Dropping it kills its processes, waits for them and removes its folder,
-/// apart from the logs of a panicking test.
+/// A running control plane. Dropping it kills its processes, waits for them and removes its folder. The logs of a
+/// panicking test are kept.
 #[derive(Debug)]
 pub struct Cluster {
     handle: Handle,
     settings: Settings,
-    /// The components that should be running; one that was stopped is not in here.
+    /// The components that should be running. Stopped ones are not included.
     running: Mutex<BTreeMap<Component, Arc<Process>>>,
-    /// Tells [`Cluster::wait_for_exit`] to look at `running` again.
+    /// Notifies [`Cluster::wait_for_exit`] that `running` has changed.
     changed: watch::Sender<()>,
-    /// The way to an API server in the network of a real node.
-    door: Option<Door>,
+    /// The tunnel to an API server in the network of a real node.
+    tunnel: Option<Tunnel>,
     real_nodes: Vec<RealNode>,
     folder: Folder,
 }
@@ -123,32 +123,32 @@ impl Deref for Cluster {
 }
 
 impl Cluster {
-    /// Settings for a cluster that has yet to boot.
+    /// Settings for a new cluster.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// Its real nodes, the first of which is the control plane's machine.
+    /// Its real nodes. The control plane runs in the network of the first one.
     pub fn real_nodes(&self) -> &[RealNode] {
         &self.real_nodes
     }
 
-    /// What other processes need to use this cluster.
+    /// The handle with which other processes can use this cluster.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// Its storage, which is there for as long as etcd runs.
+    /// Its storage, available while etcd runs.
     pub fn etcd(&self) -> Result<Etcd> {
         Etcd::new(&format!("http://127.0.0.1:{}", self.settings.ports.etcd))
     }
 
-    /// Ends a component in good order and waits for it. Nothing happens when it is not running.
+    /// Stops a component gracefully and waits for it. Does nothing if it is not running.
     pub async fn stop(&self, component: Component) -> Result<()> {
         self.end(component, |process| process.stop(STOP_LIMIT)).await
     }
 
-    /// Kills a component and waits until it is gone. Nothing happens when it is not running.
+    /// Kills a component and waits until it is gone. Does nothing if it is not running.
     pub async fn kill(&self, component: Component) -> Result<()> {
         self.end(component, Process::kill).await
     }
@@ -163,28 +163,28 @@ impl Cluster {
         let Some(process) = process else { return Ok(()) };
         tokio::task::spawn_blocking(move || how(&process))
             .await
-            .context("waiting for a process to end")??;
+            .context("failed to wait for a process to end")??;
         Ok(())
     }
 
-    /// Freezes a component: it keeps its connections and answers nothing.
+    /// Freezes a component: it keeps its connections and does not respond.
     pub fn pause(&self, component: Component) -> Result<()> {
         self.process(component)?.pause()
     }
 
-    /// Lets a frozen component go on.
+    /// Resumes a frozen component.
     pub fn resume(&self, component: Component) -> Result<()> {
         self.process(component)?.resume()
     }
 
-    /// Starts a component that was stopped or has died, with the same ports and data. After etcd or
-    /// the API server, the API server is ready when this returns, unless the other one is missing.
+    /// Starts a component that was stopped or has exited, with the same ports and data. After etcd or the API server,
+    /// waits until the API server is ready, unless the other one is not running.
     pub async fn start(&self, component: Component) -> Result<()> {
         if self.is_running(component) {
             return Ok(());
         }
         if component == Component::KwokNodes {
-            // Its successor would wait until the leases of its nodes have run out.
+            // Otherwise the new process would wait until the Leases of its nodes expire.
             self.handle.release_nodes().await?;
         }
         self.spawn(component)?;
@@ -195,10 +195,10 @@ impl Cluster {
         Ok(())
     }
 
-    /// A further controller manager that does nothing but look after nodes and make pods leave tainted ones, with
-    /// this many requests a second or, for `None`, with Kubernetes' own default of 20. Dropping it kills it.
+    /// Starts an additional controller manager with only the node lifecycle and taint eviction controllers, with this
+    /// many requests per second or, for `None`, with Kubernetes' default of 20. Dropping it kills it.
     pub fn taint_eviction(&self, qps: Option<u32>) -> Result<Process> {
-        // It finds the pods of a node by an index that the other one makes.
+        // It looks up the pods of a node in an index that the other controller creates.
         let controllers = "--controllers=node-lifecycle-controller,taint-eviction-controller".to_owned();
         let settings = Settings {
             taint_eviction: true,
@@ -218,19 +218,19 @@ impl Cluster {
         self.start(component).await
     }
 
-    /// Whether the component runs at this moment; a paused one does.
+    /// Whether the component is running. A paused one is.
     pub fn is_running(&self, component: Component) -> bool {
         self.running().get(&component).is_some_and(|process| process.try_wait().is_none())
     }
 
-    /// The process ids of what runs.
+    /// The process IDs of the running components.
     pub fn pids(&self) -> BTreeMap<Component, u32> {
         let running = self.running();
         let alive = running.iter().filter(|(_, process)| process.try_wait().is_none());
         alive.map(|(component, process)| (*component, process.pid())).collect()
     }
 
-    /// Resolves when a component has died that nobody stopped or killed through this cluster.
+    /// Resolves when a component exits that was not stopped or killed through this cluster.
     pub async fn wait_for_exit(&self) -> Exit {
         let mut changed = self.changed.subscribe();
         loop {
@@ -244,13 +244,13 @@ impl Cluster {
                 })
                 .collect();
             if exits.is_empty() {
-                // The sender lives in `self`, so that this cannot fail.
+                // The sender is in `self`, so this cannot fail.
                 let _ = changed.changed().await;
                 continue;
             }
             tokio::select! {
                 ((component, status), _, _) = select_all(exits) => {
-                    // One that is being stopped has been taken out of `running` before it ends.
+                    // A component that is being stopped is removed from `running` before it exits.
                     let unwanted = self.running().get(&component).is_some_and(|p| p.try_wait() == Some(status));
                     if unwanted {
                         return Exit { component, status, log: self.component_log(component) };
@@ -261,14 +261,14 @@ impl Cluster {
         }
     }
 
-    /// Keeps the logs when the cluster goes, and prints where they are.
+    /// Keeps the logs when the cluster is removed, and prints where they are.
     pub fn keep_logs(&self) {
         self.folder.keep_logs();
     }
 
-    /// Ends the cluster; dropping it does the same.
+    /// Shuts the cluster down. Dropping it does the same.
     pub async fn shutdown(self) {
-        // A blocking task that panics has printed its story.
+        // A blocking task that panics has already printed its message.
         let _ = tokio::task::spawn_blocking(move || drop(self)).await;
     }
 
@@ -298,15 +298,14 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        if let Err(error) = rights::note(&self.handle) {
-            eprintln!("what was done in cluster {} is not noted: {error:#}", self.handle.name);
+        if let Err(error) = rights::record(&self.handle) {
+            eprintln!("failed to record the permissions used in cluster {}: {error:#}", self.handle.name);
         }
-        // Killed and not asked to end: the data go too, and an API server asked to end while
-        // others hold watches takes its time. In reverse order, so that nobody logs the loss of
-        // what it depends on.
+        // The processes are killed instead of stopped: the data is removed anyway, and stopping an API server with open
+        // watches takes long. They are killed in reverse order, so that none logs the loss of its dependency.
         let mut running = std::mem::take(&mut *self.running());
         while let Some((_, process)) = running.pop_last() {
-            // Our own child can always be killed, and there is nobody to tell.
+            // Killing a child process cannot fail, and the error could not be reported here.
             let _ = process.kill();
         }
     }

@@ -1,16 +1,15 @@
-//! The cluster's storage behind the API server's back: for a state that no client could make, or not in
-//! the time that a test has.
+//! Direct access to the cluster's storage, to create states that no client can create, or not in time.
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::ByteString;
 use kube::{Client, Config};
 use serde_json::{Value, json};
 
-/// How many keys etcd writes in one transaction, and how many bytes of ours.
-const KEYS_AT_ONCE: usize = 100;
-const BYTES_AT_ONCE: usize = 1_000_000;
+/// Maximum number of keys and bytes in one transaction.
+const MAX_KEYS: usize = 100;
+const MAX_BYTES: usize = 1_000_000;
 
-/// An etcd, over its JSON gateway.
+/// A client of etcd's JSON gateway.
 #[derive(Clone)]
 pub struct Etcd {
     client: Client,
@@ -18,20 +17,20 @@ pub struct Etcd {
 
 impl Etcd {
     pub(crate) fn new(url: &str) -> Result<Self> {
-        let config = Config::new(url.parse().context("the address of etcd")?);
-        Ok(Self { client: Client::try_from(config).context("making a client for etcd")? })
+        let config = Config::new(url.parse().context("failed to parse the address of etcd")?);
+        Ok(Self { client: Client::try_from(config).context("failed to create a client for etcd")? })
     }
 
-    /// The key under which an API server keeps a pod.
+    /// The key of a pod.
     pub fn pod_key(namespace: &str, name: &str) -> String {
         format!("/registry/pods/{namespace}/{name}")
     }
 
-    /// Writes values. An API server reads them as JSON just as well as in its own encoding.
+    /// Writes values. The API server reads JSON as well as its own encoding.
     pub async fn put(&self, values: Vec<(String, Vec<u8>)>) -> Result<()> {
         let (mut batch, mut bytes) = (Vec::new(), 0);
         for (key, value) in values {
-            if batch.len() == KEYS_AT_ONCE || bytes + value.len() > BYTES_AT_ONCE {
+            if batch.len() == MAX_KEYS || bytes + value.len() > MAX_BYTES {
                 self.write(std::mem::take(&mut batch)).await?;
                 bytes = 0;
             }
@@ -54,10 +53,10 @@ impl Etcd {
         Ok(())
     }
 
-    /// Forgets everything that was before now, so that no list and no watch can go on from it.
+    /// Compacts the history, so that no earlier list or watch can be continued.
     pub async fn compact(&self) -> Result<()> {
         let now = self.call("range", json!({"key": encoded("/registry/".to_owned()), "limit": "1"})).await?;
-        let revision = now.pointer("/header/revision").context("etcd does not tell its revision")?;
+        let revision = now.pointer("/header/revision").context("etcd's answer has no revision")?;
         self.call("compaction", json!({"revision": revision, "physical": true})).await?;
         Ok(())
     }
@@ -66,7 +65,7 @@ impl Etcd {
         let request = kube::core::Request::new(format!("/v3/kv/{what}"));
         let request = request
             .create(&kube::api::PostParams::default(), serde_json::to_vec(&body)?)
-            .context("making a request")?;
+            .context("failed to create a request")?;
         self.client.request(request).await.with_context(|| format!("etcd: {what}"))
     }
 }

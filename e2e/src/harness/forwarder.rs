@@ -1,4 +1,4 @@
-//! A TCP forwarder on loopback: what a Service is in a cluster with kube-proxy.
+//! A TCP forwarder on loopback, in place of a Service with kube-proxy.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream, tcp};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// Passes connections on to its backends in turn, past those that refuse. Dropping it ends it.
+/// Forwards connections to its backends in rotation and skips those that refuse. Dropping it stops it.
 #[derive(Debug)]
 pub struct Forwarder {
     address: SocketAddr,
@@ -28,34 +28,34 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// How many bytes have come from the backend.
+    /// How many bytes the backend has sent.
     pub fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// Keeps back what comes from the backend, or lets it go on: a client sees a connection that is slow.
+    /// Holds back data from the backend, or releases it. The client observes a slow connection.
     pub fn hold(&self, held: bool) {
         self.held.send_replace(held);
     }
 }
 
 impl Forwarder {
-    /// Listens on a port of its own, with no backends yet: until there is one, connections are closed.
+    /// Listens on its own port. Connections are closed until there is a backend.
     pub async fn start() -> Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await.context("listening on loopback")?;
-        let address = listener.local_addr().context("listening on loopback")?;
+        let listener = TcpListener::bind("127.0.0.1:0").await.context("failed to listen on loopback")?;
+        let address = listener.local_addr().context("failed to listen on loopback")?;
         let backends = Arc::<Mutex<Vec<SocketAddr>>>::default();
         let connections = Arc::<Mutex<Vec<Weak<Connection>>>>::default();
         let task = tokio::spawn(accept(listener, Arc::clone(&backends), Arc::clone(&connections)));
         Ok(Self { address, backends, connections, task })
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Passes new connections on to this one, too.
+    /// Adds a backend for new connections.
     pub fn add(&self, backend: SocketAddr) {
         lock(&self.backends).push(backend);
     }
@@ -65,7 +65,7 @@ impl Forwarder {
         lock(&self.connections).iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Passes no new connections on to this one.
+    /// Removes a backend for new connections.
     pub fn remove(&self, backend: SocketAddr) {
         lock(&self.backends).retain(|known| *known != backend);
     }
@@ -83,7 +83,7 @@ async fn accept(
     connections: Arc<Mutex<Vec<Weak<Connection>>>>,
 ) {
     let mut turn = 0_usize;
-    // Only the loss of the loopback device would end this.
+    // Only the loss of the loopback device would make this fail.
     while let Ok((client, _)) = listener.accept().await {
         let mut backends = lock(&backends).clone();
         if !backends.is_empty() {
@@ -91,7 +91,7 @@ async fn accept(
             let first = turn % backends.len();
             backends.rotate_left(first);
         }
-        // Pieces of requests are not to wait for each other; if that fails, they do.
+        // Parts of requests should not wait for each other. If this fails, they do.
         let _ = client.set_nodelay(true);
         let connection = Arc::<Connection>::default();
         let mut open = lock(&connections);
@@ -108,7 +108,7 @@ async fn forward(client: TcpStream, backends: Vec<SocketAddr>, connection: Arc<C
             let _ = server.set_nodelay(true);
             let (from_client, to_client) = client.into_split();
             let (from_server, to_server) = server.into_split();
-            // However it ends, both sides have seen it.
+            // However it ends, both sides are informed.
             let _ =
                 tokio::try_join!(send(from_client, to_server), deliver(from_server, to_client, &connection));
             return;
@@ -134,7 +134,7 @@ async fn deliver(
             return to.shutdown().await;
         };
         connection.received.fetch_add(u64::try_from(count).unwrap_or_default(), Ordering::Relaxed);
-        // The sender lives in the connection.
+        // The sender is in the connection.
         let _ = held.wait_for(|held| !held).await;
         to.write_all(some).await?;
     }
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn connections_go_in_turn_and_past_those_that_refuse() {
+    async fn connections_rotate_and_skip_refusing_backends() {
         let forwarder = Forwarder::start().await.unwrap();
         let mut servers = Vec::new();
         for name in ["a", "b"] {
@@ -161,24 +161,24 @@ mod tests {
                 }
             }));
         }
-        let ask = async || {
+        let request = async || {
             let mut answer = String::new();
             let mut stream = TcpStream::connect(forwarder.address()).await.unwrap();
             stream.read_to_string(&mut answer).await.unwrap();
             answer
         };
-        let mut both = [ask().await, ask().await];
+        let mut both = [request().await, request().await];
         both.sort();
         assert_eq!(both, ["a", "b"]);
         let dead = servers.remove(0);
         dead.abort();
         // Its listener is dropped with it.
         let _ = dead.await;
-        assert_eq!([ask().await, ask().await], ["b", "b"]);
+        assert_eq!([request().await, request().await], ["b", "b"]);
     }
 
     #[tokio::test]
-    async fn what_is_held_back_comes_later() {
+    async fn held_data_is_delivered_later() {
         let forwarder = Forwarder::start().await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         forwarder.add(listener.local_addr().unwrap());

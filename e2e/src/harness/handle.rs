@@ -1,5 +1,5 @@
-//! What a test needs to use a cluster: clients, kubectl, helm, users and tokens. A handle owns
-//! nothing and can be passed to other processes, which `xtask` does with the tests that share a cluster.
+//! Access to a cluster for tests: clients, kubectl, helm, users and tokens. A handle owns nothing and can be passed to
+//! other processes, as `xtask` does with the tests that share a cluster.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,12 +23,12 @@ use crate::wait;
 /// How long the API server may take to serve a new kind.
 const SERVED_LIMIT: Duration = Duration::from_secs(30);
 
-/// A cluster as seen by those who use it.
+/// Access to a cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Handle {
     /// The name given at boot.
     pub name: String,
-    /// The folder that holds everything of this cluster.
+    /// The folder with everything of this cluster.
     pub root: PathBuf,
     /// The folder with one log per component; services started by tests may log there too.
     pub logs: PathBuf,
@@ -46,22 +46,22 @@ impl Handle {
     /// The environment variable in which `xtask` passes the path of `cluster.json` to tests.
     pub const ENV: &str = "HAULOUT_E2E_CLUSTER";
 
-    /// Attaches to the cluster whose `cluster.json` this environment variable names; `None` when
-    /// the variable is not set.
+    /// Attaches to the cluster whose `cluster.json` path is in this environment variable. Returns `None` if the
+    /// variable is not set.
     pub fn from_env(variable: &str) -> Result<Option<Self>> {
         let Some(path) = std::env::var_os(variable).filter(|value| !value.is_empty()) else {
             return Ok(None);
         };
         Self::from_file(Path::new(&path))
             .map(Some)
-            .with_context(|| format!("attaching to the cluster in {variable}"))
+            .with_context(|| format!("failed to attach to the cluster in {variable}"))
     }
 
     /// Attaches to the cluster that this `cluster.json` describes.
     pub fn from_file(path: &Path) -> Result<Self> {
         let text = fs::read(path)
-            .with_context(|| format!("reading {}: is the cluster still running?", path.display()))?;
-        serde_json::from_slice(&text).with_context(|| format!("reading {}", path.display()))
+            .with_context(|| format!("failed to read {}: is the cluster still running?", path.display()))?;
+        serde_json::from_slice(&text).with_context(|| format!("failed to read {}", path.display()))
     }
 
     /// The path of this cluster's `cluster.json`.
@@ -71,9 +71,9 @@ impl Handle {
 
     /// Writes `cluster.json`.
     pub(crate) fn write_description(&self) -> Result<()> {
-        let text = serde_json::to_vec_pretty(self).context("describing the cluster")?;
+        let text = serde_json::to_vec_pretty(self).context("failed to describe the cluster")?;
         let path = self.description();
-        fs::write(&path, text).with_context(|| format!("writing {}", path.display()))
+        fs::write(&path, text).with_context(|| format!("failed to write {}", path.display()))
     }
 
     /// The cluster's certificate authority.
@@ -86,22 +86,21 @@ impl Handle {
         self.client_from(&self.kubeconfig, "haulout-e2e").await
     }
 
-    /// A client as administrator with this user agent, by which its requests can be counted.
+    /// A client as administrator with this user agent, which identifies its requests in the audit log.
     pub async fn client_as(&self, user_agent: &str) -> Result<Client> {
         self.client_from(&self.kubeconfig, user_agent).await
     }
 
-    /// A client with any kubeconfig of this cluster. It does not retry, so that tests see the API
-    /// server's own answers.
+    /// A client with any kubeconfig of this cluster. It does not retry, so that tests get the API server's own answers.
     pub async fn client_from(&self, kubeconfig: &Path, user_agent: &str) -> Result<Client> {
-        let what = || format!("making a client from {}", kubeconfig.display());
+        let what = || format!("failed to create a client from {}", kubeconfig.display());
         let mut config = client_config(kubeconfig).await.with_context(what)?;
-        let agent = user_agent.parse().with_context(|| format!("{user_agent:?} as a user agent"))?;
-        config.headers.push(("user-agent".parse().context("the name of the user agent header")?, agent));
+        let agent = user_agent.parse().with_context(|| format!("invalid user agent {user_agent:?}"))?;
+        config.headers.push(("user-agent".parse().context("invalid header name")?, agent));
         Client::try_from(config).with_context(what)
     }
 
-    /// A kubeconfig for this user with a client certificate of its own; at most two groups.
+    /// A kubeconfig for this user with its own client certificate and at most two groups.
     pub fn user_kubeconfig(&self, name: &str, groups: &[&str]) -> Result<PathBuf> {
         let pki = self.pki();
         let identity = Identity::Certificate(pki.client(name, groups)?);
@@ -115,7 +114,7 @@ impl Handle {
         self.client_from(&self.user_kubeconfig(name, groups)?, name).await
     }
 
-    /// A kubeconfig with a day's token of this ServiceAccount, as its pods would have.
+    /// A kubeconfig with a token of this ServiceAccount that is valid for a day.
     pub async fn service_account_kubeconfig(&self, namespace: &str, name: &str) -> Result<PathBuf> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client().await?, namespace);
         let request = TokenRequest {
@@ -125,20 +124,19 @@ impl Handle {
         let answer = accounts
             .create_token_request(name, &PostParams::default(), &request)
             .await
-            .with_context(|| format!("asking for a token of ServiceAccount {namespace}/{name}"))?;
-        let token = answer.status.context("a TokenRequest came back without a token")?.token;
+            .with_context(|| format!("failed to request a token of ServiceAccount {namespace}/{name}"))?;
+        let token = answer.status.context("the answer to a TokenRequest has no token")?.token;
         let path = self.root.join(format!("sa-{}.kubeconfig", file_name(&[namespace, name])));
         kubeconfig::write(&path, &self.server, &self.pki(), namespace, &Identity::Token(token))?;
         Ok(path)
     }
 
-    /// Runs kubectl as administrator. Only a kubectl that could not be run is an error: see
-    /// [`Output::success`].
+    /// Runs kubectl as administrator. Only a failure to start it is an error: see [`Output::success`].
     pub async fn kubectl(&self, args: &[&str]) -> Result<Output> {
         self.run(&self.tools.kubectl(), args, None).await
     }
 
-    /// Runs kubectl as administrator with this on its stdin, for `apply -f -`.
+    /// Runs kubectl as administrator with this text on stdin, for `apply -f -`.
     pub async fn kubectl_with(&self, args: &[&str], stdin: &str) -> Result<Output> {
         self.run(&self.tools.kubectl(), args, Some(stdin)).await
     }
@@ -148,31 +146,33 @@ impl Handle {
         self.run(&self.tools.helm(), args, None).await
     }
 
-    /// Installs or upgrades our chart with these `--set` values, as the README tells people to, but with no
-    /// pods of ours, which nodes of KWOK would only pretend to run: see [`crate::Service`]. Waits until the API server serves our kinds: it answers 404 for some moments after it took them.
+    /// Installs or upgrades the chart with these `--set` values, as in the README, but without pods, because KWOK nodes
+    /// would only simulate them: see [`crate::Service`]. Waits until the API server serves Haulout's kinds. For some
+    /// moments after the CRDs are created, it answers 404.
     pub async fn install_chart(&self, values: &[(&str, &str)]) -> Result<()> {
         let repository = crate::repository();
         self.install_chart_from(&repository.join("charts/haulout"), values).await
     }
 
-    /// The same with another chart, such as one of an earlier version.
+    /// The same with another chart, such as that of an earlier version.
     pub async fn install_chart_from(&self, chart: &Path, values: &[(&str, &str)]) -> Result<()> {
         let cleans_up = chart.join("templates/cleanup.yaml").exists();
         let chart = chart.display().to_string();
         let outside = service::VALUES.iter().map(|service| format!("{service}.replicas=0"));
-        // Nobody could write to our kinds while it is registered and does not run: see [`crate::Webhook`].
+        // While the webhook is registered and does not run, nobody could write to Haulout's kinds: see
+        // [`crate::Webhook`].
         let outside = outside.chain(["admissionWebhook.enabled=false".to_owned()]);
-        // It would only pretend to clean up.
+        // The hook's pod would only be simulated.
         let outside = outside.chain(cleans_up.then(|| "cleanup.enabled=false".to_owned()));
         let given = values.iter().map(|(key, value)| format!("{key}={value}"));
         let values: Vec<_> = outside.chain(given).collect();
         let mut args = vec!["upgrade", "--install", "haulout", &chart];
         args.extend(["--namespace", service::NAMESPACE, "--create-namespace"]);
         args.extend(values.iter().flat_map(|value| ["--set", value]));
-        self.helm(&args).await?.success().context("installing the chart with helm")?;
+        self.helm(&args).await?.success().context("failed to install the chart with helm")?;
         let client = self.client().await?;
         for crd in haulout_api_types::crds() {
-            let version = crd.spec.versions.first().context("a definition has a version")?;
+            let version = crd.spec.versions.first().context("a CRD has no version")?;
             let kind = GroupVersionKind::gvk(&crd.spec.group, &version.name, &crd.spec.names.kind);
             let resource = ApiResource::from_gvk_with_plural(&kind, &crd.spec.names.plural);
             let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
@@ -184,7 +184,7 @@ impl Handle {
         Ok(())
     }
 
-    /// Runs any program with this cluster as its kubeconfig.
+    /// Runs a program with this cluster's kubeconfig.
     pub async fn run(&self, program: &Path, args: &[&str], stdin: Option<&str>) -> Result<Output> {
         let mut command = self.command(program).args(args);
         if let Some(text) = stdin {
@@ -193,12 +193,12 @@ impl Handle {
         command.output(&args.join(" ")).await
     }
 
-    /// A command with this cluster as its kubeconfig, to be spawned or run.
+    /// A command with this cluster's kubeconfig.
     pub fn command(&self, program: &Path) -> Command {
         let helm = self.root.join("helm");
         Command::new(program)
             .env("KUBECONFIG", &self.kubeconfig)
-            // Discovery is cached by server address, and another cluster may have had this port.
+            // Discovery is cached by server address, and an earlier cluster may have used this port.
             .env("KUBECACHEDIR", self.root.join("kube-cache"))
             .env("HELM_CACHE_HOME", helm.join("cache"))
             .env("HELM_CONFIG_HOME", helm.join("config"))
@@ -211,7 +211,7 @@ fn file_name(parts: &[&str]) -> String {
 }
 
 async fn client_config(kubeconfig: &Path) -> Result<Config> {
-    // Whoever installed a provider before us has done what we want; ring is the only one here.
+    // This fails only if a provider is already installed. Ring is the only one here.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let read = Kubeconfig::read_from(kubeconfig)?;
     let mut config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await?;

@@ -1,5 +1,5 @@
-//! Writes an image with one program in it as an OCI archive. The same program gives the same bytes everywhere:
-//! nothing in them depends on the time, the machine or a container engine.
+//! Writes an image with one program as an OCI archive. The result is reproducible: it does not depend on the time, the
+//! machine or a container engine.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tar::{Builder, EntryType, Header};
 
-/// Whom programs run as. The number is that of `nonroot` in other images without a distribution.
+/// User and group of the program, the same number as `nonroot` in distroless images.
 pub const USER: &str = "65532:65532";
 
-/// This machine's architecture as images spell it.
+/// This machine's architecture, in OCI's spelling.
 pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -23,24 +23,25 @@ pub fn architecture() -> &'static str {
     }
 }
 
-/// What goes into an image.
+/// The contents of an image.
 #[derive(Clone, Debug)]
 pub struct Image<'a> {
     /// Its name with registry and tag, under which container engines import it.
     pub name: &'a str,
     /// The only file, as a path in the image.
     pub path: &'a str,
-    /// What is in that file.
+    /// The content of that file.
     pub program: &'a [u8],
-    /// What follows the program on its command line.
+    /// Arguments of the program.
     pub args: &'a [&'a str],
 }
 
 impl Image<'_> {
     /// Writes the image for this architecture, in OCI's spelling, such as `amd64`.
     pub fn write(&self, architecture: &str, to: &Path) -> Result<()> {
-        let archive = self.archive(architecture).with_context(|| format!("making image {}", self.name))?;
-        std::fs::write(to, archive).with_context(|| format!("writing {}", to.display()))
+        let archive =
+            self.archive(architecture).with_context(|| format!("failed to create image {}", self.name))?;
+        std::fs::write(to, archive).with_context(|| format!("failed to write {}", to.display()))
     }
 
     fn archive(&self, architecture: &str) -> Result<Vec<u8>> {
@@ -63,7 +64,7 @@ impl Image<'_> {
         if let Some(fields) = described.as_object_mut() {
             let tag = self.name.rsplit_once(':').map_or("latest", |(_, tag)| tag);
             fields.insert("platform".into(), json!({ "architecture": architecture, "os": "linux" }));
-            // The first is for containerd, the second is OCI's own and only has room for the tag.
+            // The first annotation is for containerd. The second is OCI's own, which has only the tag.
             let annotations =
                 json!({ "io.containerd.image.name": self.name, "org.opencontainers.image.ref.name": tag });
             fields.insert("annotations".into(), annotations);
@@ -84,7 +85,7 @@ impl Image<'_> {
     }
 }
 
-/// A descriptor of these bytes, by which others refer to them.
+/// A descriptor of these bytes.
 fn blob(media_type: &str, bytes: &[u8]) -> Value {
     json!({ "mediaType": media_type, "digest": digest(bytes), "size": bytes.len() })
 }
@@ -93,7 +94,7 @@ fn digest(bytes: &[u8]) -> String {
     format!("sha256:{:x}", Sha256::digest(bytes))
 }
 
-/// A tar archive of these files, each with its path and mode: of no time and nobody's.
+/// A tar archive of these files with path and mode, without times and owners.
 pub fn tar<'a>(files: impl IntoIterator<Item = (&'a str, u32, &'a [u8])>) -> Result<Vec<u8>> {
     let mut archive = Builder::new(Vec::new());
     for (path, mode, contents) in files {
@@ -104,12 +105,12 @@ pub fn tar<'a>(files: impl IntoIterator<Item = (&'a str, u32, &'a [u8])>) -> Res
         header.set_uid(0);
         header.set_gid(0);
         header.set_size(contents.len() as u64);
-        archive.append_data(&mut header, path, contents).with_context(|| format!("packing {path}"))?;
+        archive.append_data(&mut header, path, contents).with_context(|| format!("failed to pack {path}"))?;
     }
-    archive.into_inner().context("ending an archive")
+    archive.into_inner().context("failed to finish an archive")
 }
 
-/// Compresses, without a time in the header.
+/// Compresses, without a timestamp in the header.
 pub fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
     let mut packed = GzEncoder::new(Vec::new(), Compression::default());
     packed.write_all(bytes).context("compressing")?;
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn every_blob_is_where_its_digest_says() {
+    fn every_blob_path_is_its_digest() {
         let archive = image(b"a program");
         let mut names = Vec::new();
         for entry in tar::Archive::new(archive.as_slice()).entries().unwrap() {
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_program_is_the_same_image_and_another_is_another() {
+    fn image_depends_only_on_the_program() {
         assert_eq!(image(b"a"), image(b"a"));
         assert_ne!(image(b"a"), image(b"b"));
     }

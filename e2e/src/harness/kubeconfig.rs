@@ -1,4 +1,4 @@
-//! Kubeconfig files that hold everything inside, so that they can be passed to any process.
+//! Self-contained kubeconfig files, which can be passed to any process.
 
 use std::fs;
 use std::path::Path;
@@ -9,25 +9,25 @@ use serde_json::{Value, json};
 
 use crate::pki::{Credentials, Pki, write_private};
 
-/// How a kubeconfig's user proves who it is.
+/// How a kubeconfig's user authenticates.
 #[derive(Clone, Debug)]
 pub enum Identity {
-    /// By a client certificate.
+    /// With a client certificate.
     Certificate(Credentials),
-    /// By a bearer token, as ServiceAccounts do.
+    /// With a bearer token, as ServiceAccounts do.
     Token(String),
 }
 
-/// Writes a kubeconfig for one user of one cluster, readable only by us. Whoever reads one that was there before, such
-/// as a replica that is just starting, finds that or this, and never half of it.
+/// Writes a kubeconfig for one user, readable only by us. An existing file is replaced atomically, so that a process
+/// that starts at the same time never reads a part of it.
 pub fn write(path: &Path, server: &str, pki: &Pki, namespace: &str, identity: &Identity) -> Result<()> {
     static WRITES: AtomicU32 = AtomicU32::new(0);
     let config = render(server, &pki.ca_certificate()?, namespace, identity);
-    let text = serde_yaml::to_string(&config).context("writing a kubeconfig as YAML")?;
+    let text = serde_yaml::to_string(&config).context("failed to write a kubeconfig as YAML")?;
     let number = WRITES.fetch_add(1, Ordering::Relaxed);
     let new = path.with_extension(format!("{}-{number}.new", std::process::id()));
     write_private(&new, text.as_bytes())?;
-    fs::rename(&new, path).with_context(|| format!("replacing {}", path.display()))
+    fs::rename(&new, path).with_context(|| format!("failed to replace {}", path.display()))
 }
 
 fn render(server: &str, ca: &str, namespace: &str, identity: &Identity) -> Value {
@@ -54,7 +54,7 @@ fn render(server: &str, ca: &str, namespace: &str, identity: &Identity) -> Value
     })
 }
 
-/// k8s-openapi writes byte strings as base64: no other crate is needed for it.
+/// k8s-openapi serializes byte strings as base64, so no other crate is needed.
 fn base64(bytes: &[u8]) -> Value {
     json!(k8s_openapi::ByteString(bytes.to_vec()))
 }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kube_reads_what_we_write() {
+    fn kubeconfig_is_readable_by_kube() {
         let dir = tempfile::tempdir().unwrap();
         let pki = Pki::create(&dir.path().join("pki")).unwrap();
         let path = dir.path().join("alice.kubeconfig");
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_stands_alone() {
+    fn token_identity_has_no_certificate() {
         let config = render("https://127.0.0.1:1", "ca", "default", &Identity::Token("secret".to_owned()));
         assert_eq!(config["users"][0]["user"], json!({ "token": "secret" }));
         assert_eq!(config["clusters"][0]["cluster"]["certificate-authority-data"], json!("Y2E="));

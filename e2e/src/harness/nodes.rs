@@ -1,5 +1,4 @@
-//! Makes pretended nodes fall silent and come back, as when a machine loses its network; and what of a node must be
-//! as before when nobody maintains it any longer.
+//! Simulates nodes that lose their network and recover, and compares the state of nodes before and after a maintenance.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,23 +12,23 @@ use serde_json::json;
 
 use crate::handle::Handle;
 
-/// The label by which KWOK knows its nodes.
+/// The label that selects KWOK's nodes.
 pub(crate) const MANAGED_LABEL: &str = "kwok.x-k8s.io/node";
-/// Its value on nodes that live.
+/// Its value on running nodes.
 pub(crate) const MANAGED: &str = "fake";
 const SILENT: &str = "silent";
 
-/// What of a node a maintenance that is over must not have changed.
+/// The parts of a node that must be unchanged after a maintenance.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Look {
+pub struct NodeState {
     unschedulable: bool,
     labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
     conditions: BTreeSet<String>,
 }
 
-impl Look {
-    /// How this node looks.
+impl NodeState {
+    /// The state of this node.
     pub fn of(node: &Node) -> Self {
         let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
         Self {
@@ -41,9 +40,9 @@ impl Look {
     }
 }
 
-/// Whether a node takes pods and has what the controller manager adds: an annotation and labels that would later look
-/// like changes of ours.
-pub(crate) fn is_settled(node: &Node) -> bool {
+/// Whether a node accepts pods and has the annotation and labels that the controller manager adds. Otherwise these
+/// would later look like changes.
+pub(crate) fn is_initialized(node: &Node) -> bool {
     let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
     node.annotations().contains_key("node.alpha.kubernetes.io/ttl")
         && node.labels().contains_key("beta.kubernetes.io/os")
@@ -51,16 +50,16 @@ pub(crate) fn is_settled(node: &Node) -> bool {
 }
 
 impl Handle {
-    /// Stops the heartbeat of a node and everything its kubelet would do: new pods there do not
-    /// start and deleted ones do not end. The node lifecycle controller taints it when its grace
-    /// period is over: 50 s, or what the controller manager's `--node-monitor-grace-period` says.
+    /// Stops the heartbeat of a node and everything its kubelet would do: new pods do not start and deleted pods do not
+    /// terminate. The node lifecycle controller taints the node after its grace period: 50 s, or the controller
+    /// manager's `--node-monitor-grace-period`.
     pub async fn silence_node(&self, name: &str) -> Result<()> {
-        self.label_node(name, SILENT).await.with_context(|| format!("silencing node {name}"))
+        self.label_node(name, SILENT).await.with_context(|| format!("failed to silence node {name}"))
     }
 
-    /// Lets a silenced node come back; it is ready again at once.
+    /// Restores a silenced node. It is ready immediately.
     pub async fn revive_node(&self, name: &str) -> Result<()> {
-        self.label_node(name, MANAGED).await.with_context(|| format!("reviving node {name}"))
+        self.label_node(name, MANAGED).await.with_context(|| format!("failed to revive node {name}"))
     }
 
     async fn label_node(&self, name: &str, value: &str) -> Result<()> {
@@ -70,17 +69,16 @@ impl Handle {
         Ok(())
     }
 
-    /// Frees the leases that a KWOK which is gone has left behind: its successor would wait until
-    /// they have run out.
+    /// Releases the Leases of a KWOK process that has exited. Otherwise its successor would wait until they expire.
     pub(crate) async fn release_nodes(&self) -> Result<()> {
         let leases: Api<Lease> = Api::namespaced(self.client().await?, "kube-node-lease");
-        let held = leases.list(&ListParams::default()).await.context("listing the leases of nodes")?;
+        let held = leases.list(&ListParams::default()).await.context("failed to list the leases of nodes")?;
         let free = Patch::Merge(json!({ "spec": { "holderIdentity": null } }));
         let freed = held.items.iter().map(async |lease| {
             let name = lease.name_any();
             leases.patch(&name, &PatchParams::default(), &free).await
         });
-        try_join_all(freed).await.context("freeing the leases of nodes")?;
+        try_join_all(freed).await.context("failed to release the Leases of nodes")?;
         Ok(())
     }
 }

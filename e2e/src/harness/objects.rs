@@ -1,5 +1,4 @@
-//! Short builders for the Kubernetes objects that tests put into a cluster. They set what a test
-//! is about; everything else has a value that works on KWOK nodes.
+//! Builders for Kubernetes objects in tests. Fields that a test does not set have defaults that work on KWOK nodes.
 
 mod meta;
 mod node;

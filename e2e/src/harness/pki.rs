@@ -1,5 +1,5 @@
-//! The cluster's certificate authority and what it signs. Everything is made from the CA's key, so
-//! that another process with access to the folder can make further users.
+//! The cluster's certificate authority and its certificates. Everything is signed with the CA's key, so that another
+//! process with access to the folder can add users.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
@@ -22,7 +22,7 @@ pub struct Pki {
     dir: PathBuf,
 }
 
-/// A certificate and its key, both PEM.
+/// A certificate and its key, in PEM.
 #[derive(Clone, Debug)]
 pub struct Credentials {
     /// The certificate.
@@ -32,12 +32,12 @@ pub struct Credentials {
 }
 
 impl Pki {
-    /// Makes a new authority, the API server's certificate and the ServiceAccount key pair in `dir`.
+    /// Creates a CA, the API server's certificate and the ServiceAccount key pair in `dir`.
     pub fn create(dir: &Path) -> Result<Self> {
-        fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
+        fs::create_dir_all(dir).with_context(|| format!("failed to create {}", dir.display()))?;
         let pki = Self::open(dir);
-        let key = KeyPair::generate().context("making the CA's key")?;
-        let ca = authority().self_signed(&key).context("making the CA's certificate")?;
+        let key = KeyPair::generate().context("failed to create the CA's key")?;
+        let ca = authority().self_signed(&key).context("failed to create the CA's certificate")?;
         write_private(&pki.file("ca.key"), key.serialize_pem().as_bytes())?;
         write_private(&pki.ca_certificate_file(), ca.pem().as_bytes())?;
 
@@ -45,13 +45,13 @@ impl Pki {
         write_private(&pki.file("apiserver.crt"), serving.certificate.as_bytes())?;
         write_private(&pki.file("apiserver.key"), serving.key.as_bytes())?;
 
-        let tokens = KeyPair::generate().context("making the ServiceAccount key")?;
+        let tokens = KeyPair::generate().context("failed to create the ServiceAccount key")?;
         write_private(&pki.file("sa.key"), tokens.serialize_pem().as_bytes())?;
         write_private(&pki.file("sa.pub"), tokens.public_key_pem().as_bytes())?;
         Ok(pki)
     }
 
-    /// The authority that [`Pki::create`] made in this folder.
+    /// The CA that [`Pki::create`] created in this folder.
     pub fn open(dir: &Path) -> Self {
         Self { dir: dir.to_owned() }
     }
@@ -69,11 +69,11 @@ impl Pki {
     /// The CA's certificate.
     pub fn ca_certificate(&self) -> Result<String> {
         let path = self.ca_certificate_file();
-        fs::read_to_string(&path).with_context(|| format!("reading the CA {}", path.display()))
+        fs::read_to_string(&path).with_context(|| format!("failed to read the CA {}", path.display()))
     }
 
-    /// A client certificate for this user; at most two groups, because the certificate library
-    /// keeps one value per kind of name and an organization can be spelled in two ways.
+    /// A client certificate for this user with at most two groups, because the certificate library keeps one value per
+    /// kind of name, and an organization has two spellings.
     pub fn client(&self, user: &str, groups: &[&str]) -> Result<Credentials> {
         let mut params = CertificateParams::default();
         params.distinguished_name = rcgen::DistinguishedName::new();
@@ -93,24 +93,25 @@ impl Pki {
     /// A serving certificate for webhooks that the API server reaches on loopback.
     pub fn serving(&self, names: &[&str]) -> Result<Credentials> {
         let names = names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        let mut params = CertificateParams::new(names).context("naming a serving certificate")?;
+        let mut params = CertificateParams::new(names).context("invalid name for a serving certificate")?;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         self.sign(params, "a server")
     }
 
     fn sign(&self, params: CertificateParams, whose: &str) -> Result<Credentials> {
-        let ca_key = fs::read_to_string(self.file("ca.key")).context("reading the CA's key")?;
-        let ca_key = KeyPair::from_pem(&ca_key).context("reading the CA's key")?;
+        let ca_key = fs::read_to_string(self.file("ca.key")).context("failed to read the CA's key")?;
+        let ca_key = KeyPair::from_pem(&ca_key).context("failed to read the CA's key")?;
         let issuer = Issuer::new(authority(), ca_key);
-        let key = KeyPair::generate().with_context(|| format!("making a key for {whose}"))?;
-        let certificate =
-            params.signed_by(&key, &issuer).with_context(|| format!("signing the certificate of {whose}"))?;
+        let key = KeyPair::generate().with_context(|| format!("failed to create a key for {whose}"))?;
+        let certificate = params
+            .signed_by(&key, &issuer)
+            .with_context(|| format!("failed to sign the certificate of {whose}"))?;
         Ok(Credentials { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 }
 
-/// The CA's parameters. They are the same every time, so that its key alone is enough to sign.
+/// The CA's parameters. They are constant, so that the key is enough to sign.
 fn authority() -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = rcgen::DistinguishedName::new();
@@ -128,9 +129,10 @@ fn serving_params() -> Result<CertificateParams> {
         "kubernetes.default.svc",
         "kubernetes.default.svc.cluster.local",
     ];
-    let mut params = CertificateParams::new(names.map(str::to_owned)).context("naming the API server")?;
+    let mut params =
+        CertificateParams::new(names.map(str::to_owned)).context("invalid name for the API server")?;
     for address in ["127.0.0.1", SERVICE_IP, crate::real_node::API_SERVER] {
-        let address: IpAddr = address.parse().context("reading the API server's address")?;
+        let address: IpAddr = address.parse().context("failed to read the API server's address")?;
         params.subject_alt_names.push(SanType::IpAddress(address));
     }
     params.distinguished_name = rcgen::DistinguishedName::new();
@@ -140,7 +142,7 @@ fn serving_params() -> Result<CertificateParams> {
     Ok(params)
 }
 
-/// Writes a file that only we may read.
+/// Writes a file that only its owner can read.
 pub(crate) fn write_private(path: &Path, contents: &[u8]) -> Result<()> {
     OpenOptions::new()
         .write(true)
@@ -149,7 +151,7 @@ pub(crate) fn write_private(path: &Path, contents: &[u8]) -> Result<()> {
         .mode(0o600)
         .open(path)
         .and_then(|mut file| file.write_all(contents))
-        .with_context(|| format!("writing {}", path.display()))
+        .with_context(|| format!("failed to write {}", path.display()))
 }
 
 #[cfg(test)]
@@ -159,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_file_is_private_and_users_can_be_made_later() {
+    fn files_are_private_and_users_can_be_added_later() {
         let dir = tempfile::tempdir().unwrap();
         Pki::create(dir.path()).unwrap();
         for entry in fs::read_dir(dir.path()).unwrap() {
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_third_group_is_refused() {
+    fn third_group_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let pki = Pki::create(dir.path()).unwrap();
         let error = pki.client("alice", &["a", "b", "c"]).unwrap_err();

@@ -1,7 +1,7 @@
-//! Child processes that never outlive us, however we end, and that are always reaped.
+//! Child processes that never outlive this process, however it exits, and that are always reaped.
 //!
-//! This knows nothing of Kubernetes: the control plane, our services and the test binaries that
-//! `xtask` runs are all started here.
+//! This module is independent of Kubernetes. It starts the control plane, the services and the test binaries that
+//! `xtask` runs.
 
 mod command;
 mod usage;
@@ -21,8 +21,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether the process has been reaped. Signals are sent under this lock: a process id may be given
-/// to somebody else as soon as its owner has been reaped.
+/// Whether the process has been reaped. Signals are sent under this lock, because a process ID can be reused after its
+/// process is reaped.
 #[derive(Debug)]
 struct Shared {
     reaped: Mutex<Option<ExitStatus>>,
@@ -49,12 +49,12 @@ impl Process {
         });
         let theirs = Arc::clone(&shared);
         std::thread::spawn(move || {
-            // NOWAIT leaves the process id taken until the lock is held.
+            // NOWAIT keeps the process ID in use until the lock is held.
             while let Err(rustix::io::Errno::INTR) =
                 waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
             {}
             let mut reaped = lock(&theirs.reaped);
-            // Only this thread waits for this child, so that it cannot have been reaped before.
+            // Only this thread waits for this child, so it cannot have been reaped before.
             let status = child.wait().unwrap_or_default();
             *reaped = Some(status);
             theirs.changed.notify_all();
@@ -68,7 +68,7 @@ impl Process {
         &self.name
     }
 
-    /// The process id. It may belong to someone else once the process has ended.
+    /// The process ID. It may belong to another process after this one has exited.
     pub fn pid(&self) -> u32 {
         self.pid.as_raw_pid().cast_unsigned()
     }
@@ -78,7 +78,7 @@ impl Process {
         self.log.as_deref()
     }
 
-    /// How the process ended, or `None` while it runs.
+    /// The exit status, or `None` while the process runs.
     pub fn try_wait(&self) -> Option<ExitStatus> {
         *lock(&self.shared.reaped)
     }
@@ -96,7 +96,7 @@ impl Process {
         }
     }
 
-    /// Blocks until the process has ended or the time is up.
+    /// Blocks until the process has exited or the time is up.
     pub fn wait_timeout(&self, limit: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + limit;
         let mut reaped = lock(&self.shared.reaped);
@@ -108,8 +108,8 @@ impl Process {
         *reaped
     }
 
-    /// Resolves when the process has ended. The future borrows nothing, so that one can wait for a
-    /// process and control it at the same time.
+    /// Resolves when the process has exited. The future borrows nothing, so that one can wait for a process and control
+    /// it at the same time.
     pub fn exited(&self) -> impl Future<Output = ExitStatus> + Send + use<> {
         let mut status = self.shared.status.subscribe();
         async move {
@@ -125,10 +125,10 @@ impl Process {
         }
     }
 
-    /// Asks the process to end (SIGTERM), waits up to `limit`, then kills it. Blocks.
+    /// Stops the process with SIGTERM, waits up to `limit`, then kills it. Blocks.
     pub fn stop(&self, limit: Duration) -> Result<ExitStatus> {
         self.signal(Signal::TERM)?;
-        // A paused process would not see the SIGTERM.
+        // A paused process would not handle SIGTERM.
         self.signal(Signal::CONT)?;
         match self.wait_timeout(limit) {
             Some(status) => Ok(status),
@@ -142,30 +142,30 @@ impl Process {
             let reaped = lock(&self.shared.reaped);
             if reaped.is_none() {
                 ignore_gone(kill_process_group(self.pid, Signal::KILL))
-                    .with_context(|| format!("killing {} (pid {})", self.name, self.pid()))?;
+                    .with_context(|| format!("failed to kill {} (pid {})", self.name, self.pid()))?;
             }
         }
         Ok(self.wait())
     }
 
-    /// Freezes the process (SIGSTOP): it keeps its connections and answers nothing.
+    /// Freezes the process (SIGSTOP): it keeps its connections and does not respond.
     pub fn pause(&self) -> Result<()> {
         self.signal(Signal::STOP)
     }
 
-    /// Lets a frozen process go on (SIGCONT).
+    /// Resumes a frozen process (SIGCONT).
     pub fn resume(&self) -> Result<()> {
         self.signal(Signal::CONT)
     }
 
-    /// Sends any signal; nothing happens when the process has already ended.
+    /// Sends any signal. Does nothing if the process has exited.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let reaped = lock(&self.shared.reaped);
         if reaped.is_some() {
             return Ok(());
         }
         ignore_gone(kill_process(self.pid, signal))
-            .with_context(|| format!("sending {signal:?} to {} (pid {})", self.name, self.pid()))
+            .with_context(|| format!("failed to send {signal:?} to {} (pid {})", self.name, self.pid()))
     }
 }
 
@@ -179,7 +179,7 @@ fn ignore_gone(sent: rustix::io::Result<()>) -> rustix::io::Result<()> {
 impl Drop for Process {
     fn drop(&mut self) {
         if self.try_wait().is_none() {
-            // Killing our own child cannot be refused, and there is nobody to tell.
+            // Killing a child process cannot fail, and the error could not be reported here.
             let _ = self.kill();
         }
     }
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     /// Long enough for a busy machine.
-    const SOON: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
     const SIGTERM: i32 = 15;
 
     fn sleep() -> Process {
@@ -200,25 +200,25 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_process_is_reaped_and_its_status_known() {
+    fn stopped_process_is_reaped_with_its_status() {
         let process = sleep();
         assert_eq!(process.try_wait(), None);
-        let status = process.stop(SOON).unwrap();
+        let status = process.stop(TIMEOUT).unwrap();
         assert_eq!(status.signal(), Some(SIGTERM));
         assert_eq!(process.try_wait(), Some(status));
         process.signal(Signal::TERM).expect("signalling an ended process is harmless");
     }
 
     #[test]
-    fn a_paused_process_can_be_stopped() {
+    fn paused_process_can_be_stopped() {
         let process = sleep();
         process.pause().unwrap();
-        let status = process.stop(SOON).unwrap();
-        assert_eq!(status.signal(), Some(SIGTERM), "it was killed because it did not see the SIGTERM");
+        let status = process.stop(TIMEOUT).unwrap();
+        assert_eq!(status.signal(), Some(SIGTERM), "it was killed because it did not handle SIGTERM");
     }
 
     #[test]
-    fn one_that_ignores_sigterm_is_killed_with_its_group() {
+    fn process_that_ignores_sigterm_is_killed_with_its_group() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("log");
         let process = Command::new("sh")
@@ -227,9 +227,9 @@ mod tests {
             .spawn("stubborn")
             .unwrap();
         let until = |what: &str, condition: &dyn Fn() -> bool| {
-            let deadline = Instant::now() + SOON;
+            let deadline = Instant::now() + TIMEOUT;
             while !condition() {
-                assert!(Instant::now() < deadline, "waited until {what}");
+                assert!(Instant::now() < deadline, "timed out waiting until {what}");
                 std::thread::sleep(Duration::from_millis(10));
             }
         };
@@ -243,13 +243,13 @@ mod tests {
     }
 
     #[test]
-    fn a_child_outlives_the_thread_that_asked_for_it() {
+    fn child_outlives_the_thread_that_spawned_it() {
         let process = std::thread::spawn(sleep).join().unwrap();
         assert_eq!(process.wait_timeout(Duration::from_millis(200)), None);
     }
 
     #[tokio::test]
-    async fn the_end_can_be_awaited_more_than_once() {
+    async fn exit_can_be_awaited_more_than_once() {
         let process = Command::new("sh").args(["-c", "exit 3"]).spawn("three").unwrap();
         assert_eq!(process.exited().await.code(), Some(3));
         assert_eq!(process.exited().await.code(), Some(3));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn output_is_captured_apart_and_failure_tells_all_of_it() {
+    async fn output_is_captured_and_failure_contains_it() {
         let script = "cat; echo problem >&2; exit 4";
         let output =
             Command::new("sh").args(["-c", script]).stdin("hello\n").unwrap().output("cat").await.unwrap();
@@ -267,8 +267,8 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_program_is_named() {
+    fn error_names_a_missing_program() {
         let error = Command::new("/does/not/exist").spawn("nothing").unwrap_err();
-        assert_eq!(error.to_string(), "starting nothing (/does/not/exist)");
+        assert_eq!(error.to_string(), "failed to start nothing (/does/not/exist)");
     }
 }

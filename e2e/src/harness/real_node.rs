@@ -1,13 +1,13 @@
-//! Real nodes: each a kubelet, containerd and kube-proxy in namespaces of its own on this machine. They run what is
-//! scheduled to them, where nodes of KWOK only pretend to.
+//! Real nodes: each is a kubelet, containerd and kube-proxy in its own namespaces on this machine. They run the pods
+//! that are scheduled to them, which KWOK nodes only simulate.
 //!
-//! The control plane of such a cluster lives in the network of its first node, as on a machine of its own: it reaches
-//! Services and pods, and they reach it. From outside, a door leads in; nothing of this machine's own network is touched.
+//! The control plane of such a cluster is in the network of its first node: it reaches Services and pods, and they
+//! reach it. A tunnel leads in from outside. The network of the machine is not changed.
 
 mod cgroup;
 mod configuration;
-mod door;
 mod needs;
+mod tunnel;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -20,8 +20,8 @@ use kube::Api;
 
 use self::cgroup::Cgroup;
 use self::configuration::Files;
-pub(crate) use self::door::Door;
 pub use self::needs::missing;
+pub(crate) use self::tunnel::Tunnel;
 use crate::handle::Handle;
 use crate::image::Image;
 use crate::kubeconfig::{self, Identity};
@@ -29,14 +29,14 @@ use crate::process::{Command, Output, Process};
 use crate::tools::{self, NodeTools};
 use crate::wait;
 
-/// Where nodes reach the API server: the first one's address. Networks are private, so that all clusters use the same.
+/// The address of the API server for nodes, that of the first node. Networks are private, so all clusters use the same.
 pub(crate) const API_SERVER: &str = "172.30.0.1";
-/// An image that does nothing until it is ended; also what holds a pod's namespaces.
+/// An image that sleeps until it is stopped. It is also the pause image of pods.
 pub const SLEEPER: &str = "localhost/sleeper:1";
-/// How long a part of a node may take to come up.
+/// How long a part of a node may take to start.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// PID 1 of a node: private places for what a node writes, and a kernel that reaps for it.
+/// PID 1 of a node: private mounts for what a node writes, and an init process that reaps.
 const INIT: &str = r#"
 mount --make-rshared /
 mount -t tmpfs tmpfs /run
@@ -52,31 +52,31 @@ touch "$2"
 exec sleep infinity
 "#;
 
-/// A node whose namespaces exist. Dropping it ends everything in it and waits for that.
+/// A node whose namespaces exist. Dropping it kills everything in it and waits.
 #[derive(Debug)]
 pub struct RealNode {
     /// Its name in the cluster.
     pub name: String,
     number: usize,
     folder: PathBuf,
-    /// The process id of its PID 1, seen from here.
+    /// The process ID of its PID 1 in the namespace of this process.
     pid: u32,
     tools: NodeTools,
-    /// Killed in this order: what runs in it, then its PID 1 and with it everything else, then its cgroups can go.
+    /// Killed in this order: its processes, then its PID 1 and with it everything else, then its cgroups.
     programs: Vec<Process>,
     _init: Process,
     cgroup: Cgroup,
 }
 
 impl RealNode {
-    /// Makes the namespaces of node `number`, counted from 1, with nothing running in them.
+    /// Creates the namespaces of node `number`, counted from 1, without any process in them.
     pub(crate) async fn create(cluster: &Path, logs: &Path, number: usize) -> Result<Self> {
         let tools = tokio::task::spawn_blocking(|| tools::ensure_node(|line| eprintln!("{line}")))
             .await
-            .context("building the node's programs")??;
+            .context("failed to build the node's programs")??;
         let name = format!("real-{number}");
         let folder = cluster.join("data").join(&name);
-        fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+        fs::create_dir_all(&folder).with_context(|| format!("failed to create {}", folder.display()))?;
         let cgroup = Cgroup::create(&name)?;
         let ready = folder.join("ready");
         let init = Command::new("unshare")
@@ -85,19 +85,19 @@ impl RealNode {
             .arg(&ready)
             .log(logs.join(format!("{name}-init.log")))
             .spawn("the node's init")?;
-        wait::eventually("the node's namespaces are there", LIMIT, async || {
-            anyhow::ensure!(init.try_wait().is_none(), "init ended: see its log in {}", logs.display());
+        wait::eventually("the node's namespaces exist", LIMIT, async || {
+            anyhow::ensure!(init.try_wait().is_none(), "init exited: see its log in {}", logs.display());
             Ok(ready.exists().then_some(()))
         })
         .await?;
         let unshare = init.pid();
         let children = fs::read_to_string(format!("/proc/{unshare}/task/{unshare}/children"));
-        let children = children.context("looking for the node's PID 1")?;
-        let pid = children.trim().parse().with_context(|| format!("{children:?} as a process id"))?;
+        let children = children.context("failed to find the node's PID 1")?;
+        let pid = children.trim().parse().with_context(|| format!("invalid process ID {children:?}"))?;
         Ok(Self { name, number, folder, pid, tools, programs: Vec::new(), _init: init, cgroup })
     }
 
-    /// Its network, for those who want to enter.
+    /// Its network namespace.
     pub(crate) fn network(&self) -> PathBuf {
         format!("/proc/{}/ns/net", self.pid).into()
     }
@@ -107,7 +107,7 @@ impl RealNode {
         format!("172.30.0.{}", self.number)
     }
 
-    /// A command that runs in the node, as its administrator.
+    /// A command that runs in the node as root.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let libraries = self.tools.libraries();
         Command::new("nsenter")
@@ -119,12 +119,12 @@ impl RealNode {
             .env_remove("KUBECONFIG")
     }
 
-    /// Runs a program in the node to its end.
+    /// Runs a program in the node until it exits.
     pub async fn run(&self, program: &str, args: &[&str]) -> Result<Output> {
         self.command(program).args(args).output(program).await
     }
 
-    /// Connects the node: the first one has the bridge that the others are plugged into.
+    /// Connects the node to the bridge in the first node.
     pub(crate) async fn connect(&self, first: &RealNode) -> Result<()> {
         let ip = async |node: &RealNode, args: &str| {
             let args: Vec<_> = args.split_whitespace().collect();
@@ -134,12 +134,12 @@ impl RealNode {
             ip(self, "link add nodes type bridge").await?;
             ip(self, &format!("addr add {API_SERVER}/24 dev nodes")).await?;
             ip(self, "link set nodes up").await?;
-            // kube-proxy changes addresses of Services after the route has been chosen: there has to be one.
+            // kube-proxy rewrites Service addresses after the route has been chosen, so there must be a route.
             ip(self, "route add default dev nodes").await?;
             return Ok(());
         }
         let plug = format!("node{}", self.number);
-        // Only the network is entered: the process id is one of this machine.
+        // Only the network namespace is entered, because the process ID is that of this machine.
         let link = ["link", "add", &plug, "type", "veth", "peer", "name", "eth0", "netns"];
         Command::new("nsenter")
             .arg(format!("--net={}", first.network().display()))
@@ -149,7 +149,7 @@ impl RealNode {
             .output("ip link add")
             .await?
             .success()
-            .context("plugging the node in")?;
+            .context("failed to connect the node to the bridge")?;
         ip(first, &format!("link set {plug} master nodes up")).await?;
         ip(first, &format!("route add {} via {}", self.pods(), self.address())).await?;
         ip(self, &format!("addr add {}/24 dev eth0", self.address())).await?;
@@ -163,10 +163,12 @@ impl RealNode {
         format!("172.31.{}.0/24", self.number)
     }
 
-    /// Starts everything in it, brings images in from these archives and waits until the node is ready.
+    /// Starts its programs, imports these image archives and waits until the node is ready.
     pub(crate) async fn start(&mut self, cluster: &Handle, images: &[PathBuf]) -> Result<()> {
         let files = Files::new(self);
-        files.write(&cluster.pki().ca_certificate_file()).context("writing the node's configuration")?;
+        files
+            .write(&cluster.pki().ca_certificate_file())
+            .context("failed to write the node's configuration")?;
         let port = cluster.server.rsplit(':').next().unwrap_or_default();
         let server = format!("https://{API_SERVER}:{port}");
         let pki = cluster.pki();
@@ -183,13 +185,13 @@ impl RealNode {
         })
         .await?;
         let sleeper = self.folder.join("sleeper.tar");
-        let program = fs::read(self.tools.busybox()).context("reading busybox")?;
+        let program = fs::read(self.tools.busybox()).context("failed to read busybox")?;
         Image { name: SLEEPER, path: "/busybox", program: &program, args: &["sleep", "infinity"] }
             .write(crate::image::architecture(), &sleeper)?;
         for image in images.iter().chain([&sleeper]) {
             let args = ["--namespace", "k8s.io", "images", "import", &text(image)];
             let imported = self.run("ctr", &args).await?.success();
-            imported.with_context(|| format!("importing {}", image.display()))?;
+            imported.with_context(|| format!("failed to import {}", image.display()))?;
         }
         let root = text(&self.folder.join("kubelet"));
         let (config, kubeconfig) = (text(&files.kubelet()), text(&files.kubelet_kubeconfig()));
@@ -219,7 +221,7 @@ impl RealNode {
     }
 }
 
-/// A path as an argument. Ours are below the temporary folder, whose name we take to be text.
+/// A path as an argument. The temporary folder is assumed to have a UTF-8 name.
 fn text(path: &Path) -> String {
     path.display().to_string()
 }

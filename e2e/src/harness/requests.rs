@@ -1,8 +1,8 @@
-//! Counts the requests that reached the API server, from its audit log.
+//! Counts requests to the API server from its audit log.
 //!
-//! The log is written in blocking mode: the event of a request is in the file before its answer is
-//! complete, so that a caller that has read an answer finds its request counted. (In batch mode it
-//! would come up to 30 seconds later.) A watch counts once, when it begins.
+//! The log is written in blocking mode: the event of a request is in the file before its answer is complete. A caller
+//! that has read an answer finds its request in the log. (In batch mode it would appear up to 30 seconds later.) A
+//! watch counts once, when it starts.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Seek as _, SeekFrom};
@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use crate::handle::Handle;
 
-/// A place in the audit log.
+/// A position in the audit log.
 #[derive(Clone, Copy, Debug)]
 pub struct Mark(u64);
 
@@ -22,7 +22,7 @@ pub struct Mark(u64);
 pub struct Request {
     /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete` or `deletecollection`.
     pub verb: String,
-    /// Who asked.
+    /// The user.
     pub user: String,
     /// The user agent.
     pub user_agent: String,
@@ -38,32 +38,34 @@ pub struct Request {
     pub name: String,
     /// The status code of the answer.
     pub code: u16,
-    /// Whether whoever asked may ask that, whatever the answer was.
+    /// Whether the user was authorized.
     pub allowed: bool,
-    /// When the API server got it.
+    /// When the API server received it.
     pub received: Timestamp,
-    /// When its answer was complete, and of a watch, when it began.
+    /// When its answer was complete or, for a watch, when it started.
     pub answered: Timestamp,
 }
 
-/// Requests that can be narrowed down and counted.
+/// Requests that can be filtered and counted.
 #[derive(Clone, Debug, Default)]
 pub struct Requests(Vec<Request>);
 
 impl Handle {
-    /// The end of the audit log as it is now. An error when the cluster keeps none.
+    /// The current end of the audit log. An error if the cluster has none.
     pub fn requests_mark(&self) -> Result<Mark> {
-        let metadata = self.open_audit_log()?.metadata().context("measuring the audit log")?;
+        let metadata =
+            self.open_audit_log()?.metadata().context("failed to read the size of the audit log")?;
         Ok(Mark(metadata.len()))
     }
 
-    /// All requests answered since the mark, whoever made them.
+    /// All requests answered since the mark, by all users.
     pub fn requests_since(&self, mark: Mark) -> Result<Requests> {
         let mut file = BufReader::new(self.open_audit_log()?);
         if let Some(before) = mark.0.checked_sub(1) {
-            // A line that was half written when the mark was set tells of a request that was answered before.
-            file.seek(SeekFrom::Start(before)).context("finding the mark in the audit log")?;
-            file.skip_until(b'\n').context("finding the first line behind the mark in the audit log")?;
+            // A line that was incomplete at the mark belongs to a request that was answered before.
+            file.seek(SeekFrom::Start(before)).context("failed to find the mark in the audit log")?;
+            file.skip_until(b'\n')
+                .context("failed to find the first line after the mark in the audit log")?;
         }
         read(file)
     }
@@ -77,59 +79,59 @@ impl Handle {
         let path = self.audit_log.as_ref().with_context(|| {
             format!("cluster {} was booted without an audit log: use audit(true)", self.name)
         })?;
-        File::open(path).with_context(|| format!("opening the audit log {}", path.display()))
+        File::open(path).with_context(|| format!("failed to open the audit log {}", path.display()))
     }
 }
 
 impl Requests {
-    /// Those whose user agent begins like this.
+    /// Requests whose user agent has this prefix.
     #[must_use]
     pub fn by_user_agent(&self, prefix: &str) -> Self {
         self.only(|request| request.user_agent.starts_with(prefix))
     }
 
-    /// Those by this user; ServiceAccounts are called `system:serviceaccount:NAMESPACE:NAME`.
+    /// Requests of this user. ServiceAccounts are called `system:serviceaccount:NAMESPACE:NAME`.
     #[must_use]
     pub fn by_user(&self, user: &str) -> Self {
         self.only(|request| request.user == user)
     }
 
-    /// Those with this verb.
+    /// Requests with this verb.
     #[must_use]
     pub fn verb(&self, verb: &str) -> Self {
         self.only(|request| request.verb == verb)
     }
 
-    /// Those to this resource and subresource; an empty subresource is the object itself.
+    /// Requests to this resource and subresource. An empty subresource is the object itself.
     #[must_use]
     pub fn resource(&self, resource: &str, subresource: &str) -> Self {
         self.only(|request| request.resource == resource && request.subresource == subresource)
     }
 
-    /// Those answered with this status code.
+    /// Requests answered with this status code.
     #[must_use]
     pub fn code(&self, code: u16) -> Self {
         self.only(|request| request.code == code)
     }
 
-    /// Those that change something.
+    /// Requests that write.
     #[must_use]
     pub fn writes(&self) -> Self {
         self.only(|request| !matches!(request.verb.as_str(), "get" | "list" | "watch"))
     }
 
-    /// Those that this tells to keep.
+    /// Requests for which `keep` is true.
     #[must_use]
     pub fn only(&self, keep: impl Fn(&Request) -> bool) -> Self {
         Self(self.0.iter().filter(|request| keep(request)).cloned().collect())
     }
 
-    /// How many there are.
+    /// The number of requests.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Each of them, in the order in which they were answered.
+    /// All requests, in the order of their answers.
     pub fn iter(&self) -> std::slice::Iter<'_, Request> {
         self.0.iter()
     }
@@ -144,7 +146,7 @@ impl<'a> IntoIterator for &'a Requests {
     }
 }
 
-/// The fields of an audit event that we read.
+/// The fields of an audit event that are used.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Event {
@@ -195,8 +197,7 @@ struct ResponseStatus {
 }
 
 impl Event {
-    /// A watch that began was counted then; its end is not another request. One that was refused
-    /// never began.
+    /// The end of a watch. Its start was counted, so its end is not another request. A rejected watch never started.
     fn ends_a_watch(&self) -> bool {
         self.verb == "watch" && self.stage == "ResponseComplete" && self.response_status.code == 200
     }
@@ -226,13 +227,13 @@ fn read(mut log: impl std::io::BufRead) -> Result<Requests> {
     let mut line = Vec::new();
     loop {
         line.clear();
-        log.read_until(b'\n', &mut line).context("reading the audit log")?;
-        // A line without an end is being written, so its request has not been answered.
+        log.read_until(b'\n', &mut line).context("failed to read the audit log")?;
+        // An incomplete line is being written, so its request has not been answered.
         if line.last() != Some(&b'\n') {
             return Ok(Requests(requests));
         }
         let event: Event = serde_json::from_slice(&line)
-            .with_context(|| format!("reading an audit event: {}", String::from_utf8_lossy(&line)))?;
+            .with_context(|| format!("failed to read an audit event: {}", String::from_utf8_lossy(&line)))?;
         if !event.ends_a_watch() {
             requests.push(event.into());
         }
@@ -258,7 +259,7 @@ mod tests {
     );
 
     #[test]
-    fn each_request_counts_once_and_a_half_written_one_not_yet() {
+    fn complete_requests_count_once() {
         let requests = read(LOG.as_bytes()).unwrap();
         assert_eq!(requests.count(), 4);
         assert_eq!(requests.verb("watch").count(), 2);
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_narrowed_down_step_by_step() {
+    fn request_filters_can_be_combined() {
         let requests = read(LOG.as_bytes()).unwrap();
         let ours = requests.by_user_agent("haulout-");
         assert_eq!(ours.count(), 2);
@@ -279,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_an_error_and_not_a_smaller_count() {
+    fn invalid_audit_event_is_an_error() {
         assert!(read(&b"{}\n"[..]).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Which rights the chart's ServiceAccounts made use of, for the test that holds them against the chart's roles.
+//! Records which permissions the chart's ServiceAccounts used, for the test that compares them with the chart's roles.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -10,17 +10,17 @@ use anyhow::{Context as _, Result};
 use crate::handle::Handle;
 use crate::service::NAMESPACE;
 
-/// The folder in which a cluster that goes notes them, if it is to.
+/// Environment variable with the folder in which clusters record them on shutdown. Nothing is recorded without it.
 pub const ENV: &str = "HAULOUT_RIGHTS_USED";
 
-/// A right as both sides write it, such as `maintenance-controller: patch nodes/status`.
+/// A permission in the format that both sides use, such as `maintenance-controller: patch nodes/status`.
 pub fn line(service: &str, verb: &str, group: &str, resource: &str) -> String {
     let group = if group.is_empty() { String::new() } else { format!(" in {group}") };
     format!("{service}: {verb} {resource}{group}")
 }
 
-/// Notes what was done in this cluster, in a file that is called like the test.
-pub(crate) fn note(cluster: &Handle) -> Result<()> {
+/// Records the permissions used in this cluster, in a file named after the test.
+pub(crate) fn record(cluster: &Handle) -> Result<()> {
     let Some(folder) = std::env::var_os(ENV).map(PathBuf::from) else { return Ok(()) };
     let test = std::env::args().nth(1).unwrap_or_default().replace("::", "-");
     let path = folder.join(test);
@@ -36,12 +36,12 @@ pub(crate) fn note(cluster: &Handle) -> Result<()> {
     }
     let mut file = OpenOptions::new().create(true).append(true).open(&path);
     let file = file.as_mut().map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))?;
-    file.write_all(lines.into_iter().collect::<String>().as_bytes()).context("noting rights")
+    file.write_all(lines.into_iter().collect::<String>().as_bytes()).context("failed to record permissions")
 }
 
-/// What a test has noted.
-pub fn noted(folder: &Path, test: &str) -> Result<BTreeSet<String>> {
+/// The permissions that a test has recorded.
+pub fn recorded(folder: &Path, test: &str) -> Result<BTreeSet<String>> {
     let path = folder.join(test.replace("::", "-"));
-    let read = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+    let read = fs::read_to_string(&path).with_context(|| format!("failed to read {}", path.display()))?;
     Ok(read.lines().map(Into::into).collect())
 }

@@ -1,5 +1,5 @@
-//! A service of ours as a local process, with a token of the ServiceAccount that the chart gave it: so what it
-//! may do is what it may do in a cluster.
+//! A Haulout service as a local process with a token of its ServiceAccount from the chart, so that it has the same
+//! permissions as in a cluster.
 
 use std::ffi::OsString;
 use std::ops::Deref;
@@ -17,15 +17,15 @@ use crate::wait;
 
 /// The namespace that [`Handle::install_chart`] installs into.
 pub const NAMESPACE: &str = "haulout-system";
-/// Where tests find the program that runs them, and beside it our services.
+/// Environment variable with the path of xtask. The services are next to it.
 pub const XTASK_ENV: &str = "HAULOUT_XTASK";
-/// What a test prints before the reason why it cannot run on this machine, on a line of its own; then it passes, and
-/// is reported as skipped.
+/// Prefix of the line with which a test reports that it cannot run on this machine. Such a test passes and is reported
+/// as skipped.
 pub const SKIPPED: &str = "skipped on this machine: ";
-/// The names of the chart's values for the services, each of which stands for a Deployment.
+/// Names of the services in the chart's values. Each is a Deployment.
 pub(crate) const VALUES: &[&str] =
     &["admissionWebhook", "evacuationController", "maintenanceController", "taintManager"];
-/// How long a service may take to start or to answer.
+/// How long a service may take to start or to respond.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A running service. Dropping it kills it.
@@ -44,18 +44,18 @@ impl Deref for Service {
 }
 
 impl Service {
-    /// Starts one replica of a service, such as `evacuation-controller`, with further arguments, and returns
-    /// at once: see [`Service::ready`].
+    /// Starts one replica of a service, such as `evacuation-controller`, with additional arguments. Does not wait: see
+    /// [`Service::ready`].
     pub async fn start(cluster: &Handle, name: &str, args: &[&str]) -> Result<Self> {
         let kubeconfig = cluster.service_account_kubeconfig(NAMESPACE, &format!("haulout-{name}")).await?;
         Self::start_as(cluster, name, &kubeconfig, args)
     }
 
-    /// The same as anybody, whose kubeconfig this is.
+    /// The same with any kubeconfig.
     pub fn start_as(cluster: &Handle, name: &str, kubeconfig: &Path, args: &[&str]) -> Result<Self> {
         static REPLICAS: AtomicU32 = AtomicU32::new(0);
         let number = REPLICAS.fetch_add(1, Ordering::Relaxed);
-        // Tests that share a cluster are different processes.
+        // Tests that share a cluster run in different processes.
         let instance = format!("{name}-{}-{number}", std::process::id());
         let log = cluster.logs.join(format!("{instance}.log"));
         let process = cluster
@@ -68,13 +68,13 @@ impl Service {
         Ok(Self { process, log })
     }
 
-    /// What it has logged so far.
+    /// Its log so far.
     pub fn text(&self) -> String {
-        // Nothing has been logged yet where there is no file.
+        // Without a file, nothing has been logged yet.
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Waits until it says in `/readyz` that it is ready.
+    /// Waits until `/readyz` reports that it is ready.
     pub async fn ready(&self) -> Result<()> {
         let ready = wait::eventually("the service is ready", LIMIT, async || {
             Ok(self.get("/readyz").await?.starts_with("HTTP/1.1 200 ").then_some(()))
@@ -82,9 +82,9 @@ impl Service {
         self.explain(ready.await)
     }
 
-    /// Waits until this replica leads.
+    /// Waits until this replica is the leader.
     pub async fn leads(&self) -> Result<()> {
-        let leads = wait::eventually("the service leads", LIMIT, async || {
+        let leads = wait::eventually("the service is the leader", LIMIT, async || {
             Ok((self.metric("leader_election_master_status").await? > 0.0).then_some(()))
         });
         self.explain(leads.await)
@@ -107,38 +107,39 @@ impl Service {
         Ok(samples.sum())
     }
 
-    /// Lets its clock run ahead by this much in all.
+    /// Shifts its clock ahead by this much in total.
     pub async fn shift_clock(&self, by: Duration) -> Result<()> {
-        let answer = self.ask("POST", "/shift-clock", &by.as_secs().to_string()).await?;
+        let answer = self.request("POST", "/shift-clock", &by.as_secs().to_string()).await?;
         if !answer.starts_with("HTTP/1.1 200 ") {
-            bail!("the clock was not shifted: {answer}");
+            bail!("failed to shift the clock: {answer}");
         }
         Ok(())
     }
 
-    /// Asks it over HTTP; the whole answer, head and body.
+    /// Sends a GET request and returns the whole response, head and body.
     pub async fn get(&self, path: &str) -> Result<String> {
-        self.ask("GET", path, "").await
+        self.request("GET", path, "").await
     }
 
-    async fn ask(&self, method: &str, path: &str, body: &str) -> Result<String> {
+    async fn request(&self, method: &str, path: &str, body: &str) -> Result<String> {
         let address = self.address().await?;
-        let mut stream = TcpStream::connect(&address).await.with_context(|| format!("reaching {address}"))?;
+        let mut stream =
+            TcpStream::connect(&address).await.with_context(|| format!("failed to connect to {address}"))?;
         let length = body.len();
         let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: {address}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
         );
-        stream.write_all(request.as_bytes()).await.context("asking the service")?;
+        stream.write_all(request.as_bytes()).await.context("failed to send a request to the service")?;
         let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.context("reading the service's answer")?;
+        stream.read_to_string(&mut answer).await.context("failed to read the service's answer")?;
         Ok(answer)
     }
 
-    /// Where it listens, which only it knows: from its log.
+    /// The address on which it listens, from its log.
     async fn address(&self) -> Result<String> {
-        let address = wait::eventually("the service says where it listens", LIMIT, async || {
+        let address = wait::eventually("the service logs its address", LIMIT, async || {
             if let Some(status) = self.try_wait() {
-                bail!("it ended with {status}");
+                bail!("the service exited with {status}");
             }
             let text = self.text();
             let mut lines =
@@ -148,24 +149,24 @@ impl Service {
         self.explain(address.await)
     }
 
-    /// The last lines of its log tell more than the error.
+    /// Adds the last lines of its log to an error.
     fn explain<T>(&self, result: Result<T>) -> Result<T> {
         result.with_context(|| {
             let text = self.text();
             let lines: Vec<_> = text.lines().collect();
             let last = lines.get(lines.len().saturating_sub(10)..).unwrap_or_default().join("\n");
-            format!("{}, which logged last:\n{last}", self.name())
+            format!("{}; last lines of its log:\n{last}", self.name())
         })
     }
 }
 
-/// The program of a service: beside xtask, which has them built.
+/// The program of a service, next to xtask, which builds it.
 fn program(name: &str) -> Result<PathBuf> {
     let xtask =
         std::env::var_os(XTASK_ENV).map_or_else(std::env::current_exe, |path: OsString| Ok(path.into()));
-    let program = xtask.context("finding our own program")?.with_file_name(name);
+    let program = xtask.context("failed to find the running program")?.with_file_name(name);
     if !program.is_file() {
-        bail!("{} is not there: run this with `cargo xtask`, which builds it", program.display());
+        bail!("{} does not exist: run this with `cargo xtask`, which builds it", program.display());
     }
     Ok(program)
 }

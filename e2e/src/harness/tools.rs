@@ -1,6 +1,6 @@
 //! The control plane's programs, built once from the Go modules in `control-plane*/` into a cache outside the clone.
-//! Which Kubernetes versions there are is in `kubernetes`. What is cached under which name is decided in `key`;
-//! building is in `build`; what a real node needs on top is in `node`.
+//! `kubernetes` has the Kubernetes versions, `key` the names in the cache, `build` the builds, and `node` the
+//! additional programs of a real node.
 
 mod build;
 mod cargo;
@@ -27,13 +27,13 @@ pub use self::node::{NodeTools, ensure_node};
 pub struct Tools {
     /// The folder with etcd, Helm and KWOK.
     dir: PathBuf,
-    /// The folder with Kubernetes' own programs: the same folder, if they are of the main version.
+    /// The folder with Kubernetes' own programs. For the main version, it is the same folder.
     kubernetes_dir: PathBuf,
     /// The version of Kubernetes' own programs, with its `v`.
     pub kubernetes_version: String,
 }
 
-/// Kubernetes' own programs, which are built for every version.
+/// Kubernetes' own programs, which are built per version.
 const KUBERNETES_TOOLS: [&str; 4] =
     ["kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"];
 
@@ -45,7 +45,7 @@ impl Tools {
         dir.join(tool)
     }
 
-    /// Whether Kubernetes' own programs are of the main version.
+    /// Whether Kubernetes' own programs have the main version.
     pub fn is_main_version(&self) -> bool {
         self.kubernetes_dir == self.dir
     }
@@ -68,9 +68,9 @@ impl Tools {
     }
 }
 
-/// Finds the programs of the [chosen](Kubernetes::chosen) version in the cache or builds them, telling `progress` one
-/// line at a time. Takes about 12 minutes on 2 cores when Go has nothing cached either; instant, and without Go, when
-/// it has been done before.
+/// Finds the programs of the [chosen](Kubernetes::chosen) version in the cache or builds them, and reports to
+/// `progress` line by line. A build with empty caches takes about 12 minutes on 2 cores. Cached programs are found
+/// instantly and without Go.
 pub fn ensure(progress: impl Fn(&str)) -> Result<Tools> {
     ensure_version(&Kubernetes::chosen()?, progress)
 }
@@ -87,8 +87,8 @@ pub fn ensure_version(kubernetes: &Kubernetes, progress: impl Fn(&str)) -> Resul
     Ok(Tools { dir, kubernetes_dir, kubernetes_version: kubernetes.to_string() })
 }
 
-/// The folder of a build: one that is in the cache, or else a new one of these imports and `others`, of which `key`
-/// has to tell all.
+/// The folder of a build: from the cache, or a new build of these imports and `others`. `key` must contain everything
+/// that goes into it.
 fn find_or_build(
     source: &Source,
     kind: &str,
@@ -100,14 +100,15 @@ fn find_or_build(
     let cache = cache_dir()?;
     let dir = match &source.go_version() {
         Ok(version) => cache.join(source.folder(kind, version, key)),
-        // Any Go's build of these sources will do when there is no Go to build another.
+        // Without Go, a build of these sources by any version of Go is used.
         Err(missing) => match newest_build(&cache, &source.folder_prefix(kind)) {
             Some(dir) => dir,
             None => anyhow::bail!("{missing:#}"),
         },
     };
     if !dir.exists() {
-        fs::create_dir_all(&cache).with_context(|| format!("creating the cache {}", cache.display()))?;
+        fs::create_dir_all(&cache)
+            .with_context(|| format!("failed to create the cache {}", cache.display()))?;
         build::build(source, imports, &dir, progress, others)?;
         sweep(&cache, &dir);
     }
@@ -119,8 +120,8 @@ fn cache_dir() -> Result<PathBuf> {
     let dir = set("HAULOUT_CACHE")
         .or_else(|| set("XDG_CACHE_HOME").map(|dir| dir.join("haulout")))
         .or_else(|| set("HOME").map(|dir| dir.join(".cache/haulout")))
-        .context("there is nowhere to keep the built control plane: set HAULOUT_CACHE to a folder")?;
-    std::path::absolute(&dir).with_context(|| format!("finding the cache {}", dir.display()))
+        .context("no cache folder for the built control plane: set HAULOUT_CACHE to a folder")?;
+    std::path::absolute(&dir).with_context(|| format!("failed to find the cache {}", dir.display()))
 }
 
 fn newest_build(cache: &Path, prefix: &str) -> Option<PathBuf> {
@@ -130,7 +131,7 @@ fn newest_build(cache: &Path, prefix: &str) -> Option<PathBuf> {
         .map(|(path, _)| path)
 }
 
-/// The finished builds in the cache with the time they were made.
+/// The finished builds in the cache and their creation times.
 fn builds(cache: &Path) -> impl Iterator<Item = (PathBuf, SystemTime)> {
     let entries = fs::read_dir(cache).into_iter().flatten().flatten();
     entries.filter_map(|entry| {
@@ -147,7 +148,7 @@ fn sweep(cache: &Path, keep: &Path) {
     const MONTH: Duration = Duration::from_secs(30 * 24 * 60 * 60);
     for (path, modified) in builds(cache) {
         if path != keep && modified.elapsed().is_ok_and(|age| age > MONTH) {
-            // A folder that cannot be removed costs disk space and nothing else.
+            // A folder that cannot be removed only uses disk space.
             let _ = fs::remove_dir_all(path);
         }
     }

@@ -1,4 +1,4 @@
-//! Waiting for a condition with a deadline, by a watch wherever the thing can be watched.
+//! Waits for conditions with a deadline, with a watch wherever possible.
 
 use std::fmt::Debug;
 use std::pin::pin;
@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-/// What can be waited for.
+/// Kinds that can be watched.
 pub trait Watchable:
     Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize + Send + 'static
 {
@@ -23,8 +23,8 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serializ
 {
 }
 
-/// Waits until the object with this name, or its absence (`None`), meets the condition, and returns
-/// it as it was then. `what` completes the sentence "Pod web-1 …", as in "is Ready".
+/// Waits until the object with this name, or its absence (`None`), meets the condition, and returns it. `what`
+/// completes the sentence "Pod web-1 …", as in "is Ready".
 pub async fn until<K: Watchable>(
     api: Api<K>,
     name: &str,
@@ -56,8 +56,8 @@ pub async fn gone<K: Watchable>(api: Api<K>, name: &str, limit: Duration) -> Res
     Ok(())
 }
 
-/// Waits until all objects that `config` selects (`watcher::Config::default().labels(…)`), in no
-/// particular order, meet the condition together. `what` completes the sentence "The Pods …".
+/// Waits until all objects that `config` selects (`watcher::Config::default().labels(…)`) together meet the condition,
+/// in no particular order. `what` completes the sentence "The Pods …".
 pub async fn all<K: Watchable>(
     api: Api<K>,
     config: watcher::Config,
@@ -78,9 +78,8 @@ async fn watch_until<K: Watchable>(
     let deadline = Instant::now() + limit;
     let mut objects: Vec<K> = Vec::new();
     let mut listed = false;
-    // The watcher comes back by itself after an outage of the API server; what it could not do is
-    // told when the time is up.
-    let mut trouble = None;
+    // The watcher reconnects by itself after an outage of the API server. Its error is reported at the deadline.
+    let mut watch_error = None;
     let mut events = pin!(watch(api, config).default_backoff());
     loop {
         let Ok(event) = timeout_at(deadline, events.try_next()).await else {
@@ -99,19 +98,23 @@ async fn watch_until<K: Watchable>(
             Ok(Some(Event::InitDone)) => listed = true,
             Ok(None) => break,
             Err(error) => {
-                trouble = Some(error);
+                watch_error = Some(error);
                 continue;
             }
         }
-        trouble = None;
+        watch_error = None;
         if listed && condition(&objects) {
             return Ok(objects);
         }
     }
     let seconds = limit.as_secs_f64();
-    match trouble {
-        Some(error) => Err(anyhow!(error).context(format!("waited {seconds} s until {sentence}"))),
-        None => bail!("waited {seconds} s until {sentence}; at the end there was\n{}", describe(&objects)),
+    match watch_error {
+        Some(error) => {
+            Err(anyhow!(error).context(format!("timed out after {seconds} s waiting until {sentence}")))
+        }
+        None => {
+            bail!("timed out after {seconds} s waiting until {sentence}; last state:\n{}", describe(&objects))
+        }
     }
 }
 
@@ -124,15 +127,15 @@ fn remove<K: Resource>(objects: &mut Vec<K>, object: &K) {
     }
 }
 
-/// The objects as YAML without the bookkeeping of field managers; not more than a reader can take in.
+/// The objects as YAML without managed fields. Long lists are truncated.
 fn describe<K: Serialize>(objects: &[K]) -> String {
-    const SHOWN: usize = 10;
+    const MAX_SHOWN: usize = 10;
     let count = objects.len();
     if count == 0 {
         return "nothing".to_owned();
     }
     let mut text = String::new();
-    for object in objects.iter().take(SHOWN) {
+    for object in objects.iter().take(MAX_SHOWN) {
         let yaml = serde_json::to_value(object).map_err(|error| error.to_string()).and_then(|mut value| {
             if let Some(metadata) = value.get_mut("metadata").and_then(|metadata| metadata.as_object_mut()) {
                 metadata.remove("managedFields");
@@ -142,29 +145,29 @@ fn describe<K: Serialize>(objects: &[K]) -> String {
         text += "---\n";
         text += &yaml.unwrap_or_else(|error| error);
     }
-    if count > SHOWN {
-        text.extend(["and ", &(count - SHOWN).to_string(), " more\n"]);
+    if count > MAX_SHOWN {
+        text.extend(["and ", &(count - MAX_SHOWN).to_string(), " more\n"]);
     }
     text
 }
 
-/// Tries until it gives a value, for what cannot be watched. An error ends the wait at once;
-/// `Ok(None)` means not yet. `what` is what is waited for, as in "the API server is ready".
+/// Retries until `attempt` returns a value, for conditions that cannot be watched. An error ends the wait at once.
+/// `Ok(None)` means not yet. `what` describes the condition, as in "the API server is ready".
 pub async fn eventually<T>(
     what: &str,
     limit: Duration,
     mut attempt: impl AsyncFnMut() -> Result<Option<T>>,
 ) -> Result<T> {
-    const PAUSE: Duration = Duration::from_millis(50);
+    const POLL_INTERVAL: Duration = Duration::from_millis(50);
     let deadline = Instant::now() + limit;
     let seconds = limit.as_secs_f64();
     loop {
-        let next = Instant::now() + PAUSE;
+        let next = Instant::now() + POLL_INTERVAL;
         match timeout_at(deadline, attempt()).await {
             Ok(Ok(Some(value))) => return Ok(value),
             Ok(Ok(None)) if next < deadline => sleep_until(next).await,
-            Ok(Err(error)) => return Err(error.context(format!("waiting until {what}"))),
-            _ => bail!("waited {seconds} s until {what}"),
+            Ok(Err(error)) => return Err(error.context(format!("failed while waiting until {what}"))),
+            _ => bail!("timed out after {seconds} s waiting until {what}"),
         }
     }
 }
@@ -176,7 +179,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn eventually_gives_the_first_value_or_says_what_never_came() {
+    async fn eventually_returns_the_first_value_or_times_out() {
         let mut tries = 0;
         let value = eventually("three", Duration::from_secs(60), async || {
             tries += 1;
@@ -184,16 +187,16 @@ mod tests {
         });
         assert_eq!(value.await.unwrap(), 3);
         let never = eventually("pigs fly", Duration::from_millis(200), async || Ok(None::<()>)).await;
-        assert_eq!(never.unwrap_err().to_string(), "waited 0.2 s until pigs fly");
+        assert_eq!(never.unwrap_err().to_string(), "timed out after 0.2 s waiting until pigs fly");
         let hangs = eventually("it answers", Duration::from_millis(200), async || {
             std::future::pending::<()>().await;
             Ok(Some(()))
         });
-        assert_eq!(hangs.await.unwrap_err().to_string(), "waited 0.2 s until it answers");
+        assert_eq!(hangs.await.unwrap_err().to_string(), "timed out after 0.2 s waiting until it answers");
     }
 
     #[test]
-    fn long_lists_are_cut() {
+    fn long_lists_are_truncated() {
         let objects = vec![ConfigMap::default(); 12];
         let text = describe(&objects);
         assert_eq!(text.matches("---\n").count(), 10);

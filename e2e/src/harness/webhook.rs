@@ -1,5 +1,4 @@
-//! The admission webhook as a cluster has it: replicas with the arguments of the chart's Deployment, behind one
-//! address.
+//! The admission webhook as in a cluster: replicas with the arguments of the chart's Deployment, behind one address.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -21,15 +20,15 @@ const NAME: &str = "admission-webhook";
 /// How long the first replica may take until the API server trusts it.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The webhook of one cluster. Dropping it ends the way to its replicas, which are the caller's.
+/// The webhook of one cluster. Dropping it stops the forwarder. The replicas belong to the caller.
 #[derive(Debug)]
 pub struct Webhook {
-    /// What the API server connects to.
+    /// The address for the API server.
     pub forwarder: Forwarder,
 }
 
 impl Webhook {
-    /// Installs the chart with the webhook, which has no replicas yet, and with these values.
+    /// Installs the chart with the webhook, without replicas, and with these values.
     pub async fn install(cluster: &Handle, values: &[(&str, &str)]) -> Result<Self> {
         let forwarder = Forwarder::start().await?;
         let url = format!("https://{}", forwarder.address());
@@ -38,7 +37,7 @@ impl Webhook {
         Ok(Self { forwarder })
     }
 
-    /// Installs the chart and starts one replica, which the API server trusts when this returns.
+    /// Installs the chart, starts one replica and waits until the API server trusts it.
     pub async fn with_replica(cluster: &Handle) -> Result<(Self, Service)> {
         let webhook = Self::install(cluster, &[]).await?;
         let replica = webhook.start(cluster, &[]).await?;
@@ -46,8 +45,7 @@ impl Webhook {
         Ok((webhook, replica))
     }
 
-    /// Starts a replica with the arguments that the chart's has, and these; it gets its share of the connections
-    /// when it is ready.
+    /// Starts a replica with the arguments from the chart, and these. It receives connections when it is ready.
     pub async fn start(&self, cluster: &Handle, args: &[&str]) -> Result<Service> {
         let deployments: Api<Deployment> = Api::namespaced(cluster.client().await?, NAMESPACE);
         let deployment = deployments.get(&format!("haulout-{NAME}")).await.context("the chart's webhook")?;
@@ -62,7 +60,7 @@ impl Webhook {
         Ok(replica)
     }
 
-    /// Waits until the API server gets answers from it.
+    /// Waits until the API server can reach the webhook.
     pub async fn reachable(cluster: &Handle) -> Result<()> {
         let api: Api<NodeMaintenance> = Api::all(cluster.client().await?);
         let probe = serde_json::from_value(json!({
@@ -71,10 +69,10 @@ impl Webhook {
                 {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["none"]}]}
             ]}}
         }))
-        .context("making a probe")?;
+        .context("failed to create a probe")?;
         let dry = PostParams { dry_run: true, ..PostParams::default() };
         let mut last = None;
-        let answered = wait::eventually("the API server gets answers from the webhook", LIMIT, async || {
+        let answered = wait::eventually("the API server can reach the webhook", LIMIT, async || {
             match api.create(&dry, &probe).await {
                 Ok(_) => Ok(Some(())),
                 Err(error) => {
@@ -88,12 +86,12 @@ impl Webhook {
     }
 }
 
-/// Where a replica takes the API server's connections: from its log.
+/// The address on which a replica serves the API server, from its log.
 pub fn address(replica: &Service) -> Result<SocketAddr> {
     let text = replica.text();
     let mut lines = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     match lines.find_map(|line| line.get("webhook")?.as_str()?.parse().ok()) {
         Some(address) => Ok(address),
-        None => bail!("the webhook does not say where it listens"),
+        None => bail!("the log of the webhook has no address"),
     }
 }

@@ -1,5 +1,5 @@
-//! The campaign `drain`: the maintenance controller and the evacuation controller are killed again and again while ten
-//! nodes with 30 pods each are drained and put back into service.
+//! The campaign `drain`: the maintenance controller and the evacuation controller are killed repeatedly while ten
+//! nodes with 30 pods each are drained and returned to service.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use serde_json::json;
 use super::each_evicted_once;
 use super::replicas::Replicas;
 use crate::harness::fleet::Fleet;
-use crate::nodes::Look;
+use crate::nodes::NodeState;
 use crate::{Cluster, wait};
 
 const NODES: usize = 10;
@@ -24,14 +24,14 @@ const PODS_PER_NODE: usize = 30;
 const NAME: &str = "soak";
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// One round; what happened in it.
+/// Runs one round. Returns a summary.
 pub(super) async fn round(mut random: fastrand::Rng) -> Result<String> {
     let cluster = Cluster::builder().name("soak-drain").audit(true).boot().await?;
     cluster.install_chart(&[]).await?;
     let client = cluster.client().await?;
     let fleet = Fleet::create(&client, NODES, PODS_PER_NODE, |pod| pod.grace(1)).await?;
     let pods = fleet.fill().await?;
-    let before = looks(&fleet).await?;
+    let before = node_states(&fleet).await?;
     let mut controllers = [
         Replicas::start(&cluster, "maintenance-controller").await?,
         Replicas::start(&cluster, "evacuation-controller").await?,
@@ -44,7 +44,7 @@ pub(super) async fn round(mut random: fastrand::Rng) -> Result<String> {
             let Some(victim) = controllers.get_mut(victim) else { continue };
             victim.kill_leader(Duration::from_millis(random.u64(0..1500))).await?;
         }
-        // From here on they are left alone.
+        // From here on, nothing is killed.
         std::future::pending::<Result<()>>().await
     };
     tokio::select! {
@@ -57,14 +57,14 @@ pub(super) async fn round(mut random: fastrand::Rng) -> Result<String> {
     Ok(format!("{} pods left during {} kills", pods.len(), kills.join(" + ")))
 }
 
-async fn looks(fleet: &Fleet) -> Result<BTreeMap<String, Look>> {
+async fn node_states(fleet: &Fleet) -> Result<BTreeMap<String, NodeState>> {
     let nodes = fleet.nodes().list(&ListParams::default()).await?;
     let names = fleet.names();
-    let looks = nodes.items.iter().map(|node| (node.name_any(), Look::of(node)));
-    Ok(looks.filter(|(name, _)| names.contains(name)).collect())
+    let node_states = nodes.items.iter().map(|node| (node.name_any(), NodeState::of(node)));
+    Ok(node_states.filter(|(name, _)| names.contains(name)).collect())
 }
 
-/// Drains the nodes and puts them back into service, by the last stage or by deletion.
+/// Drains the nodes and returns them to service, by completing or deleting the maintenance.
 async fn maintain(client: &Client, random: &mut fastrand::Rng) -> Result<()> {
     let api: Api<NodeMaintenance> = Api::all(client.clone());
     let maintenance = Fleet::maintenance(NAME, Stage::Drain)?;
@@ -73,7 +73,7 @@ async fn maintain(client: &Client, random: &mut fastrand::Rng) -> Result<()> {
     let drain = found.status.and_then(|status| status.drain_status).unwrap_or_default();
     ensure!(
         (drain.nodes_drained, drain.nodes_selected, drain.pods_left) == (10, 10, 0),
-        "it says that it is drained, and also {drain:?}"
+        "the maintenance is drained, but its drain status is {drain:?}"
     );
     if random.bool() {
         let complete = Patch::Merge(json!({"spec": {"stage": Stage::Complete}}));
@@ -86,12 +86,17 @@ async fn maintain(client: &Client, random: &mut fastrand::Rng) -> Result<()> {
 }
 
 /// What must hold at the end.
-async fn check(client: &Client, fleet: &Fleet, pods: &[Pod], before: &BTreeMap<String, Look>) -> Result<()> {
+async fn check(
+    client: &Client,
+    fleet: &Fleet,
+    pods: &[Pod],
+    before: &BTreeMap<String, NodeState>,
+) -> Result<()> {
     let evacuations: Api<Evacuation> = Api::all(client.clone());
     wait::all(evacuations, watcher::Config::default(), "are gone", LIMIT, <[_]>::is_empty).await?;
     for (name, look) in before {
         let node = wait::present(fleet.nodes(), name, "is there", LIMIT, |_: &Node| true).await?;
-        let after = Look::of(&node);
+        let after = NodeState::of(&node);
         ensure!(after == *look, "node {name} was {look:?} and is {after:?}");
     }
     let left = fleet.pods().list(&ListParams::default()).await?;

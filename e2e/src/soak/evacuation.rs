@@ -1,5 +1,5 @@
-//! The campaign `evacuation`: the controller is killed again and again while hundreds of pods leave. Watchers of our own
-//! see every state in between, and the audit log tells what the API server was asked to do.
+//! The campaign `evacuation`: the controller is killed repeatedly while hundreds of pods leave. Separate watches
+//! record every state in between, and the audit log shows which requests the API server received.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::pin::pin;
@@ -27,27 +27,27 @@ use crate::{Cluster, objects, wait};
 
 const NAMESPACE: &str = "soak";
 const CLASS: &str = "soak.example.com";
-/// Long enough for a busy machine: what a killed eviction has spent, a budget gets back after two minutes.
+/// Long enough for a busy machine: a budget recovers a disruption of a killed eviction only after two minutes.
 const SOON: Duration = Duration::from_secs(1200);
 
-/// How much there is to do.
+/// The size of a round.
 #[derive(Clone, Copy)]
 struct Size {
     apps: usize,
-    /// Pods of each app.
+    /// Number of pods of each app.
     replicas: i32,
-    /// How many of them need not be healthy.
+    /// How many of them may be unhealthy.
     room: i32,
-    /// So many kills at least, and fewer than so many.
+    /// Minimum number of kills, and the number that is not reached.
     kills: (u32, u32),
 }
 
 const FULL: Size = Size { apps: 10, replicas: 30, room: 3, kills: (5, 15) };
-/// For every day. An eviction whose client dies at the wrong moment has spent its budget for two minutes: with this
-/// much room nobody has to wait for that.
+/// For every day. If a client dies during an eviction, the disruption stays in the budget for two minutes. With this
+/// much room, no pod has to wait for that.
 const SMALL: Size = Size { apps: 4, replicas: 16, room: 12, kills: (2, 5) };
 
-/// One round; what happened in it.
+/// Runs one round. Returns a summary.
 pub(super) async fn round(mut random: fastrand::Rng, full: bool) -> Result<String> {
     let size = if full { FULL } else { SMALL };
     let cluster = Cluster::builder().name("soak-evacuation").audit(true).scheduler(false).boot().await?;
@@ -55,18 +55,20 @@ pub(super) async fn round(mut random: fastrand::Rng, full: bool) -> Result<Strin
     let client = cluster.client().await?;
     let pods = set_up(&client, size).await?;
     let mark = cluster.requests_mark()?;
-    let seen =
-        Arc::new(Mutex::new(Seen { least: usize::try_from(size.replicas - size.room)?, ..Seen::default() }));
+    let observed = Arc::new(Mutex::new(Observed {
+        least: usize::try_from(size.replicas - size.room)?,
+        ..Observed::default()
+    }));
     let _watching = [
-        tokio::spawn(watch_pods(client.clone(), Arc::clone(&seen))),
-        tokio::spawn(watch_evacuations(client.clone(), Arc::clone(&seen))),
+        tokio::spawn(watch_pods(client.clone(), Arc::clone(&observed))),
+        tokio::spawn(watch_evacuations(client.clone(), Arc::clone(&observed))),
         tokio::spawn(evacuator(client.clone())),
     ]
     .map(AbortOnDropHandle::new);
 
     let mut controller = Replicas::start(&cluster, "evacuation-controller").await?;
     let evacuations: Api<Evacuation> = Api::namespaced(client.clone(), NAMESPACE);
-    let wishes = pods.iter().map(|pod| {
+    let requests = pods.iter().map(|pod| {
         let evacuations = &evacuations;
         async move {
             let (evacuation, _) =
@@ -74,16 +76,16 @@ pub(super) async fn round(mut random: fastrand::Rng, full: bool) -> Result<Strin
             anyhow::Ok(evacuations.create(&PostParams::default(), &evacuation).await?)
         }
     });
-    let wishing = futures::future::try_join_all(wishes);
+    let requesting = futures::future::try_join_all(requests);
     let killing = async {
         for _ in 0..random.u32(size.kills.0..size.kills.1) {
             controller.kill_leader(Duration::from_millis(random.u64(0..4000))).await?;
         }
-        // From here on it is left alone.
+        // From here on, nothing is killed.
         std::future::pending::<Result<()>>().await
     };
     let done = async {
-        wishing.await.context("asking for evacuations")?;
+        requesting.await.context("requesting evacuations")?;
         let none =
             wait::all(evacuations.clone(), watcher::Config::default(), "are gone", SOON, <[_]>::is_empty);
         none.await
@@ -92,11 +94,11 @@ pub(super) async fn round(mut random: fastrand::Rng, full: bool) -> Result<Strin
         done = done => { done?; }
         failed = killing => { failed?; }
     }
-    check(&cluster, mark, &pods, &seen).await?;
+    check(&cluster, mark, &pods, &observed).await?;
     Ok(format!("{} pods left during {} kills", pods.len(), controller.kills))
 }
 
-/// Apps with budgets, some pods with an evacuator; the pods when all are healthy.
+/// Creates apps with budgets, some pods with an evacuator. Returns the pods when all are healthy.
 async fn set_up(client: &Client, size: Size) -> Result<Vec<Pod>> {
     let params = PostParams::default();
     Api::<Node>::all(client.clone()).create(&params, &objects::node("n1").build()).await?;
@@ -126,10 +128,10 @@ async fn set_up(client: &Client, size: Size) -> Result<Vec<Pod>> {
     Ok(pods.items)
 }
 
-/// What the watchers have seen.
+/// What the watches have recorded.
 #[derive(Default)]
-struct Seen {
-    /// How many pods of each app have to be healthy at every instant.
+struct Observed {
+    /// How many pods of each app have to be healthy at every moment.
     least: usize,
     /// Healthy pods by app.
     healthy: HashMap<String, HashSet<String>>,
@@ -144,7 +146,7 @@ fn is_healthy(pod: &Pod) -> bool {
     ready && pod.metadata.deletion_timestamp.is_none()
 }
 
-impl Seen {
+impl Observed {
     fn pod(&mut self, pod: &Pod, exists: bool) {
         let (Some(uid), Some(app)) = (pod.uid(), pod.labels().get("app")) else { return };
         let healthy = self.healthy.entry(app.clone()).or_default();
@@ -162,38 +164,40 @@ impl Seen {
         let failed = evacuation.status.as_ref().map_or(0, |status| status.failed_eviction_counter);
         let before = self.failed.insert(evacuation.name_any(), failed).unwrap_or_default();
         if failed < before {
-            self.violations
-                .push(format!("the counter of {} went from {before} to {failed}", evacuation.name_any()));
+            self.violations.push(format!(
+                "failedEvictionCounter of {} went from {before} to {failed}",
+                evacuation.name_any()
+            ));
         }
     }
 }
 
-async fn watch_pods(client: Client, seen: Arc<Mutex<Seen>>) -> Result<()> {
+async fn watch_pods(client: Client, observed: Arc<Mutex<Observed>>) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(client, NAMESPACE);
     let mut events = pin!(watch(pods, watcher::Config::default()).default_backoff());
     while let Some(event) = events.try_next().await? {
-        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut observed = observed.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
-            Event::InitApply(pod) | Event::Apply(pod) => seen.pod(&pod, true),
-            Event::Delete(pod) => seen.pod(&pod, false),
+            Event::InitApply(pod) | Event::Apply(pod) => observed.pod(&pod, true),
+            Event::Delete(pod) => observed.pod(&pod, false),
             Event::Init | Event::InitDone => {}
         }
     }
     Ok(())
 }
 
-async fn watch_evacuations(client: Client, seen: Arc<Mutex<Seen>>) -> Result<()> {
+async fn watch_evacuations(client: Client, observed: Arc<Mutex<Observed>>) -> Result<()> {
     let evacuations: Api<Evacuation> = Api::namespaced(client, NAMESPACE);
     let mut events = pin!(watch(evacuations, watcher::Config::default()).default_backoff());
     while let Some(event) = events.try_next().await? {
         if let Event::InitApply(evacuation) | Event::Apply(evacuation) = event {
-            seen.lock().unwrap_or_else(PoisonError::into_inner).evacuation(&evacuation);
+            observed.lock().unwrap_or_else(PoisonError::into_inner).evacuation(&evacuation);
         }
     }
     Ok(())
 }
 
-/// Does its part at once.
+/// An evacuator that completes at once.
 async fn evacuator(client: Client) -> Result<()> {
     let evacuations: Api<Evacuation> = Api::namespaced(client, NAMESPACE);
     let mine = watcher::Config::default().fields(&format!("status.activeEvacuatorClass={CLASS}"));
@@ -201,7 +205,7 @@ async fn evacuator(client: Client) -> Result<()> {
     while let Some(evacuation) = events.try_next().await? {
         if evacuation.is_active(CLASS) {
             let patch = Patch::Merge(reports::completed(&evacuation, "nothing to do"));
-            // Whoever wrote before us makes the watch tell again.
+            // If another client wrote first, the watch delivers the Evacuation again.
             let _ = evacuations.patch_status(&evacuation.name_any(), &PatchParams::default(), &patch).await;
         }
     }
@@ -209,18 +213,18 @@ async fn evacuator(client: Client) -> Result<()> {
 }
 
 /// What must hold at the end.
-async fn check(cluster: &Cluster, mark: Mark, pods: &[Pod], seen: &Mutex<Seen>) -> Result<()> {
-    // The watchers may be a moment behind.
-    let all_gone = wait::eventually("all pods are seen to be gone", SOON, async || {
-        let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let gone = |pod: &Pod| seen.gone.contains_key(pod.uid().as_deref().unwrap_or_default());
+async fn check(cluster: &Cluster, mark: Mark, pods: &[Pod], observed: &Mutex<Observed>) -> Result<()> {
+    // The watches may lag a little.
+    let all_gone = wait::eventually("the watches have seen all pods deleted", SOON, async || {
+        let observed = observed.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone = |pod: &Pod| observed.gone.contains_key(pod.uid().as_deref().unwrap_or_default());
         Ok(pods.iter().all(gone).then_some(()))
     });
     all_gone.await?;
-    let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(violation) = seen.violations.first() {
-        bail!("{violation}, and {} more like it", seen.violations.len() - 1);
+    let observed = observed.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(violation) = observed.violations.first() {
+        bail!("{violation}, and {} more violations", observed.violations.len() - 1);
     }
-    ensure!(seen.gone.values().all(|times| *times == 1), "a pod went twice");
+    ensure!(observed.gone.values().all(|times| *times == 1), "a pod was deleted twice");
     each_evicted_once(&cluster.requests_since(mark)?, pods)
 }

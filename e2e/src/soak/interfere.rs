@@ -1,14 +1,14 @@
-//! The campaign `drain --interfere`: while nodes are drained, people, tenants, other controllers and faults do all that they
-//! may do to Evacuations, nodes, budgets, pods, maintenances and our controllers; see [`script`] for the list. An
-//! [`observer`] checks throughout that a drain moves on or says truly what holds it.
+//! The campaign `drain --interfere`: while nodes are drained, people, tenants, other controllers and faults change
+//! Evacuations, nodes, budgets, pods, maintenances and our controllers; see [`script`] for the list. An [`observer`]
+//! checks throughout that a drain continues or reports the true blocker.
 //!
-//! What is done and when follows from the seed. Which pods have got how far by then depends on the machine.
+//! The seed determines what is done and when. How far each pod is by then depends on the machine.
 
 mod actions;
+mod env;
 mod evacuators;
-mod ground;
 mod observer;
-mod refusals;
+mod rejections;
 mod script;
 
 use std::collections::BTreeSet;
@@ -26,28 +26,29 @@ use serde_json::json;
 use tokio::sync::watch as latest;
 use tokio_util::task::AbortOnDropHandle;
 
-use self::actions::{Controllers, Interferer, forgiven};
+use self::actions::{Controllers, Interferer, ignore_stale};
+use self::env::{NAMESPACE, PINNED, POOL, SILENT, SoakEnv, WAITS};
 use self::evacuators::Mode;
-use self::ground::{Ground, NAMESPACE, PINNED, POOL, SILENT, WAITS};
 use self::observer::{Observer, Timeline};
 use self::script::Script;
 use super::Round;
 use super::replicas::Replicas;
 use crate::{Cluster, wait};
 
-/// How much of the timeline a failure shows; the file has all of it.
+/// Number of lines of the timeline that a failure prints. The file has all of them.
 const SHOWN: usize = 150;
-/// How long everything may take to finish once nobody interferes any more.
+/// How long the round may take to finish after interference ends.
 const LIMIT: Duration = Duration::from_secs(150);
-/// Whoever leads should do so on a busy machine too: while leaders change, nothing can be judged.
+/// Long enough that a leader keeps its Lease on a busy machine: while leaders change, statuses cannot be checked.
 const LEASE_SECONDS: &str = "5";
-/// Longer than an evacuator may be silent.
+/// Longer than the progress deadline of an evacuator.
 const DEADLINE: Duration = Duration::from_secs(31 * 60);
 
-/// Longer than the pause after an eviction that was refused many times, and shorter than an evacuator may be silent.
+/// Longer than the backoff of an eviction that was rejected many times, and shorter than the progress deadline of an
+/// evacuator.
 const BACKOFF: Duration = Duration::from_secs(16 * 60);
 
-/// One round; what happened in it.
+/// Runs one round. Returns a summary.
 pub(super) async fn round(round: Round) -> Result<String> {
     let script = Script::new(round.seed, &round.only)?;
     let cluster = Cluster::builder().name("soak-interfere").audit(true).boot().await?;
@@ -69,8 +70,8 @@ async fn play(round: &Round, cluster: &Cluster, script: &Script, timeline: &Time
     cluster.install_chart(&[]).await?;
     let mut random = round.random();
     let interferers = cluster.client_as("interferer").await?;
-    let ground = Box::pin(Ground::prepare(interferers, random.fork())).await?;
-    let pods = ground.pods;
+    let env = Box::pin(SoakEnv::prepare(interferers, random.fork())).await?;
+    let pods = env.pods;
     let audit_log = cluster.audit_log.clone().context("the cluster has an audit log")?;
     let observer = Observer::start(cluster.client_as("observer").await?, audit_log, timeline.clone()).await?;
     let controllers = Controllers {
@@ -84,7 +85,7 @@ async fn play(round: &Round, cluster: &Cluster, script: &Script, timeline: &Time
     let progress = round.progress.as_ref();
     let mut interferer = Interferer {
         cluster,
-        ground,
+        env,
         controllers,
         timeline: timeline.clone(),
         progress,
@@ -100,26 +101,26 @@ async fn play(round: &Round, cluster: &Cluster, script: &Script, timeline: &Time
         interferer.carry_out(script).await?;
         interferer.begin_to_finish().await?;
         let passes = if script.time_passes { DEADLINE } else { BACKOFF };
-        let silent = interferer.let_time_pass(passes).await?;
+        let silent = interferer.shift_clocks(passes).await?;
         observer.clocks_are_ahead(SignedDuration::try_from(passes)?);
         if script.time_passes {
             mode.send_replace(Mode::FinishButSilent);
-            interferer.until_passed_over(&silent).await?;
+            interferer.until_inactive(&silent).await?;
         }
-        // Those whose turn begins only now would have another half hour.
+        // Otherwise, evacuators whose turn begins only now would have another half hour.
         mode.send_replace(Mode::Finish);
         interferer.finish(random.fork()).await?;
-        observer.finish(&interferer.ground.nodes).await
+        observer.finish(&interferer.env.nodes).await
     };
     tokio::select! {
         done = all => done?,
         failure = observer.failed() => return Err(anyhow!(failure)),
     }
-    let (actions, judged) = (script.steps.len(), observer.judged());
-    Ok(format!("{pods} pods, {actions} actions, {judged} looks at maintenances that did not move"))
+    let (actions, checks) = (script.steps.len(), observer.checks());
+    Ok(format!("{pods} pods, {actions} actions, {checks} checks of maintenances without activity"))
 }
 
-/// Whether a silent evacuator is in charge, or was the last that was.
+/// Whether a silent evacuator is active, or was the last active one.
 fn is_silent(evacuation: &Evacuation) -> bool {
     evacuation.status.as_ref().and_then(|status| status.active_evacuator_class.as_deref()) == Some(SILENT)
 }
@@ -130,43 +131,43 @@ fn is_drained(maintenance: &NodeMaintenance) -> bool {
 }
 
 impl Interferer<'_> {
-    /// Nobody interferes any more and everything is allowed to finish.
+    /// Ends the interference and allows everything to finish.
     async fn begin_to_finish(&self) -> Result<()> {
-        self.timeline.note("INTERFERER", "everything is allowed to finish");
-        (self.progress)("everything is allowed to finish");
+        self.timeline.note("INTERFERER", "interference ends");
+        (self.progress)("interference ends");
         let params = DeleteParams::default();
-        self.ground.budget_api().delete_collection(&params, &ListParams::default()).await?;
-        let deployments: Api<Deployment> = Api::namespaced(self.ground.client.clone(), NAMESPACE);
-        forgiven(deployments.delete(PINNED, &params).await.map(drop))?;
-        forgiven(self.ground.pod_api().delete(WAITS, &params).await.map(drop))?;
+        self.env.budget_api().delete_collection(&params, &ListParams::default()).await?;
+        let deployments: Api<Deployment> = Api::namespaced(self.env.client.clone(), NAMESPACE);
+        ignore_stale(deployments.delete(PINNED, &params).await.map(drop))?;
+        ignore_stale(self.env.pod_api().delete(WAITS, &params).await.map(drop))?;
         Ok(())
     }
 
-    /// Puts the controllers' clocks forward; the Evacuations of which silent evacuators were in charge before.
-    async fn let_time_pass(&mut self, by: Duration) -> Result<BTreeSet<String>> {
-        // The API server has a policy in force for about a second after its deletion: what it refuses then, it refuses by the
-        // new clock.
+    /// Moves the controllers' clocks forward. Returns the Evacuations whose active evacuator was silent before.
+    async fn shift_clocks(&mut self, by: Duration) -> Result<BTreeSet<String>> {
+        // The API server enforces a policy for about a second after its deletion. Rejections during that time would
+        // be recorded with the new clock.
         tokio::time::sleep(Duration::from_secs(3)).await;
-        let all = self.ground.evacuation_api().list(&ListParams::default()).await?;
+        let all = self.env.evacuation_api().list(&ListParams::default()).await?;
         self.controllers.evacuation.put_clocks_forward(by).await?;
         self.controllers.maintenance.put_clocks_forward(by).await?;
         Ok(all.iter().filter(|evacuation| is_silent(evacuation)).map(ResourceExt::name_any).collect())
     }
 
-    /// Waits until nobody waits for those evacuators any more.
-    async fn until_passed_over(&self, silent: &BTreeSet<String>) -> Result<()> {
+    /// Waits until none of these evacuators is active any more.
+    async fn until_inactive(&self, silent: &BTreeSet<String>) -> Result<()> {
         let waits = |e: &Evacuation| is_silent(e) && silent.contains(&e.name_any());
-        let (api, config) = (self.ground.evacuation_api(), watcher::Config::default());
+        let (api, config) = (self.env.evacuation_api(), watcher::Config::default());
         wait::all(api, config, "have left silent evacuators", LIMIT, |all| !all.iter().any(waits)).await?;
         Ok(())
     }
 
-    /// Drains complete, and then all maintenances are ended.
+    /// Waits until drains complete, and then ends all maintenances.
     async fn finish(&mut self, mut random: fastrand::Rng) -> Result<()> {
         let params = DeleteParams::default();
-        let api = self.ground.maintenance_api();
+        let api = self.env.maintenance_api();
         let config = watcher::Config::default();
-        // One that selects no node never drained anything.
+        // A maintenance that selects no node is never drained.
         let done = |m: &NodeMaintenance| {
             let nodes = m.status.as_ref().and_then(|status| status.drain_status.as_ref());
             m.spec.stage != Stage::Drain

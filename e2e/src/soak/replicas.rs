@@ -1,4 +1,4 @@
-//! Two replicas of a controller, of which the one that leads is killed again and again.
+//! Two replicas of a controller. The leader is killed repeatedly.
 
 use std::time::Duration;
 
@@ -15,23 +15,24 @@ const LIMIT: Duration = Duration::from_secs(300);
 pub(super) struct Replicas<'a> {
     cluster: &'a Handle,
     name: &'static str,
-    /// How soon a standby takes over from one that was killed.
+    /// Lease duration, which limits how soon a standby takes over from a killed leader.
     lease_seconds: &'static str,
-    /// Two of them, or none while it is stopped.
+    /// Two replicas, or none while the controller is stopped.
     pair: Vec<Service>,
-    /// How much their clocks are ahead.
+    /// How far their clocks are ahead.
     ahead: Duration,
-    /// How many were killed.
+    /// Number of killed replicas.
     pub(super) kills: u32,
 }
 
 impl<'a> Replicas<'a> {
-    /// Starts both; they are ready when this returns. A standby takes over within two seconds from one that was killed.
+    /// Starts both replicas and waits until they are ready. A standby takes over from a killed leader within two
+    /// seconds.
     pub(super) async fn start(cluster: &'a Handle, name: &'static str) -> Result<Self> {
         Self::start_with(cluster, name, "2").await
     }
 
-    /// The same with Leases of so many seconds.
+    /// The same with this Lease duration, in seconds.
     pub(super) async fn start_with(
         cluster: &'a Handle,
         name: &'static str,
@@ -52,7 +53,7 @@ impl<'a> Replicas<'a> {
         Ok(service)
     }
 
-    /// Waits until one of them leads; which one.
+    /// Waits until one of them leads. Returns its index.
     async fn leader(&self) -> Result<usize> {
         wait::eventually("somebody leads", LIMIT, async || {
             for (place, replica) in self.pair.iter().enumerate() {
@@ -65,8 +66,8 @@ impl<'a> Replicas<'a> {
         .await
     }
 
-    /// Kills the one that leads, so long after it is known to, and starts another in its place. Nothing happens while
-    /// it is stopped.
+    /// Kills the leader, some time after it is known to lead, and starts another replica. Does nothing while the
+    /// controller is stopped.
     pub(super) async fn kill_leader(&mut self, after: Duration) -> Result<Option<String>> {
         if self.pair.is_empty() {
             return Ok(None);
@@ -83,7 +84,7 @@ impl<'a> Replicas<'a> {
         Ok(Some(format!("the leader of {} was killed", self.name)))
     }
 
-    /// Stops both, by force or in good order.
+    /// Stops both replicas, by SIGKILL or gracefully.
     pub(super) async fn stop(&mut self, force: bool) -> Result<()> {
         let signal = if force { Signal::KILL } else { Signal::TERM };
         let pair = std::mem::take(&mut self.pair);
@@ -96,7 +97,7 @@ impl<'a> Replicas<'a> {
         Ok(())
     }
 
-    /// Starts both after they were stopped; they are ready when this returns. Nothing happens while they run.
+    /// Starts both replicas after they were stopped, and waits until they are ready. Does nothing while they run.
     pub(super) async fn start_again(&mut self) -> Result<()> {
         while self.pair.len() < 2 {
             let replica = self.start_one().await?;
@@ -108,7 +109,7 @@ impl<'a> Replicas<'a> {
         Ok(())
     }
 
-    /// Puts their clocks forward by this much.
+    /// Moves their clocks forward by this much.
     pub(super) async fn put_clocks_forward(&mut self, by: Duration) -> Result<()> {
         self.ahead = by;
         for replica in &self.pair {

@@ -1,5 +1,5 @@
-//! What the admission webhook refuses, warns of and fills in, through `kubectl` and the real API server: every rule
-//! with its message and its good twin. The tables of the kinds are in the files below.
+//! What the admission webhook rejects, warns of and defaults, through `kubectl` and the real API server. Every rule
+//! is tested with its message and with an object that it accepts. The tables per kind are in the modules.
 
 mod drain_rules;
 mod evacuations;
@@ -21,30 +21,30 @@ use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 const NAMESPACE: &str = "shop";
-const GRACE: &str = "grace";
-const REMOVERS: &str = "pod-removers";
+const USER_GRACE: &str = "grace";
+const POD_REMOVERS: &str = "pod-removers";
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What kubectl must come back with.
+/// The expected result of kubectl.
 enum Expected<'a> {
-    /// It succeeds and warns of nothing.
-    Fine,
-    /// It succeeds with a warning that has this in it.
+    /// It succeeds without a warning.
+    Accepted,
+    /// It succeeds with a warning that contains this text.
     Warned(&'a str),
-    /// It fails with a message that has all of these in it.
-    Refused(&'a [&'a str]),
+    /// It fails with a message that contains all these texts.
+    Rejected(&'a [&'a str]),
 }
 
-/// Runs the cases of the tables and remembers all that came out otherwise.
-struct Bench<'a> {
+/// Runs the cases of the tables and collects all unexpected results.
+struct CaseRunner<'a> {
     cluster: &'a Handle,
     client: Client,
     wrong: Vec<String>,
     count: usize,
 }
 
-impl Bench<'_> {
-    /// One case: kubectl as this user (empty: the administrator) with these arguments and this on its stdin.
+impl CaseRunner<'_> {
+    /// Runs one case: kubectl as this user (empty: the admin) with these arguments and this object on stdin.
     async fn check(
         &mut self,
         what: &str,
@@ -57,17 +57,17 @@ impl Bench<'_> {
         let output = self.kubectl(user, args, object).await;
         let warned = output.stderr.lines().any(|line| line.starts_with("Warning: "));
         let (fits, wanted) = match expected {
-            Expected::Fine => {
+            Expected::Accepted => {
                 (output.status.success() && !warned, "to be accepted without a warning".to_owned())
             }
             Expected::Warned(part) => {
-                let told =
+                let found =
                     output.stderr.lines().any(|line| line.starts_with("Warning: ") && line.contains(part));
-                (output.status.success() && told, format!("the warning {part:?}"))
+                (output.status.success() && found, format!("the warning {part:?}"))
             }
-            Expected::Refused(parts) => {
-                let told = parts.iter().all(|part| output.stderr.contains(part));
-                (!output.status.success() && told, format!("the refusal {parts:?}"))
+            Expected::Rejected(parts) => {
+                let found = parts.iter().all(|part| output.stderr.contains(part));
+                (!output.status.success() && found, format!("the rejection {parts:?}"))
             }
         };
         if !fits {
@@ -76,7 +76,7 @@ impl Bench<'_> {
         }
     }
 
-    /// `kubectl create` of this object.
+    /// Runs `kubectl create` with this object.
     async fn create(&mut self, what: &str, user: &str, object: &Value, expected: Expected<'_>) {
         self.check(what, user, &["create", "-f", "-"], Some(object), expected).await;
     }
@@ -84,7 +84,7 @@ impl Bench<'_> {
     async fn kubectl(&self, user: &str, args: &[&str], object: Option<&Value>) -> Output {
         let config = match user {
             "" => self.cluster.kubeconfig.clone(),
-            GRACE => self.cluster.user_kubeconfig(user, &[REMOVERS]).unwrap(),
+            USER_GRACE => self.cluster.user_kubeconfig(user, &[POD_REMOVERS]).unwrap(),
             user => self.cluster.user_kubeconfig(user, &[]).unwrap(),
         };
         let config = config.display().to_string();
@@ -93,7 +93,7 @@ impl Bench<'_> {
         self.cluster.run(&self.cluster.tools.kubectl(), &args, stdin.as_deref()).await.unwrap()
     }
 
-    /// Waits until the webhook has seen what this warning is about: its caches follow by watches.
+    /// Waits until the webhook prints this warning: its caches are updated by watches.
     async fn until_warned(&self, args: &[&str], object: Option<&Value>, part: &str) {
         wait::eventually(&format!("the webhook warns of {part:?}"), LIMIT, async || {
             let output = self.kubectl("", &[args, &["--dry-run=server"]].concat(), object).await;
@@ -113,9 +113,9 @@ impl Bench<'_> {
     }
 }
 
-/// Who there is. Everybody may write to our kinds, as far as RBAC goes; the webhook asks for more.
+/// The users. All of them may write our kinds as far as RBAC is concerned; the webhook requires more.
 ///
-/// | user | may besides |
+/// | user | additional permissions |
 /// |---|---|
 /// | nils | nothing |
 /// | dora | delete pods in the namespace `shop` |
@@ -134,10 +134,10 @@ fn users() -> Vec<Value> {
     };
     let ours = json!([{"apiGroups": ["evacuation.coordination.k8s.io", "nodemaintenance.k8s.io"],
         "resources": ["*"], "verbs": ["*"]}]);
-    let everybody = json!([{"apiGroup": rbac, "kind": "Group", "name": "system:authenticated"}]);
+    let all_users = json!([{"apiGroup": rbac, "kind": "Group", "name": "system:authenticated"}]);
     vec![
         cluster_role("test-writers", ours),
-        binding("ClusterRoleBinding", "test-writers", everybody),
+        binding("ClusterRoleBinding", "test-writers", all_users),
         cluster_role("test-dora", json!([{"apiGroups": [""], "resources": ["pods"], "verbs": ["delete"]}])),
         binding("RoleBinding", "test-dora", user("dora")),
         cluster_role(
@@ -147,7 +147,7 @@ fn users() -> Vec<Value> {
         binding(
             "ClusterRoleBinding",
             "test-grace",
-            json!([{"apiGroup": rbac, "kind": "Group", "name": REMOVERS}]),
+            json!([{"apiGroup": rbac, "kind": "Group", "name": POD_REMOVERS}]),
         ),
         cluster_role(
             "test-evi",
@@ -164,8 +164,8 @@ fn users() -> Vec<Value> {
     ]
 }
 
-/// The API server follows roles and bindings by watches, and so knows of them some moments after they were made.
-async fn until_rights_are_in_force(client: &Client) {
+/// The API server watches roles and bindings, so new ones apply a little later.
+async fn until_permissions_apply(client: &Client) {
     let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
     let pods = |verb: &str, subresource: &str| json!({"namespace": NAMESPACE, "verb": verb, "resource": "pods", "subresource": subresource, "name": "web-1"});
     let node = json!({"verb": "delete", "resource": "nodes", "name": "n1"});
@@ -173,15 +173,15 @@ async fn until_rights_are_in_force(client: &Client) {
     for (user, attributes) in [
         ("nils", ours),
         ("dora", pods("delete", "")),
-        (GRACE, pods("create", "eviction")),
+        (USER_GRACE, pods("create", "eviction")),
         ("evi", pods("create", "eviction")),
         ("nora", node.clone()),
         ("amy", node),
     ] {
-        let group = if user == GRACE { REMOVERS } else { "system:authenticated" };
+        let group = if user == USER_GRACE { POD_REMOVERS } else { "system:authenticated" };
         let asked = json!({"spec": {"user": user, "groups": [group], "resourceAttributes": attributes}});
         let asked: SubjectAccessReview = serde_json::from_value(asked).unwrap();
-        wait::eventually(&format!("{user} has got every right"), LIMIT, async || {
+        wait::eventually(&format!("{user} has all permissions"), LIMIT, async || {
             let answer = reviews.create(&PostParams::default(), &asked).await?;
             Ok(answer.status.is_some_and(|status| status.allowed).then_some(()))
         })
@@ -196,8 +196,8 @@ async fn every_admission_rule_works_through_kubectl() {
     let client = cluster.client().await.unwrap();
     let params = PostParams::default();
     Api::<Namespace>::all(client.clone()).create(&params, &objects::namespace(NAMESPACE)).await.unwrap();
-    // Without the scheduler pods stay where nothing touches them, and the annotations of these are as bad as if
-    // they had come while the webhook was down.
+    // Without the scheduler, nothing touches the pods. Their annotations are invalid, as if they had been set while
+    // the webhook was down.
     let all_pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
     for pod in pods::early() {
         all_pods
@@ -213,14 +213,14 @@ async fn every_admission_rule_works_through_kubectl() {
     for object in users() {
         cluster.kubectl_with(&["create", "-f", "-"], &object.to_string()).await.unwrap().success().unwrap();
     }
-    until_rights_are_in_force(&client).await;
+    until_permissions_apply(&client).await;
 
-    let mut bench = Bench { cluster: &cluster, client, wrong: Vec::new(), count: 0 };
-    pods::table(&mut bench).await;
-    evacuations::table(&mut bench).await;
-    node_maintenances::table(&mut bench).await;
-    drain_rules::table(&mut bench).await;
-    nodes::table(&mut bench).await;
+    let mut runner = CaseRunner { cluster: &cluster, client, wrong: Vec::new(), count: 0 };
+    pods::table(&mut runner).await;
+    evacuations::table(&mut runner).await;
+    node_maintenances::table(&mut runner).await;
+    drain_rules::table(&mut runner).await;
+    nodes::table(&mut runner).await;
 
     let reached = async |resource: &str| {
         let label = format!("resource=\"{resource}\"");
@@ -228,28 +228,28 @@ async fn every_admission_rule_works_through_kubectl() {
     };
     let before = (reached("pods").await, reached("nodes").await);
     assert!(before.0 > 0.0 && before.1 > 0.0);
-    pods::harmless(&mut bench).await;
-    nodes::harmless(&mut bench).await;
+    pods::harmless(&mut runner).await;
+    nodes::harmless(&mut runner).await;
     assert_eq!(
         before,
         (reached("pods").await, reached("nodes").await),
-        "nothing harmless reaches the webhook"
+        "harmless requests do not reach the webhook"
     );
 
-    let Bench { wrong, count, .. } = bench;
+    let CaseRunner { wrong, count, .. } = runner;
     assert!(wrong.is_empty(), "{} of {count} cases:\n{}", wrong.len(), wrong.join("\n"));
     let cached =
         service.metric_where("haulout_admission_access_reviews_total", "result=\"cached\"").await.unwrap();
-    assert!(cached > 0.0, "no answer about rights was used twice");
+    assert!(cached > 0.0, "no access review was answered from the cache");
 
     drop(service);
-    an_upgrade_leaves_the_bundle_alone(&cluster).await;
+    upgrade_keeps_the_ca_bundle(&cluster).await;
     cluster.shutdown().await;
 }
 
-/// The chart does not have the certificate authority that the service put into the configurations. There is no
-/// replica that could put it back.
-async fn an_upgrade_leaves_the_bundle_alone(cluster: &Handle) {
+/// The chart does not contain the CA that the service wrote into the configurations. No replica runs that could
+/// restore it.
+async fn upgrade_keeps_the_ca_bundle(cluster: &Handle) {
     let client = cluster.client().await.unwrap();
     let name = "haulout-system.haulout-admission-webhook";
     let ways = async || {
@@ -283,7 +283,7 @@ async fn services_of_another_release_are_exempt() {
     let chart = chart.display().to_string();
     let template = ["template", "x", &chart, "-n", "elsewhere", "-s", "templates/admission-webhook.yaml"];
     let text = cluster.helm(&template).await.unwrap().success().unwrap();
-    assert!(!text.contains("haulout-system"), "the generated files are for another namespace");
+    assert!(!text.contains("haulout-system"), "the rendered files are for another namespace");
     let objects: Vec<Value> =
         serde_yaml::Deserializer::from_str(&text).map(|one| Value::deserialize(one).unwrap()).collect();
     let webhooks = objects.iter().filter_map(|object| object["webhooks"].as_array()).flatten();

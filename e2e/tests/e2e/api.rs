@@ -1,4 +1,4 @@
-//! The three kinds as an admin meets them: discovery, `kubectl explain`, `kubectl get`.
+//! The three kinds as admins use them: discovery, `kubectl explain`, `kubectl get`.
 
 use std::time::Duration;
 
@@ -31,18 +31,18 @@ async fn definitions_are_established_as_generated() {
         assert_eq!(
             condition(&found, "KubernetesAPIApprovalPolicyConformant"),
             is("False", "UnapprovedAnnotation"),
-            "out of tree, and saying so"
+            "not an approved Kubernetes API, and annotated so"
         );
         let mut expected = crd.spec;
-        // The API server fills these in.
+        // Defaults of the API server.
         expected.conversion.clone_from(&found.spec.conversion);
         expected.names.list_kind.clone_from(&found.spec.names.list_kind);
-        assert_eq!(found.spec, expected, "nothing was dropped or changed");
+        assert_eq!(found.spec, expected, "the API server dropped or changed something");
     }
 }
 
 #[tokio::test]
-async fn discovery_shows_names_short_names_scopes_and_the_category() {
+async fn discovery_shows_names_scopes_and_category() {
     let cluster = shared().await;
     let listed =
         cluster.kubectl(&["api-resources", "--categories", "haulout", "--no-headers"]).await.unwrap();
@@ -68,14 +68,14 @@ async fn discovery_shows_names_short_names_scopes_and_the_category() {
 async fn kubectl_explain_documents_fields() {
     let cluster = shared().await;
     for (field, words) in [
-        ("nodemaintenance", "declares that a set of nodes is to be maintained"),
-        ("nm.spec.stage", "Stages can be skipped, never gone back to."),
-        ("nm.spec.nodeSelector.nodeSelectorTerms.matchFields.key", "only metadata.name is supported"),
+        ("nodemaintenance", "requests that the selected nodes are cordoned, drained or returned to service"),
+        ("nm.spec.stage", "Stages can be skipped. A maintenance cannot return to an earlier stage."),
+        ("nm.spec.nodeSelector.nodeSelectorTerms.matchFields.key", "Only metadata.name is supported"),
         ("nm.spec.drainPlan.podPriority", "less than or equal to this value"),
         ("nm.status.drainStatus.blockers", "pods that cannot leave, and why"),
         ("evac.spec.progressDeadlineSeconds", "From 600 to 21600."),
-        ("evac.status.evacuationCancellationPolicy", "cannot stop half-way"),
-        ("drule.spec.drain.order", "those with a higher order leave later"),
+        ("evac.status.evacuationCancellationPolicy", "cannot stop: the evacuation then cannot be cancelled"),
+        ("drule.spec.drain.order", "Pods with a higher order leave later"),
     ] {
         let text = cluster.kubectl(&["explain", field]).await.unwrap().success().unwrap();
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -83,7 +83,7 @@ async fn kubectl_explain_documents_fields() {
     }
 }
 
-/// What `kubectl get` prints, the ages and the space between columns aside.
+/// The output of `kubectl get`, without ages and column spacing.
 async fn columns(cluster: &haulout_e2e::Handle, args: &[&str]) -> Vec<Vec<String>> {
     let text = cluster.kubectl(args).await.unwrap().success().unwrap();
     let split = |line: &str| -> Vec<String> {

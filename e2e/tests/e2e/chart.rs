@@ -1,4 +1,4 @@
-//! The chart: what it installs, upgrades, refuses and leaves behind.
+//! The chart: what it installs, upgrades, rejects and leaves behind.
 
 pub(crate) mod render;
 
@@ -23,7 +23,7 @@ pub(crate) async fn helm(cluster: &Handle, args: &[&str]) -> String {
     cluster.helm(args).await.unwrap().success().unwrap()
 }
 
-/// The chart as an earlier version would have had it: one printer column less.
+/// The chart as an earlier version: with one printer column fewer.
 fn earlier_chart(folder: &Path) -> PathBuf {
     let copy = folder.join("haulout");
     let status = std::process::Command::new("cp").arg("-r").arg(chart()).arg(&copy).status().unwrap();
@@ -48,7 +48,7 @@ async fn definitions_are_installed_upgraded_and_kept() {
     };
     let folder = tempfile::tempdir().unwrap();
     let earlier = earlier_chart(folder.path()).display().to_string();
-    // Nobody runs it here, and without it nobody could write to our kinds.
+    // No webhook runs here. If it were registered, nobody could write our kinds.
     let no_webhook = ["--set", "admissionWebhook.enabled=false,cleanup.enabled=false"];
     let install = ["install", "haulout", &earlier, "-n", "haulout-system", "--create-namespace"];
     helm(&cluster, &[install.as_slice(), &no_webhook].concat()).await;
@@ -58,9 +58,9 @@ async fn definitions_are_installed_upgraded_and_kept() {
         "metadata": {"name": "mine"}, "spec": {"drain": {"behavior": "Skip"}}});
     cluster.kubectl_with(&["create", "-f", "-"], &rule.to_string()).await.unwrap().success().unwrap();
     cluster.install_chart(&[]).await.unwrap();
-    assert_eq!(columns().await, ["Behavior", "Order", "Age"], "the upgrade brings the new column");
+    assert_eq!(columns().await, ["Behavior", "Order", "Age"], "the upgrade adds the new column");
 
-    // Further releases in the same cluster, of the same and of similar names: nothing of the first is touched.
+    // More releases in the same cluster, with the same and similar names, do not change the first one.
     let ours = chart().display().to_string();
     let roles: Api<ClusterRole> = Api::all(client.clone());
     let others = [
@@ -88,12 +88,12 @@ async fn definitions_are_installed_upgraded_and_kept() {
         .await
         .unwrap()
         .success()
-        .expect("it is kept with its definition");
+        .expect("the object is kept with its CRD");
 
     cluster
         .install_chart(&[("crds.keep", "false")])
         .await
-        .expect("a second installation adopts what was kept");
+        .expect("a second installation adopts the kept CRDs");
     cluster.kubectl(&["get", "drainrule", "mine"]).await.unwrap().success().unwrap();
     helm(&cluster, &["uninstall", "haulout", "-n", "haulout-system", "--wait"]).await;
     for crd in haulout_api_types::crds() {
@@ -131,10 +131,7 @@ async fn webhook_is_rendered_for_each_certificate_source() {
     ] {
         assert!(own.contains(part), "{part} is not in\n{own}");
     }
-    assert!(
-        !own.contains("haulout-system"),
-        "a name of the release that the files were generated for\n{own}"
-    );
+    assert!(!own.contains("haulout-system"), "the rendered files contain the name of another release\n{own}");
     let theirs = render(
         "admissionWebhook.certificate.existingSecret=theirs,admissionWebhook.clients.configMap=api,\
          admissionWebhook.clients.names={kube-apiserver}",
@@ -143,7 +140,7 @@ async fn webhook_is_rendered_for_each_certificate_source() {
     for part in ["--cert-dir=/certificate", "secretName: theirs", "--client-name=kube-apiserver"] {
         assert!(theirs.contains(part), "{part} is not in\n{theirs}");
     }
-    assert!(!theirs.contains("resources: [secrets]"), "it needs no Secret of its own\n{theirs}");
+    assert!(!theirs.contains("resources: [secrets]"), "no permission on Secrets is needed\n{theirs}");
 }
 
 #[tokio::test]
@@ -160,7 +157,7 @@ async fn unknown_values_are_rejected_by_name() {
         ("admissionWebhook.certificate.secret=x", "'secret' not allowed"),
         (
             "admissionWebhook.certificate.existingSecret=x,admissionWebhook.certificate.certManager.issuerRef.name=y",
-            "give either existingSecret or certManager.issuerRef",
+            "set either existingSecret or certManager.issuerRef",
         ),
         ("cleanup.enable=false", "'enable' not allowed"),
         ("networkPolicy.from=x", "'from' not allowed"),
@@ -170,9 +167,9 @@ async fn unknown_values_are_rejected_by_name() {
         ("taintManager.digest=sha256:0", "taintManager/digest"),
         ("admissionWebhook.url=https://192.0.2.1?x", "admissionWebhook/url"),
         ("admissionWebhook.certificate.certManager.issuerRef.kind=ClusterIssuer", "missing property 'name'"),
-        ("admissionWebhook.clients.names={kube-apiserver}", "without clients.configMap"),
+        ("admissionWebhook.clients.names={kube-apiserver}", "requires clients.configMap"),
         ("enabled=false", "'/enabled': value must be true"),
-        ("podMonitor.enabled=true,serviceMonitor.enabled=true", "choose one"),
+        ("podMonitor.enabled=true,serviceMonitor.enabled=true", "enable only one"),
         ("taintManager.policy.rules[0].key=x", "missing property 'action'"),
         ("maintenanceController.podTypes={Mirror}", "podTypes/0"),
     ] {
@@ -200,7 +197,7 @@ async fn view_role_reads_and_does_not_write_evacuations() {
         let ask = ["--kubeconfig", &config, "auth", "can-i", verb, what, "-n", "chart-view"];
         cluster.kubectl(&ask).await.unwrap().stdout.trim() == "yes"
     };
-    // The aggregation is carried out by kube-controller-manager, some moments after the installation.
+    // kube-controller-manager aggregates the roles a little after the installation.
     let evacuations = "evacuations.evacuation.coordination.k8s.io";
     haulout_e2e::wait::eventually(
         "vera may list evacuations",

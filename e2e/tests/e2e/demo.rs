@@ -1,5 +1,5 @@
-//! `cargo xtask demo` as its reader sees it, without a terminal: what it says step by step, how it ends, and that
-//! nothing of it is left, whenever it ends.
+//! `cargo xtask demo` without a terminal: its output step by step, its exit code, and that it leaves nothing behind,
+//! however it ends.
 
 use std::io::{BufRead as _, BufReader, PipeReader};
 use std::process::{Child, Command};
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::support::xtask;
 
-/// A demo in a folder of its own. Dropping it kills it, and with it all that it has started.
+/// A demo in its own folder. Dropping it kills it and everything that it started.
 struct Demo {
     process: Child,
     output: BufReader<PipeReader>,
@@ -19,7 +19,7 @@ struct Demo {
 
 impl Drop for Demo {
     fn drop(&mut self) {
-        // Nothing happens when it has ended.
+        // Has no effect if the demo has ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -40,7 +40,7 @@ impl Demo {
         Self { process, output: BufReader::new(reader), folder }
     }
 
-    /// What it says up to a line with this text, or to its end.
+    /// The output up to a line with this text, or to the end.
     fn read_until(&mut self, text: Option<&str>) -> String {
         let mut said = String::new();
         loop {
@@ -49,14 +49,14 @@ impl Demo {
             said += &line;
             match text {
                 Some(text) if line.contains(text) => return said,
-                Some(text) => assert!(!ended, "it ended before it said {text:?}:\n{said}"),
+                Some(text) => assert!(!ended, "the demo ended before it printed {text:?}:\n{said}"),
                 None if ended => return said,
                 None => {}
             }
         }
     }
 
-    /// Waits for its end, checks that it left nothing, and returns its exit code.
+    /// Waits for the end, checks that nothing is left, and returns the exit code.
     fn end(&mut self) -> Option<i32> {
         let code = self.process.wait().unwrap().code();
         let left: Vec<_> = std::fs::read_dir(self.folder.path()).unwrap().collect();
@@ -66,7 +66,7 @@ impl Demo {
         code
     }
 
-    /// Ctrl-C as soon as it says this; its exit code.
+    /// Sends Ctrl-C as soon as the demo prints this text. Returns the exit code.
     fn interrupt_at(mut self, text: &str) -> Option<i32> {
         self.read_until(Some(text));
         kill_process(Pid::from_child(&self.process), Signal::INT).unwrap();
@@ -76,7 +76,7 @@ impl Demo {
     }
 }
 
-/// The steps of the story, the first of which is what comes before it.
+/// The steps of the demo. The first one is the output before them.
 fn steps(said: &str) -> Vec<&str> {
     let mut steps = Vec::new();
     let mut rest = said;
@@ -90,12 +90,12 @@ fn steps(said: &str) -> Vec<&str> {
     steps
 }
 
-/// Asserts that a text has these parts in this order.
+/// Asserts that a text contains these parts in this order.
 fn assert_says(text: &str, parts: &[&str]) {
     let mut rest = text;
     for part in parts {
         let found = rest.split_once(part);
-        assert!(found.is_some(), "{part:?} is missing, or not at its place, in:\n{text}");
+        assert!(found.is_some(), "{part:?} is missing or in the wrong place in:\n{text}");
         rest = found.unwrap().1;
     }
 }
@@ -105,13 +105,13 @@ fn demo_drains_and_restores_a_node() {
     let mut demo = Demo::start(&["--once"]);
     let said = demo.read_until(None);
     assert_eq!(demo.end(), Some(0), "{said}");
-    assert!(!said.contains('\x1b'), "colours and cursor movements are for terminals:\n{said}");
-    let [boot, before, drain, find, meddle, release, complete] = steps(&said)[..] else {
-        panic!("it has other steps:\n{said}");
+    assert!(!said.contains('\x1b'), "escape sequences without a terminal:\n{said}");
+    let [boot, before, drain, find, uncordon, release, complete] = steps(&said)[..] else {
+        panic!("the demo has other steps:\n{said}");
     };
     assert_says(boot, &["export KUBECONFIG="]);
 
-    let node = before.split_once("Show the node: ").unwrap().1.split_whitespace().next().unwrap();
+    let node = before.split_once("Show ").unwrap().1.split(',').next().unwrap();
     let pod =
         find.lines().find_map(|line| line.split_once(": ").filter(|(pod, _)| pod.starts_with("checkout-")));
     let (pod, why) = pod.expect(find);
@@ -128,7 +128,7 @@ fn demo_drains_and_restores_a_node() {
     assert_says(drain, &[&format!("node {node}: schedulable"), &format!("node {node}: cordoned")]);
     assert_says(drain, &[&format!("pod shop/{pod}: Evacuation blocked: DisruptionBudgetExhausted")]);
     let last = drain.lines().rfind(|line| line.contains("maintenance new-memory: Drain")).unwrap();
-    // All pods of Deployments have gone but this one.
+    // All pods of Deployments have left except for this one.
     let all = before.lines().filter(|line| line.starts_with("checkout-") || line.starts_with("web-")).count();
     let gone = format!("{} of {all} pods gone, blocked: DisruptionBudgetExhausted", all - 1);
     assert_says(last, &[&gone]);
@@ -139,7 +139,7 @@ fn demo_drains_and_restores_a_node() {
 
     let warning = format!("Warning: node {node} is under maintenance by NodeMaintenance new-memory");
     let (free, cordoned) = (format!("node {node}: schedulable"), format!("node {node}: cordoned"));
-    assert_says(meddle, &["$ kubectl uncordon", &warning, "uncordoned", &free, &cordoned]);
+    assert_says(uncordon, &["$ kubectl uncordon", &warning, "uncordoned", &free, &cordoned]);
 
     assert_says(
         release,
@@ -172,14 +172,14 @@ fn ctrl_c_during_the_drain_leaves_nothing() {
 #[test]
 #[ignore = "slow"]
 fn demo_without_drain_runs_until_ctrl_c() {
-    assert_eq!(Demo::start(&["--no-story"]).interrupt_at("Press Ctrl-C to stop"), Some(0));
+    assert_eq!(Demo::start(&["--no-drain"]).interrupt_at("Press Ctrl-C to stop"), Some(0));
 }
 
 #[test]
 fn invalid_demo_arguments_are_rejected() {
     for (args, way_out) in [
-        (&["--nodes", "1"][..], "--no-story"),
-        (&["--once", "--no-story"], "cannot be used with"),
+        (&["--nodes", "1"][..], "--no-drain"),
+        (&["--once", "--no-drain"], "cannot be used with"),
         (&["--once", "--without-services"], "cannot be used with"),
     ] {
         let mut demo = Demo::start(args);

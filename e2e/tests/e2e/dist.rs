@@ -1,4 +1,4 @@
-//! What `cargo xtask dist` makes.
+//! The artifacts of `cargo xtask dist`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -62,7 +62,7 @@ fn images_are_small_and_hold_one_static_program() {
         let layer = unpack(flate2::read::GzDecoder::new(blob(&layers[0])));
         assert_eq!(layer.keys().collect::<Vec<_>>(), ["service"], "nothing else is in the image");
         assert_eq!(layer["service"], (0o755, 0, program.clone()));
-        // The limit that people care about is what the image takes on their disks.
+        // Users care about the uncompressed size on disk.
         assert!(program.len() < 25 << 20, "{service} has {} bytes", program.len());
 
         let bill = json(&fs::read(folder.path().join(format!("{service}-{platform}.cdx.json"))).unwrap());
@@ -72,7 +72,7 @@ fn images_are_small_and_hold_one_static_program() {
             Command::new(folder.path().join(format!("{service}-{platform}"))).arg("--help").output().unwrap();
         assert!(help.status.success(), "{help:?}");
     }
-    // A program, an image and a bill for each service, and the chart.
+    // A binary, an image and an SBOM per service, and the chart.
     assert_eq!(sums.len(), 3 * SERVICES.len() + 1, "{sums:?}");
 }
 
@@ -84,6 +84,6 @@ fn builds_are_reproducible_in_another_folder() {
     let once = dist(&place("once"), &["--service", "taint-manager"]);
     let build_dir = place("a-build-dir-with-another-name").display().to_string();
     let again = dist(&place("again"), &["--service", "taint-manager", "--build-dir", &build_dir]);
-    assert_eq!(once.len(), 4, "a program, its image and bill, and the chart: {once:?}");
+    assert_eq!(once.len(), 4, "a binary, its image and SBOM, and the chart: {once:?}");
     assert_eq!(once, again);
 }

@@ -1,5 +1,5 @@
-//! What we tell people works: every YAML in `examples/`, the README and `docs/` is one that the API server takes, every
-//! command there does what it says, every link leads somewhere, and every name of ours exists.
+//! The documentation is correct: the API server accepts every YAML in `examples/`, the README and `docs/`, every
+//! command works, every link resolves, and every name exists.
 
 mod commands;
 mod links;
@@ -36,7 +36,7 @@ async fn every_example_is_accepted() {
     assert!(!examples.is_empty());
     for example in examples {
         let yaml = std::fs::read_to_string(&example).unwrap();
-        // A dry run does not create the namespace that a later object of the file needs.
+        // A dry run does not create the namespace that a later object in the file needs.
         let documents = yaml.split("\n---\n").filter(|document| document.contains("apiVersion:"));
         for document in documents {
             let document = document.replace("namespace: shop", "namespace: default");
@@ -48,7 +48,7 @@ async fn every_example_is_accepted() {
 }
 
 #[tokio::test]
-async fn every_yaml_in_the_documentation_is_accepted() {
+async fn every_documented_yaml_is_accepted() {
     let cluster = shared().await;
     let mut count = 0;
     for page in pages::for_users() {
@@ -60,12 +60,12 @@ async fn every_yaml_in_the_documentation_is_accepted() {
             count += 1;
         }
     }
-    assert!(count > 0, "no YAML was found, so that nothing was checked");
+    assert!(count > 0, "no YAML was found, so nothing was checked");
 }
 
-/// Commands that xtask has, wherever they are told of, so that a renamed one is noticed.
+/// Every mentioned `cargo xtask` command exists, so that a renamed one is detected.
 #[test]
-fn every_command_of_xtask_exists() {
+fn every_documented_xtask_command_exists() {
     let xtask = crate::support::xtask();
     let all: String = pages::linked().into_iter().map(|page| page.text).collect();
     let commands: std::collections::BTreeSet<_> = all

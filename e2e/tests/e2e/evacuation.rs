@@ -1,10 +1,10 @@
-//! The evacuation controller on a real control plane. Scenarios have a namespace each, and share few clusters.
+//! The evacuation controller on a real control plane. Each scenario has its own namespace; a few clusters are shared.
 
+mod cancellation;
 mod classes;
-mod endings;
 mod eviction;
 mod example;
-mod refusals;
+mod rejections;
 mod replicas;
 mod slow;
 mod traces;
@@ -32,101 +32,101 @@ const SOON: Duration = Duration::from_secs(60);
 const INSTIGATOR: &str = "test.example.com";
 const DEADLINE: Duration = Duration::from_secs(600);
 
-/// What one controller does for many at the same time: its clock is left alone, and so is the control plane.
+/// Scenarios that run at the same time with one controller. None of them changes its clock or the control plane.
 #[tokio::test]
-async fn evacuators_evictions_budgets_and_endings() {
-    let ground = Ground::boot("evacuation").await;
-    let controller = Arc::new(ground.replica().await);
+async fn evacuators_evictions_budgets_and_cancellation() {
+    let env = TestEnv::boot("evacuation").await;
+    let controller = Arc::new(env.replica().await);
     controller.leads().await.unwrap();
-    let scenarios = scenarios![ground.world(&controller).await;
+    let scenarios = scenarios![env.test_namespace(&controller).await;
         classes::evacuators_act_by_priority_before_eviction,
         classes::partial_evacuators_run_before_the_last_one,
         classes::completed_evacuator_hands_over_to_eviction,
-        classes::switching_resets_what_the_last_evacuator_had_reported,
+        classes::switching_evacuators_resets_reported_status,
         example::example_evacuator_reports_completes_and_aborts,
-        eviction::a_pod_without_evacuators_is_evicted_with_few_requests,
+        eviction::pod_without_evacuators_is_evicted_with_few_requests,
         eviction::blocked_pod_is_evicted_when_the_budget_allows,
         eviction::several_budgets_on_a_pod_are_reported,
         eviction::daemon_set_and_mirror_pods_are_never_evicted,
         eviction::pod_recreated_under_the_same_name_is_not_evicted,
-        refusals::the_pods_that_make_a_budget_refuse_are_named,
-        refusals::forbidden_eviction_is_retried_until_allowed,
-        refusals::eviction_is_retried_while_the_server_is_busy,
-        refusals::answers_of_the_real_eviction_api_have_their_meaning,
-        refusals::a_budget_names_the_pods_that_take_its_room_and_until_when,
-        endings::last_instigator_cancels_the_evacuation,
-        endings::evacuator_finalizer_is_not_an_instigator,
-        endings::forbidden_cancellation_continues_the_evacuation,
-        endings::finalizers_of_others_stay_when_the_pod_has_gone,
-        endings::a_deleted_evacuation_goes_on_while_an_instigator_remains,
-        endings::a_deleted_evacuation_is_cancelled_by_its_last_instigator,
-        endings::an_evacuation_is_counted_once_with_its_outcome,
-        endings::an_evacuation_without_a_pod_is_removed,
+        rejections::exhausted_budget_message_names_unready_pods,
+        rejections::forbidden_eviction_is_retried_until_allowed,
+        rejections::eviction_is_retried_while_the_server_is_busy,
+        rejections::eviction_api_answers_map_to_reasons,
+        rejections::exhausted_budget_message_names_disrupted_pods,
+        cancellation::last_instigator_cancels_the_evacuation,
+        cancellation::evacuator_finalizer_is_not_an_instigator,
+        cancellation::forbidden_cancellation_continues_the_evacuation,
+        cancellation::foreign_finalizers_stay_when_the_pod_is_gone,
+        cancellation::deleted_evacuation_continues_while_an_instigator_remains,
+        cancellation::deleted_evacuation_is_cancelled_by_its_last_instigator,
+        cancellation::evacuation_is_counted_once_with_its_outcome,
+        cancellation::evacuation_without_a_pod_is_deleted,
     ];
     all_at_once(scenarios).await;
 }
 
-/// One after the other, because each shifts its controller's clock.
+/// One after the other, because each scenario shifts the clock of its controller.
 #[tokio::test]
-async fn deadlines_and_backoffs_by_a_shifted_clock() {
-    let ground = Ground::boot("evacuation-clock").await;
-    let scenarios = scenarios![&ground;
+async fn deadlines_and_backoffs_with_a_shifted_clock() {
+    let env = TestEnv::boot("evacuation-clock").await;
+    let scenarios = scenarios![&env;
         classes::silent_evacuator_times_out_after_creation,
         classes::evacuator_times_out_after_its_last_report,
         classes::late_progress_cancels_a_pending_eviction,
-        classes::a_progress_time_in_the_future_is_set_to_the_present,
-        eviction::room_goes_to_the_next_when_an_admitted_eviction_fails,
-        eviction::pods_that_wait_for_a_budget_leave_oldest_first,
-        eviction::a_terminating_pod_is_left_to_finish,
+        classes::future_progress_timestamp_is_set_to_now,
+        eviction::next_pod_is_tried_when_an_allowed_eviction_fails,
+        eviction::pods_blocked_by_a_budget_leave_oldest_first,
+        eviction::terminating_pod_is_not_evicted,
         eviction::rejected_eviction_is_retried_after_the_backoff,
-        traces::a_reconcile_is_a_span_with_its_requests_under_it,
+        traces::reconcile_is_a_span_with_its_requests_as_children,
     ];
     one_by_one(scenarios).await;
 }
 
-/// One after the other, because each stops, starts or delays something.
+/// One after the other, because each scenario stops, starts or delays something.
 #[tokio::test]
 async fn replicas_restarts_outages_and_slow_watches() {
-    let ground = Ground::boot("evacuation-trouble").await;
-    let scenarios = scenarios![&ground;
+    let env = TestEnv::boot("evacuation-faults").await;
+    let scenarios = scenarios![&env;
         replicas::backoff_survives_a_leader_change,
         replicas::deadline_missed_in_a_gap_gets_a_grace_period,
         replicas::evacuation_may_arrive_before_its_pod,
-        replicas::a_pod_that_is_gone_is_looked_up_once_if_the_cache_is_late,
+        replicas::deleted_pod_is_looked_up_once_when_the_cache_lags,
         replicas::undelivered_report_stops_an_eviction,
-        refusals::eviction_in_a_terminating_namespace_is_reported,
-        replicas::evacuations_go_on_after_an_outage_of_the_api_server,
-        slow::a_slow_namespace_does_not_hold_up_others,
+        rejections::eviction_in_a_terminating_namespace_is_reported,
+        replicas::evacuations_continue_after_an_api_server_outage,
+        slow::slow_namespace_does_not_delay_others,
     ];
     one_by_one(scenarios).await;
 }
 
 /// A cluster with one node.
-struct Ground {
+struct TestEnv {
     client: Client,
     cluster: Arc<Cluster>,
-    /// How many namespaces there are.
-    worlds: AtomicUsize,
+    /// Number of namespaces created so far.
+    namespaces: AtomicUsize,
 }
 
-impl Ground {
+impl TestEnv {
     async fn boot(name: &str) -> Self {
         let cluster = Cluster::builder().name(name).audit(true).scheduler(false).boot().await.unwrap();
         cluster.install_chart(&[]).await.unwrap();
         let client = cluster.client().await.unwrap();
         let nodes: Api<Node> = Api::all(client.clone());
         nodes.create(&PostParams::default(), &objects::node("n1").build()).await.unwrap();
-        Self { client, cluster: Arc::new(cluster), worlds: AtomicUsize::default() }
+        Self { client, cluster: Arc::new(cluster), namespaces: AtomicUsize::default() }
     }
 
-    /// A replica whose lease no busy moment costs it.
+    /// A replica whose Lease does not expire on a busy machine.
     async fn replica(&self) -> Service {
         replica(&self.cluster, "30").await
     }
 
     /// A namespace, with this controller.
-    async fn world(&self, controller: &Arc<Service>) -> World {
-        let namespace = format!("web-{}", self.worlds.fetch_add(1, Ordering::Relaxed));
+    async fn test_namespace(&self, controller: &Arc<Service>) -> TestNamespace {
+        let namespace = format!("web-{}", self.namespaces.fetch_add(1, Ordering::Relaxed));
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         namespaces.create(&PostParams::default(), &objects::namespace(&namespace)).await.unwrap();
         let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> =
@@ -134,14 +134,14 @@ impl Ground {
         wait::present(accounts, "default", "exists", SOON, |_| true).await.unwrap();
         let mark = self.cluster.requests_mark().unwrap();
         let (client, cluster) = (self.client.clone(), Arc::clone(&self.cluster));
-        World { controller: Arc::clone(controller), client, cluster, namespace, mark }
+        TestNamespace { controller: Arc::clone(controller), client, cluster, namespace, mark }
     }
 
-    /// A namespace, and a controller of its own that leads.
-    async fn fresh(&self) -> World {
+    /// A namespace with its own controller that leads.
+    async fn test_namespace_with_controller(&self) -> TestNamespace {
         let controller = Arc::new(self.replica().await);
         controller.leads().await.unwrap();
-        self.world(&controller).await
+        self.test_namespace(&controller).await
     }
 }
 
@@ -151,18 +151,18 @@ async fn replica(cluster: &Handle, lease_seconds: &str) -> Service {
 }
 
 /// A namespace and the controller that acts in it.
-struct World {
+struct TestNamespace {
     controller: Arc<Service>,
     client: Client,
     cluster: Arc<Cluster>,
     namespace: String,
-    /// When it began.
+    /// When the test started.
     mark: Mark,
 }
 
-impl World {
-    /// Ends the controller in good order, so that the next one leads at once. What forwards its connections goes on
-    /// meanwhile, or it could not give its lease back.
+impl TestNamespace {
+    /// Stops the controller gracefully, so that the next one leads at once. Its connections keep being forwarded,
+    /// otherwise it could not release its Lease.
     async fn end(self) {
         let controller = self.controller;
         tokio::task::spawn_blocking(move || controller.stop(SOON)).await.unwrap().unwrap();
@@ -180,7 +180,7 @@ impl World {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// A pod that is running and ready, with these evacuators, the first with the highest priority.
+    /// A running and ready pod with these evacuators. The first has the highest priority.
     async fn pod(&self, name: &str, classes: &[&str]) -> Pod {
         self.pod_from(objects::pod(name).label("app", "web"), classes).await
     }
@@ -199,7 +199,7 @@ impl World {
         wait::present(self.pods(), &pod.name_any(), "runs", SOON, is_running).await.unwrap()
     }
 
-    /// Asks for the evacuation of a pod, as an instigator does; the Evacuation's name.
+    /// Requests the evacuation of a pod, as an instigator does. Returns the name of the Evacuation.
     async fn evacuate(&self, pod: &Pod) -> String {
         self.evacuate_with(pod, |_| {}).await
     }
@@ -213,18 +213,18 @@ impl World {
         self.evacuations().create(&PostParams::default(), &evacuation).await.unwrap().name_any()
     }
 
-    /// Waits until the Evacuation is like this.
+    /// Waits until the Evacuation meets the condition.
     async fn until(&self, name: &str, what: &str, condition: impl FnMut(&Evacuation) -> bool) -> Evacuation {
         let found = wait::present(self.evacuations(), name, what, SOON, condition).await;
         found.unwrap_or_else(|error| panic!("{error:#}\n{}", tail(&self.controller.text())))
     }
 
-    /// Waits until this class is in charge.
+    /// Waits until this class is active.
     async fn until_active(&self, name: &str, class: &str) -> Evacuation {
-        self.until(name, &format!("has {class} in charge"), |e| active(e) == Some(class)).await
+        self.until(name, &format!("has {class} active"), |e| active(e) == Some(class)).await
     }
 
-    /// Waits until the Evacuation says that its pod is blocked for this reason.
+    /// Waits until the Evacuation is blocked for this reason.
     async fn until_blocked(&self, name: &str, reason: &str) -> Evacuation {
         self.until(name, &format!("is blocked by {reason}"), |e| blocked(e).as_deref() == Some(reason)).await
     }
@@ -250,66 +250,68 @@ impl World {
         self.evacuations().patch_status(name, &PatchParams::default(), &patch).await.unwrap()
     }
 
-    /// Reports that the evacuator in charge has done its part.
+    /// Reports that the active evacuator has completed.
     async fn complete(&self, name: &str) {
         self.report(name, json!({"activeEvacuatorCompleted": true})).await;
     }
 
-    /// Replaces the finalizers, as their owners together would.
+    /// Replaces the finalizers, on behalf of their owners.
     async fn set_finalizers(&self, name: &str, finalizers: &[&str]) {
         let patch = Patch::Merge(json!({"metadata": {"finalizers": finalizers}}));
         self.evacuations().patch(name, &PatchParams::default(), &patch).await.unwrap();
     }
 
-    /// Whether the pod with this UID is there and not asked to end.
-    async fn is_left_alone(&self, pod: &Pod) -> bool {
+    /// Whether the pod with this UID exists and is not terminating.
+    async fn is_not_terminating(&self, pod: &Pod) -> bool {
         let found = self.pods().get_opt(&pod.name_any()).await.unwrap();
         found.is_some_and(|found| found.uid() == pod.uid() && found.metadata.deletion_timestamp.is_none())
     }
 
-    /// Lets the controller do everything that it would do now: it has evacuated another pod meanwhile.
-    async fn let_it_act(&self, name: &str) {
+    /// Waits until the controller had the chance to act: it has evacuated another pod in the meantime.
+    async fn let_controller_act(&self, name: &str) {
         let pod = self.pod_from(objects::pod(name), &[]).await;
         let evacuation = self.evacuate(&pod).await;
         self.until_gone(&pod, &evacuation).await;
     }
 
-    /// Makes a budget and waits until its numbers are there.
+    /// Creates a budget and waits until its status is current.
     async fn budget(&self, budget: PodDisruptionBudget) {
         let made = self.budgets().create(&PostParams::default(), &budget).await.unwrap();
-        let is_judged = |budget: &PodDisruptionBudget| {
+        let is_observed = |budget: &PodDisruptionBudget| {
             budget.status.as_ref().is_some_and(|s| s.observed_generation == budget.metadata.generation)
         };
-        wait::present(self.budgets(), &made.name_any(), "is judged", SOON, is_judged).await.unwrap();
+        wait::present(self.budgets(), &made.name_any(), "has a current status", SOON, is_observed)
+            .await
+            .unwrap();
     }
 
     async fn delete_budget(&self, name: &str) {
         self.budgets().delete(name, &DeleteParams::default()).await.unwrap();
     }
 
-    /// What the controller has asked the API server for in this namespace.
+    /// The controller's requests in this namespace.
     fn requests(&self) -> Requests {
         let all = self.cluster.requests_since(self.mark).unwrap();
         all.by_user_agent("haulout-evacuation-controller/").only(|r| r.namespace == self.namespace)
     }
 
-    /// How often the Eviction API has been asked.
+    /// Number of eviction requests.
     fn evictions(&self) -> usize {
         self.requests().resource("pods", "eviction").count()
     }
 
-    /// Waits until there is an event with this reason on this Evacuation.
+    /// Waits for an event with this reason on this Evacuation.
     async fn until_event(&self, evacuation: &str, reason: &str) {
         let events: Api<k8s_openapi::api::events::v1::Event> =
             Api::namespaced(self.client.clone(), &self.namespace);
-        let what = format!("tell {reason} of {evacuation}");
-        let told = wait::all(events, watcher::Config::default(), &what, SOON, |events| {
+        let what = format!("include {reason} on {evacuation}");
+        let found = wait::all(events, watcher::Config::default(), &what, SOON, |events| {
             events.iter().any(|event| {
                 let regarding = event.regarding.as_ref().and_then(|regarding| regarding.name.as_deref());
                 regarding == Some(evacuation) && event.reason.as_deref() == Some(reason)
             })
         });
-        told.await.unwrap();
+        found.await.unwrap();
     }
 }
 

@@ -1,4 +1,4 @@
-//! The control plane itself: what tests, benchmarks and the demo rely on.
+//! Tests of the test cluster itself, which tests, benchmarks and the demo use.
 
 use std::process::Command;
 use std::time::Duration;
@@ -50,7 +50,7 @@ async fn killed_component_ends_the_cluster_with_an_error() {
 
 const ON_PURPOSE: &str = "HAULOUT_FAIL_ON_PURPOSE";
 
-/// Not a test but what the next one runs: it fails when it is asked to.
+/// Not a test itself: the next test runs it, and it fails on request.
 #[tokio::test]
 async fn fails_on_purpose() {
     if std::env::var_os(ON_PURPOSE).is_some() {
@@ -78,7 +78,7 @@ fn failed_test_keeps_only_its_logs() {
     assert!(left.iter().all(|path| path.extension().is_some_and(|extension| extension == "log")), "{left:?}");
     let place = left[0].parent().unwrap().display().to_string();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains(&place), "{place} is not named in: {said}");
+    assert!(said.contains(&place), "{place} is missing in: {said}");
 }
 
 fn walk(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
@@ -101,13 +101,13 @@ async fn clusters_run_side_by_side_and_survive_restarts() {
     left.stop(Component::ApiServer).await.unwrap();
     assert!(!left.is_running(Component::ApiServer));
     namespaces.get("only-left").await.expect_err("nobody listens");
-    others.get("default").await.expect("the other one is untouched");
+    others.get("default").await.expect("the other cluster is unaffected");
     left.start(Component::ApiServer).await.unwrap();
     namespaces.get("only-left").await.unwrap();
 
     left.kill(Component::Etcd).await.unwrap();
     left.start(Component::Etcd).await.unwrap();
-    wait::eventually("the API server finds etcd again", SOON, async || {
+    wait::eventually("the API server reaches etcd again", SOON, async || {
         Ok(namespaces.get("only-left").await.ok())
     })
     .await
@@ -130,7 +130,7 @@ async fn simulated_nodes_run_pods() {
         .await
         .unwrap();
     let real = nodes.get("kwok-real").await.unwrap();
-    assert_ne!(condition(&real, "Ready"), Some("True"), "a node without the annotation is not KWOK's");
+    assert_ne!(condition(&real, "Ready"), Some("True"), "KWOK manages only nodes with its annotation");
 
     let deployments: Api<Deployment> = Api::default_namespaced(client.clone());
     let deployment = objects::deployment("kwok-web")
@@ -170,7 +170,7 @@ async fn simulated_nodes_run_pods() {
         pods.delete(name, &DeleteParams::default()).await.unwrap();
     }
     wait::gone(pods.clone(), "kwok-plain", SOON).await.unwrap();
-    let slow = pods.get("kwok-slow").await.expect("it takes its time");
+    let slow = pods.get("kwok-slow").await.expect("the pod terminates slowly");
     assert!(slow.metadata.deletion_timestamp.is_some());
     wait::gone(pods.clone(), "kwok-slow", SOON).await.unwrap();
     let held = pods.get("kwok-held").await.expect("a foreign finalizer is respected");
@@ -205,7 +205,7 @@ async fn built_in_taint_eviction_can_be_disabled() {
     let log = std::fs::read_to_string(ours.component_log(Component::ControllerManager)).unwrap();
     let disabled =
         log.lines().any(|line| line.contains("disabled") && line.contains("taint-eviction-controller"));
-    assert!(disabled, "kube-controller-manager does not say that the controller is off");
+    assert!(disabled, "kube-controller-manager does not log that the controller is disabled");
     theirs.kubectl(&["delete", "node", "taint-1"]).await.unwrap().success().unwrap();
     ours.shutdown().await;
 }
@@ -253,16 +253,14 @@ async fn service_account_has_only_its_own_permissions() {
     let config = cluster.service_account_kubeconfig("accounts", "service").await.unwrap();
     let as_service = cluster.client_from(&config, "haulout-service").await.unwrap();
     let pods: Api<Pod> = Api::namespaced(as_service, "accounts");
-    wait::eventually("the binding is in force", SOON, async || {
-        Ok(pods.list(&ListParams::default()).await.ok())
-    })
-    .await
-    .unwrap();
-    let refusal = pods
+    wait::eventually("the binding applies", SOON, async || Ok(pods.list(&ListParams::default()).await.ok()))
+        .await
+        .unwrap();
+    let rejection = pods
         .create(&PostParams::default(), &objects::pod("x").namespace("accounts").build())
         .await
         .unwrap_err();
-    assert!(refusal.to_string().contains("system:serviceaccount:accounts:service"), "{refusal}");
+    assert!(rejection.to_string().contains("system:serviceaccount:accounts:service"), "{rejection}");
     cluster.kubectl(&["delete", "namespace", "accounts", "--wait=false"]).await.unwrap().success().unwrap();
 }
 

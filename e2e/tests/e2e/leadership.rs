@@ -12,15 +12,15 @@ use serde_json::json;
 use crate::probe::{LEASE, Probe, Probes, SOON, Write};
 use crate::support::shared;
 
-/// A lease that runs out soon, and yet does not because the machine is busy.
+/// A Lease that expires soon, but not because the machine is busy.
 const SHORT: u64 = 5;
 
 fn by<'a>(history: &'a [Write], probe: &Probe) -> Vec<&'a Write> {
     history.iter().filter(|write| write.identity == probe.identity).collect()
 }
 
-/// The writes of others after the first one of this probe that is later than `since` writes.
-fn intruders(history: &[Write], since: usize, probe: &Probe) -> Vec<Write> {
+/// Writes by others after this probe's first write, counted from `since` writes on.
+fn writes_by_others(history: &[Write], since: usize, probe: &Probe) -> Vec<Write> {
     let later = history.iter().skip(since).skip_while(|write| write.identity != probe.identity);
     later.filter(|write| write.identity != probe.identity).cloned().collect()
 }
@@ -55,18 +55,18 @@ async fn frozen_leader_writes_nothing_when_it_resumes() {
     let cluster = shared().await;
     let probes = Probes::new(&cluster, "leadership-frozen").await;
     let (one, two) = leader_and_standby(&cluster, &probes, SHORT).await;
-    // Each is frozen once, because it matters in what the freeze finds it.
+    // Each probe is frozen once, because the effect depends on its state.
     for (frozen, other) in [(&one, &two), (&two, &one)] {
-        let (stood_by, fenced) = (frozen.said("stands by"), frozen.said("fenced: "));
+        let (terms_ended, fenced) = (frozen.said("probe: stopped leading"), frozen.said("fenced: "));
         frozen.process.pause().unwrap();
         let before = probes.history().len();
         probes.first_of(other, before).await;
         let mark = cluster.requests_mark().unwrap();
         frozen.process.resume().unwrap();
-        frozen.until_said("stands by", stood_by + 1).await;
+        frozen.until_said("probe: stopped leading", terms_ended + 1).await;
         frozen.until_said("fenced: ", fenced + 1).await;
         let history = probes.more(20).await;
-        assert_eq!(intruders(&history, before, other).len(), 0, "{history:?}");
+        assert_eq!(writes_by_others(&history, before, other).len(), 0, "{history:?}");
         assert_eq!(successful_writes(&cluster, mark, frozen), 0);
         assert!(successful_writes(&cluster, mark, other) >= 20);
     }
@@ -79,23 +79,24 @@ async fn one_leader_after_an_api_server_outage() {
     let cluster = Cluster::builder().name("leadership").scheduler(false).kwok(false).boot().await.unwrap();
     let probes = Probes::new(&cluster, "leadership-outage").await;
     let (one, two) = leader_and_standby(&cluster, &probes, SHORT).await;
-    // One that is gone refuses connections; a frozen one takes requests and may do them much later.
+    // A stopped API server refuses connections; a frozen one accepts requests and may execute them much later.
     for frozen in [false, true] {
         let history = probes.more(1).await;
         let leads = |probe: &Probe| history.last().is_some_and(|last| last.identity == probe.identity);
         let (leader, standby) = if leads(&one) { (&one, &two) } else { (&two, &one) };
-        let (stood_by, gave_up) = (leader.said("stands by"), standby.said("could not take over the Lease"));
+        let (terms_ended, gave_up) =
+            (leader.said("probe: stopped leading"), standby.said("failed to take over the Lease"));
         if frozen {
             cluster.pause(Component::ApiServer).unwrap();
         } else {
             cluster.kill(Component::ApiServer).await.unwrap();
         }
-        // The standby tries as soon as the lease is over by its own clock: by then the leader has stopped.
+        // The standby tries as soon as the Lease has expired by its own clock: by then, the leader has stopped.
         let mut acts = None;
         wait::eventually("the standby tries to take over", SOON, async || {
-            let tries = standby.said("could not take over the Lease") > gave_up;
-            let stopped = leader.said("stands by") > stood_by;
-            assert!(!tries || stopped, "it led beyond its lease");
+            let tries = standby.said("failed to take over the Lease") > gave_up;
+            let stopped = leader.said("probe: stopped leading") > terms_ended;
+            assert!(!tries || stopped, "the leader acted beyond its Lease");
             if stopped && acts.is_none() {
                 acts = Some((leader.acts(), standby.acts()));
             }
@@ -103,7 +104,7 @@ async fn one_leader_after_an_api_server_outage() {
         })
         .await
         .unwrap();
-        assert_eq!(Some((leader.acts(), standby.acts())), acts, "somebody acted without a lease");
+        assert_eq!(Some((leader.acts(), standby.acts())), acts, "a probe acted without a Lease");
 
         let (before, terms) = (probes.history().len(), one.terms() + two.terms());
         if frozen {
@@ -113,7 +114,7 @@ async fn one_leader_after_an_api_server_outage() {
         }
         let history = probes.more(40).await;
         let now = history.last().unwrap().identity.clone();
-        // A write that the API server had taken before the outage may be done after it.
+        // A write that the API server accepted before the outage may be executed after it.
         let after = history.iter().skip(before).skip_while(|write| write.identity == leader.identity);
         assert!(after.clone().all(|write| write.identity == now), "{history:?}");
         assert_eq!(one.terms() + two.terms(), terms + 1, "more than one has led since");
@@ -125,7 +126,7 @@ async fn one_leader_after_an_api_server_outage() {
 async fn standby_takes_over_on_sigterm() {
     let cluster = shared().await;
     let probes = Probes::new(&cluster, "leadership-sigterm").await;
-    // The usual duration, so that it cannot have been the end of the lease that was waited for.
+    // The default duration, so that the takeover cannot be due to an expired Lease.
     let (mut leader, mut next) = leader_and_standby(&cluster, &probes, 60).await;
     let mut gaps = Vec::new();
     for name in ["three", "four", "five"] {
@@ -138,13 +139,13 @@ async fn standby_takes_over_on_sigterm() {
 
         let (last, first) = (by(&history, &leader).pop().unwrap(), by(&history, &next)[0]);
         gaps.push(first.at - last.at);
-        assert_eq!(intruders(&history, before, &next).len(), 0, "{history:?}");
+        assert_eq!(writes_by_others(&history, before, &next).len(), 0, "{history:?}");
         let written: Vec<_> = by(&history, &leader).iter().map(|write| write.sequence).collect();
-        assert_eq!(leader.wrote(), written, "what it was told does not hold");
+        assert_eq!(leader.wrote(), written, "a confirmed write is missing");
         leader = next;
         next = standby(&cluster, &probes, name, 60).await;
     }
-    // A busy machine can hold up one of them, and none for as long as the lease had left.
+    // A busy machine can delay one of them, but not for as long as the rest of the Lease.
     println!("hand-overs in {gaps:?}");
     assert!(gaps.iter().any(|gap| *gap < Duration::from_secs(2)), "{gaps:?}");
     assert!(gaps.iter().all(|gap| *gap < Duration::from_secs(20)), "{gaps:?}");
@@ -159,7 +160,7 @@ async fn relabelled_or_deleted_lease_keeps_its_holder() {
     let mark = cluster.requests_mark().unwrap();
     let leases: Api<Lease> = Api::namespaced(cluster.client().await.unwrap(), &probes.namespace);
     let renewed = |lease: &Lease| lease.spec.as_ref().unwrap().renew_time.clone();
-    // Something random follows, because no two processes may ever have the same identity.
+    // The suffix is random, because identities must be unique.
     let holder = |lease: &Lease| {
         let holder = lease.spec.as_ref().unwrap().holder_identity.clone().unwrap_or_default();
         holder.rsplit_once('_').map(|(replica, _)| replica.to_owned())
@@ -179,16 +180,16 @@ async fn relabelled_or_deleted_lease_keeps_its_holder() {
     for _ in 0..2 {
         let old = leases.get(LEASE).await.unwrap();
         leases.delete(LEASE, &DeleteParams::default()).await.unwrap();
-        let made = wait::present(leases.clone(), LEASE, "is made anew", SOON, |lease| {
+        let made = wait::present(leases.clone(), LEASE, "is recreated", SOON, |lease| {
             lease.metadata.uid != old.metadata.uid
         });
         assert_eq!(holder(&made.await.unwrap()), Some(leader.identity.clone()));
     }
 
-    // By now the standby would have taken a lease that it believes to have run out.
+    // By now, the standby would have acquired a Lease that it considers expired.
     let since = Instant::now();
     let history = probes
-        .until("a lease's time has passed", |history| {
+        .until("a Lease duration has passed", |history| {
             history.last().is_some_and(|last| last.at > since + Duration::from_secs(SHORT + 1))
         })
         .await;
@@ -221,15 +222,15 @@ async fn candidate_names_the_missing_permission() {
     grant("count", "get,create,update,patch", "configmaps").await;
     let account = cluster.service_account_kubeconfig(namespace, "probe").await.unwrap();
     let probe = probes.start_with(&account, "one", SHORT);
-    probe.until_said("could not watch the Lease", 1).await;
+    probe.until_said("failed to watch the Lease", 1).await;
     probe.until_said(r#"cannot list resource \"leases\""#, 1).await;
     grant("hold", "list,watch,update", "leases").await;
-    probe.until_said("could not create the Lease", 1).await;
+    probe.until_said("failed to create the Lease", 1).await;
     probe.until_said(r#"cannot create resource \"leases\""#, 1).await;
     assert_eq!(probe.acts(), 0);
     grant("make", "create", "leases").await;
     probes.first_of(&probe, 0).await;
-    // The rights to renew and to release are proved by doing it.
+    // The permissions to renew and release are proven by use.
     probes.more(40).await;
     probe.process.signal(Signal::TERM).unwrap();
     assert!(tokio::time::timeout(SOON, probe.process.exited()).await.unwrap().success());

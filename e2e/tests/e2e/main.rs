@@ -1,5 +1,5 @@
-//! The end-to-end tests, in one binary. `cargo xtask e2e` runs each in a process of its own, beside one
-//! control plane that they share; a test that disturbs others boots its own.
+//! The end-to-end tests, in one binary. `cargo xtask e2e` runs each test in its own process, with one shared control
+//! plane. A test that disturbs others boots its own.
 #![allow(clippy::expect_used, clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, missing_docs)]
 
 mod admission_rules;
@@ -13,10 +13,10 @@ mod harness;
 mod installation;
 mod leadership;
 mod maintenance;
+mod permissions;
 mod pod_cache;
 mod probe;
 mod real_node;
-mod rights;
 mod service;
 mod soak;
 mod support;

@@ -1,13 +1,13 @@
-//! The maintenance controller on a real control plane, beside the evacuation controller. Each test has a cluster of
-//! its own, because the controller acts on all maintenances that there are; the scenarios in it keep to namespaces,
-//! nodes and maintenances of their own, and take place at once.
+//! The maintenance controller on a real control plane, together with the evacuation controller. Each test has its own
+//! cluster, because the controller handles all maintenances. The scenarios of a test use their own namespaces, nodes
+//! and maintenances, and run at the same time.
 
-mod life;
+mod faults;
+mod lifecycle;
 mod overlaps;
 mod rules;
-pub(crate) mod scene;
+pub(crate) mod scenario;
 mod status;
-mod trouble;
 mod volumes;
 mod waiting;
 
@@ -25,4 +25,6 @@ use serde_json::{Value, json};
 
 use crate::support::{all_at_once, one_by_one, scenarios};
 
-use self::scene::{SOON, Scene, World, condition, condition_of, drain, is, is_cordoned, is_marked, slow};
+use self::scenario::{
+    SOON, Scenario, TestEnv, condition, condition_of, drain, is, is_cordoned, is_marked, slow,
+};

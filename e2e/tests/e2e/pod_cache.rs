@@ -1,5 +1,5 @@
-//! The slim pod cache against the real API server: after whatever happened, it holds exactly what the API
-//! has, and it has told of every gap.
+//! The slim pod cache with the real API server: after any event, it holds exactly what the API has, and it has
+//! reported every gap.
 
 mod churn;
 mod fields;
@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// A cluster in which nobody but the test touches pods.
+/// A cluster in which only the test changes pods.
 async fn boot(name: &str) -> Cluster {
     Cluster::builder()
         .name(name)
@@ -40,7 +40,7 @@ async fn namespace(cluster: &Handle, name: &str) {
     wait::until(accounts, "default", "exists", SOON, |account| account.is_some()).await.unwrap();
 }
 
-/// All pods as the API has them, with the fields that the cache keeps.
+/// All pods of the API, with the fields that the cache keeps.
 async fn in_the_api(cluster: &Handle) -> BTreeMap<String, Value> {
     let pods: Api<Pod> = Api::all(cluster.client().await.unwrap());
     let pods = pods.list(&ListParams::default()).await.unwrap();
@@ -57,7 +57,7 @@ fn in_the_cache(cache: &PodCache) -> BTreeMap<String, Value> {
     index.iter().map(|pod| (pod.uid.to_string(), fields::of_cache(pod))).collect()
 }
 
-/// Waits until the cache has caught up with the API, in which nothing happens any more.
+/// Waits until the cache has caught up with the API, in which nothing changes any more.
 async fn until_equal(cluster: &Handle, cache: &PodCache) {
     let expected = in_the_api(cluster).await;
     let equal = wait::eventually("the cache equals the API", SOON, async || {
@@ -71,7 +71,7 @@ async fn until_equal(cluster: &Handle, cache: &PodCache) {
     }
 }
 
-/// Follows a subscription and keeps what it has been told, slowly.
+/// Reads a subscription slowly and stores what it delivers.
 fn follow(mut changes: Subscription) -> JoinHandle<()> {
     tokio::spawn(async move {
         let mut known: BTreeMap<Uid, _> = BTreeMap::new();
@@ -79,7 +79,7 @@ fn follow(mut changes: Subscription) -> JoinHandle<()> {
             for change in changes.changes().await {
                 let uid = change.pod().unwrap().uid;
                 let before = known.remove(&uid);
-                assert_eq!(before.is_some(), change.old.is_some(), "told of pod {uid} out of turn");
+                assert_eq!(before.is_some(), change.old.is_some(), "changes of pod {uid} are out of order");
                 known.extend(change.new.map(|pod| (uid, pod)));
             }
             if known.values().any(|pod| &*pod.name == "stop") {
@@ -87,9 +87,9 @@ fn follow(mut changes: Subscription) -> JoinHandle<()> {
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        let told: Vec<_> = known.values().map(|pod| fields::without_version(pod)).collect();
+        let received: Vec<_> = known.values().map(|pod| fields::without_version(pod)).collect();
         let held: BTreeMap<_, _> = changes.cache().read().iter().map(|pod| (pod.uid, pod.clone())).collect();
-        assert_eq!(told, held.values().map(|pod| fields::without_version(pod)).collect::<Vec<_>>());
+        assert_eq!(received, held.values().map(|pod| fields::without_version(pod)).collect::<Vec<_>>());
     })
 }
 
@@ -104,7 +104,7 @@ async fn cache_equals_api_after_20_000_changes() {
     equal_after(20_000).await;
 }
 
-/// So many random changes, and a restart of the API server halfway.
+/// Makes this many random changes, and restarts the API server halfway.
 async fn equal_after(changes: usize) {
     let cluster = boot("pod-cache").await;
     for name in ["shop", "batch"] {
@@ -120,19 +120,19 @@ async fn equal_after(changes: usize) {
     churn.finish().await;
     until_equal(&cluster, &cache).await;
     let continuity = cache.continuity();
-    assert!(continuity.gaps >= 1, "the restart of the API server was not told of: {continuity:?}");
+    assert!(continuity.gaps >= 1, "the restart of the API server was not reported as a gap: {continuity:?}");
     assert!(continuity.gap_since.is_none() && continuity.last_gap_ended.is_some(), "{continuity:?}");
     assert!(metrics.watch_restarts("pods") >= 1);
-    assert!(cache.read().len() > 100, "too little is left to compare: {}", cache.read().len());
+    assert!(cache.read().len() > 100, "too few pods are left to compare: {}", cache.read().len());
 
-    // The follower compares what it was told with what is there once this pod has reached it.
+    // The follower compares what it received with the cache once it has received this pod.
     let pods: Api<Pod> = Api::default_namespaced(cluster.client().await.unwrap());
     pods.create(&PostParams::default(), &objects::pod("stop").build()).await.unwrap();
-    tokio::time::timeout(SOON, follower).await.expect("the follower was not told of the last pod").unwrap();
+    tokio::time::timeout(SOON, follower).await.expect("the follower did not receive the last pod").unwrap();
     cluster.shutdown().await;
 }
 
-/// While the API server is away, pods come and go in its storage, and the storage forgets how.
+/// While the API server is down, pods are created and deleted in etcd, and the history is compacted.
 #[tokio::test(flavor = "multi_thread")]
 async fn cache_equals_api_after_version_expired() {
     let cluster = boot("pod-cache-expired").await;
@@ -152,12 +152,12 @@ async fn cache_equals_api_after_version_expired() {
 
     cluster.stop(Component::ApiServer).await.unwrap();
     let began = tokio::time::timeout(SOON, continuity.wait_for(|now| now.gap_since.is_some())).await;
-    assert_eq!(began.expect("no gap was told of").unwrap().gaps, 1);
+    assert_eq!(began.expect("no gap was reported").unwrap().gaps, 1);
     let etcd = cluster.etcd().unwrap();
     for n in 0..5 {
         etcd.delete(Etcd::pod_key("default", &format!("pod-{n}"))).await.unwrap();
     }
-    // One is new, and one has another pod's name.
+    // One pod is new, and one has the name of a deleted pod.
     for (name, uid) in
         [("new", "00000000-0000-4000-8000-000000000001"), ("pod-5", "00000000-0000-4000-8000-000000000002")]
     {
@@ -174,8 +174,8 @@ async fn cache_equals_api_after_version_expired() {
     assert!(ended.expect("the gap has no end").unwrap().last_gap_ended.is_some());
     assert_eq!((cache.relists(), cache.continuity().gaps), (1, 1), "the version has not expired");
     until_equal(&cluster, &cache).await;
-    let told = changes.changes().await;
-    let (gone, new): (Vec<_>, Vec<_>) = told.iter().partition(|change| change.new.is_none());
-    assert_eq!((gone.len(), new.len()), (6, 2), "{told:?}");
+    let received = changes.changes().await;
+    let (gone, new): (Vec<_>, Vec<_>) = received.iter().partition(|change| change.new.is_none());
+    assert_eq!((gone.len(), new.len()), (6, 2), "{received:?}");
     cluster.shutdown().await;
 }

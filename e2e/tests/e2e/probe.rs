@@ -1,4 +1,4 @@
-//! The probe service as tests see it: its processes, what they say and what they write.
+//! The probe service in tests: its processes, their output and their writes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,18 +25,18 @@ pub const LEASE: &str = "haulout-probe";
 /// Long enough for a busy machine.
 pub const SOON: Duration = Duration::from_secs(30);
 
-/// One write of a probe that took effect.
+/// One successful write of a probe.
 #[derive(Clone, Debug)]
 pub struct Write {
     pub sequence: u64,
     pub identity: String,
-    /// When we saw it.
+    /// When the test received it.
     pub at: Instant,
-    /// An outage of the API server made the watch begin anew: there may be others before it.
+    /// Whether the watch restarted because of an outage: writes before this one may be missing.
     after_gap: bool,
 }
 
-/// A namespace in which probes run, and everything they have written there.
+/// A namespace in which probes run, and everything that they wrote there.
 pub struct Probes {
     handle: Handle,
     pub namespace: String,
@@ -54,12 +54,12 @@ impl Probes {
         Self { handle: handle.clone(), namespace: namespace.to_owned(), history, watching }
     }
 
-    /// Starts a probe; its identity, which is also in its user agent, is unique to this namespace.
+    /// Starts a probe. Its identity, which is also in its user agent, is unique in this namespace.
     pub fn start(&self, name: &str, lease_seconds: u64) -> Probe {
         self.start_with(&self.handle.kubeconfig, name, lease_seconds)
     }
 
-    /// Starts a probe with rights of its own.
+    /// Starts a probe with its own permissions.
     pub fn start_with(&self, kubeconfig: &Path, name: &str, lease_seconds: u64) -> Probe {
         let identity = format!("{}-{name}", self.namespace);
         let log = self.handle.logs.join(format!("{identity}.log"));
@@ -75,7 +75,7 @@ impl Probes {
         Probe { process, identity, log }
     }
 
-    /// All writes so far, none missing but for outages.
+    /// All writes so far. None is missing, except during outages.
     pub fn history(&self) -> Vec<Write> {
         let history = self.history.borrow().clone();
         let mut before = 0;
@@ -96,13 +96,13 @@ impl Probes {
         self.history()
     }
 
-    /// Waits for this many more writes, whoever makes them.
+    /// Waits for this many more writes, by any probe.
     pub async fn more(&self, count: usize) -> Vec<Write> {
         let enough = self.history.borrow().len() + count;
         self.until(&format!("there are {count} more writes"), |history| history.len() >= enough).await
     }
 
-    /// Waits for the first write of this probe after so many writes.
+    /// Waits for the first write of this probe after this many writes.
     pub async fn first_of(&self, probe: &Probe, after: usize) -> Vec<Write> {
         let what = format!("{} writes", probe.identity);
         self.until(&what, |history| history.iter().skip(after).any(|write| write.identity == probe.identity))
@@ -134,13 +134,13 @@ async fn record(maps: Api<ConfigMap>, history: watch::Sender<Vec<Write>>) {
         let (map, after_gap) = match events.try_next().await {
             Ok(Some(Event::Apply(map))) => (map, false),
             Ok(Some(Event::InitApply(map))) => (map, true),
-            // An outage of the API server may be what the test is about.
+            // The test may have caused an outage of the API server.
             _ => continue,
         };
         let (data, at) = (map.data.unwrap_or_default(), Instant::now());
         let (sequence, identity) = (data["sequence"].parse().unwrap(), data["identity"].clone());
         history.send_modify(|history| {
-            // A watch that begins anew shows the present state once more.
+            // A restarted watch delivers the current state again.
             if history.last().is_none_or(|last| last.sequence != sequence) {
                 history.push(Write { sequence, identity, at, after_gap });
             }
@@ -156,37 +156,37 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// What it has printed.
+    /// The lines that it printed.
     pub fn lines(&self) -> Vec<String> {
         fs::read_to_string(&self.log).unwrap().lines().map(Into::into).collect()
     }
 
-    /// How often it has printed a line that contains this.
+    /// How many of its lines contain this text.
     pub fn said(&self, text: &str) -> usize {
         self.lines().iter().filter(|line| line.contains(text)).count()
     }
 
-    /// What its user agent begins with.
+    /// The prefix of its user agent.
     pub fn agent(&self) -> String {
         format!("haulout-probe/{}", self.identity)
     }
 
-    /// How often it has begun to lead.
+    /// How many times it has started to lead.
     pub fn terms(&self) -> usize {
-        self.lines().iter().filter(|line| *line == "leads").count()
+        self.lines().iter().filter(|line| *line == "probe: started leading").count()
     }
 
-    /// How often it has tried to act, with success or without.
+    /// How many times it has tried to write, successfully or not.
     pub fn acts(&self) -> usize {
         self.said("wrote ") + self.said("failed: ")
     }
 
-    /// The sequences that it was told were written.
+    /// The numbers whose writes were confirmed.
     pub fn wrote(&self) -> Vec<u64> {
         self.lines().iter().filter_map(|line| line.strip_prefix("wrote ")?.parse().ok()).collect()
     }
 
-    /// Waits until it has said this so many times.
+    /// Waits until it has printed this text this many times.
     pub async fn until_said(&self, text: &str, count: usize) {
         let what = format!("{} has said {text:?} {count} times", self.identity);
         wait::eventually(&what, SOON, async || Ok((self.said(text) >= count).then_some(()))).await.unwrap();

@@ -1,5 +1,5 @@
-//! Haulout as people run it: the chart and the images that `cargo xtask dist` makes, as pods on real nodes. These tests
-//! take minutes, and are skipped on machines that cannot run a node.
+//! Haulout as users run it: the chart and the images of `cargo xtask dist`, as pods on real nodes. These tests take
+//! minutes, and are skipped on machines that cannot run a node.
 
 mod installation;
 
@@ -23,10 +23,10 @@ use crate::support::xtask;
 
 /// Long enough for a busy machine with real containers.
 const SOON: Duration = Duration::from_secs(180);
-/// Keeps pods that do not ask for it away from nodes that would only pretend to run them.
-const PRETENDED: &str = "haulout.test/pretended";
+/// A taint that keeps pods without a toleration away from simulated nodes.
+const SIMULATED: &str = "haulout.test/simulated";
 
-/// What `cargo xtask dist` makes, in a folder of its own.
+/// The output of `cargo xtask dist`, in its own folder.
 struct Distribution {
     folder: tempfile::TempDir,
 }
@@ -47,8 +47,8 @@ impl Distribution {
     }
 }
 
-/// Whether this machine can run a node; says so where it cannot, for those who count tests.
-fn possible() -> bool {
+/// Whether this machine can run a node. Prints a line if not, so that skipped tests can be counted.
+fn can_run_nodes() -> bool {
     let missing = real_node::missing();
     if let Some(reason) = &missing {
         println!("{SKIPPED}{reason}");
@@ -56,23 +56,23 @@ fn possible() -> bool {
     missing.is_none()
 }
 
-/// Two real nodes and two pretended ones, with Haulout installed from its own images.
-struct World {
+/// Two real nodes and two simulated ones, with Haulout installed from the built images.
+struct TestEnv {
     client: Client,
     cluster: Cluster,
 }
 
-impl World {
+impl TestEnv {
     async fn boot(images: Vec<PathBuf>) -> Self {
         let builder = Cluster::builder().name("real").taint_eviction(false).real_nodes(2).images(images);
         let cluster = builder.boot().await.unwrap();
         let client = cluster.client().await.unwrap();
-        let world = Self { client, cluster };
-        for name in ["pretended-1", "pretended-2"] {
-            let node = objects::node(name).taint(PRETENDED, "", "NoSchedule").build();
-            world.nodes().create(&PostParams::default(), &node).await.unwrap();
+        let env = Self { client, cluster };
+        for name in ["simulated-1", "simulated-2"] {
+            let node = objects::node(name).taint(SIMULATED, "", "NoSchedule").build();
+            env.nodes().create(&PostParams::default(), &node).await.unwrap();
         }
-        world
+        env
     }
 
     fn nodes(&self) -> Api<Node> {
@@ -91,11 +91,11 @@ impl World {
         let output = self.cluster.helm(args).await.unwrap();
         match output.success() {
             Ok(text) => text,
-            Err(error) => panic!("helm {}: {error:#}\n{}", args.join(" "), self.look_around().await),
+            Err(error) => panic!("helm {}: {error:#}\n{}", args.join(" "), self.diagnostics().await),
         }
     }
 
-    /// Installs the packaged chart into a namespace that takes nothing but restricted pods.
+    /// Installs the packaged chart into a namespace that accepts only restricted pods.
     async fn install(&self, chart: &Path) {
         let mut namespace = objects::namespace(NAMESPACE);
         let enforce = ("pod-security.kubernetes.io/enforce".to_owned(), "restricted".to_owned());
@@ -107,8 +107,8 @@ impl World {
         self.helm(&[install.as_slice(), &values].concat()).await;
     }
 
-    /// What somebody would look at who wonders why something does not come up.
-    async fn look_around(&self) -> String {
+    /// The state of the cluster, to debug why something does not start.
+    async fn diagnostics(&self) -> String {
         let mut story = String::new();
         for args in [
             ["get", "pods,nodes,events", "--all-namespaces", "--output=wide"].as_slice(),
@@ -130,7 +130,7 @@ impl World {
     async fn explained<T>(&self, result: anyhow::Result<T>) -> T {
         match result {
             Ok(value) => value,
-            Err(error) => panic!("{error:#}\n{}", self.look_around().await),
+            Err(error) => panic!("{error:#}\n{}", self.diagnostics().await),
         }
     }
 
@@ -162,7 +162,7 @@ impl World {
         self.maintenances().delete(name, &DeleteParams::default()).await.unwrap();
     }
 
-    /// Waits until all Deployments of a namespace have what they want, and no pod is left of what was before.
+    /// Waits until all Deployments of a namespace are available, and no old pod is left.
     async fn until_available(&self, namespace: &str) -> Vec<Deployment> {
         let available = |deployments: &[Deployment]| {
             deployments.iter().all(|deployment| {
@@ -177,8 +177,8 @@ impl World {
         self.explained(wait::all(deployments, all, "are available", SOON, available).await).await
     }
 
-    /// Where the pods of a namespace are that have not finished: those count as gone.
-    async fn places(&self, namespace: &str) -> BTreeSet<String> {
+    /// The nodes of a namespace's pods, without pods that have finished.
+    async fn nodes_with_pods(&self, namespace: &str) -> BTreeSet<String> {
         let unfinished = ListParams::default().fields("status.phase!=Succeeded,status.phase!=Failed");
         let pods = self.pods(namespace).list(&unfinished).await.unwrap();
         pods.items.into_iter().filter_map(|pod| pod.spec?.node_name).collect()

@@ -1,5 +1,5 @@
-//! The life of a service, on the example of one that has nothing to decide: what it says when it cannot
-//! start, what it shows while it runs, how it ends.
+//! The lifecycle of a service, with the probe as example: its errors when it cannot start, its endpoints while it
+//! runs, and how it stops.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -49,9 +49,9 @@ impl Probe {
         wait.await.unwrap_or_else(|error| panic!("{error:#}\n{}", self.text()));
     }
 
-    /// Where it listens, from its log.
+    /// The address on which it listens, from its log.
     async fn address(&self) -> String {
-        wait::eventually("the service says where it listens", SOON, async || {
+        wait::eventually("the service logs its address", SOON, async || {
             let text = self.text();
             let line = text.lines().find(|line| line.contains("\"listening\":"));
             let line = line.and_then(|line| serde_json::from_str::<serde_json::Value>(line).ok());
@@ -78,15 +78,15 @@ impl Probe {
 async fn namespace(cluster: &Handle, name: &str) {
     let api: Api<Namespace> = Api::all(cluster.client().await.unwrap());
     api.create(&PostParams::default(), &objects::namespace(name)).await.unwrap();
-    // Something to publish events on.
+    // An object to publish events on.
     let maps: Api<k8s_openapi::api::core::v1::ConfigMap> =
         Api::namespaced(cluster.client().await.unwrap(), name);
     wait::present(maps, "kube-root-ca.crt", "exists", SOON, |_| true).await.unwrap();
 }
 
-/// Ends by itself; the one line that it said.
-async fn refusal(probe: Probe) -> String {
-    let status = tokio::time::timeout(SOON, probe.process.exited()).await.expect("it ends by itself");
+/// Waits until the service exits. Returns its only line.
+async fn rejection(probe: Probe) -> String {
+    let status = tokio::time::timeout(SOON, probe.process.exited()).await.expect("the service exits");
     assert_eq!(status.code(), Some(1), "{}", probe.text());
     let text = probe.text();
     assert_eq!(text.lines().count(), 1, "{text}");
@@ -115,15 +115,15 @@ async fn missing_permission_is_named_in_one_line() {
         cluster.kubectl(&[args, &["-n", "service-rights"]].concat()).await.unwrap().success().unwrap();
     }
     let config = cluster.service_account_kubeconfig("service-rights", "probe").await.unwrap();
-    // The rights come into force some moments after they were given; all but the one that is missing.
-    let expected = "haulout-probe: this service may not update leases in coordination.k8s.io in namespace service-rights \
+    // New permissions apply a little later, all except the missing one.
+    let expected = "haulout-probe: missing permissions: update leases in coordination.k8s.io in namespace service-rights \
                     named haulout-probe: \
-                    its ClusterRole or Role lacks that, and the chart's has it";
+                    grant them in the ClusterRole or Role of this service, as the chart does";
     let mut said = String::new();
     for _ in 0..10 {
         let log = cluster.logs.join("service-service-rights.log");
         let _ = std::fs::remove_file(log);
-        said = refusal(Probe::start(&cluster, "service-rights", &config, &[])).await;
+        said = rejection(Probe::start(&cluster, "service-rights", &config, &[])).await;
         if said == expected {
             break;
         }
@@ -140,14 +140,14 @@ async fn unreachable_cluster_is_reported_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config");
     std::fs::write(&file, config.replace(&cluster.server, &nobody)).unwrap();
-    let said = refusal(Probe::start(&cluster, "service-nobody", &file, &[])).await;
+    let said = rejection(Probe::start(&cluster, "service-nobody", &file, &[])).await;
     assert!(
-        said.starts_with(&format!("haulout-probe: cannot reach the API server at {nobody}/: ")),
+        said.starts_with(&format!("haulout-probe: failed to reach the API server at {nobody}/: ")),
         "{said}"
     );
 }
 
-/// The first process of a container is not even killed by a signal that it does not handle.
+/// The kernel does not even kill the first process of a container for a signal that it does not handle.
 #[tokio::test]
 async fn service_stops_while_the_api_server_hangs() {
     let cluster = shared().await;
@@ -167,11 +167,11 @@ async fn service_stops_while_the_api_server_hangs() {
 #[tokio::test]
 async fn missing_kinds_are_reported_in_one_line() {
     let bare = Cluster::builder().name("bare").scheduler(false).kwok(false).boot().await.unwrap();
-    let said = refusal(Probe::start(&bare, "default", &bare.kubeconfig, &[])).await;
+    let said = rejection(Probe::start(&bare, "default", &bare.kubeconfig, &[])).await;
     assert_eq!(
         said,
-        "haulout-probe: the API server does not serve evacuations.evacuation.coordination.k8s.io v1alpha1: install the custom \
-         resource definitions, `helm upgrade --install` with crds.install=true does so"
+        "haulout-probe: the API server does not serve evacuations.evacuation.coordination.k8s.io v1alpha1: install the CRDs, \
+         for example with `helm upgrade --install` and crds.install=true"
     );
     bare.shutdown().await;
 }
@@ -181,8 +181,8 @@ async fn service_serves_health_and_metrics_and_stops() {
     let cluster = shared().await;
     namespace(&cluster, "service-health").await;
     let probe = Probe::start(&cluster, "service-health", &cluster.kubeconfig, &[]);
-    probe.says("leads").await;
-    probe.says("worked on early").await;
+    probe.says("probe: started leading").await;
+    probe.says("probe: reconciled early").await;
     assert!(probe.ask("GET /livez", "").await.starts_with("HTTP/1.1 200 OK"));
     let ready = probe.ask("GET /readyz", "").await;
     assert!(ready.starts_with("HTTP/1.1 200 OK"), "{ready}");
@@ -206,23 +206,23 @@ async fn service_serves_health_and_metrics_and_stops() {
     let position = |what: &str| {
         text.lines().position(|line| line.contains(what)).unwrap_or_else(|| panic!("no {what} in {text}"))
     };
-    assert!(position("shutting down") < position("ends"), "{text}");
+    assert!(position("shutting down") < position("probe: exiting"), "{text}");
 }
 
-/// A leader whose watch has died would look alive and do nothing.
+/// A leader with a dead watch would look alive and do nothing.
 #[tokio::test]
 async fn panic_in_a_background_task_ends_the_service() {
     let cluster = shared().await;
     namespace(&cluster, "service-panic").await;
     let probe = Probe::start(&cluster, "service-panic", &cluster.kubeconfig, &["--panic-on", "straw"]);
-    probe.says("worked on early").await;
+    probe.says("probe: reconciled early").await;
     let create = ["create", "configmap", "straw", "-n", "service-panic"];
     cluster.kubectl(&create).await.unwrap().success().unwrap();
-    let status = tokio::time::timeout(SOON, probe.process.exited()).await.expect("it ends by itself");
+    let status = tokio::time::timeout(SOON, probe.process.exited()).await.expect("the service exits");
     let text = probe.text();
     assert_eq!(status.code(), Some(101), "{text}");
     let said = text.lines().find(|line| line.contains("background task panicked, ending the service"));
-    assert!(said.is_some_and(|line| line.contains("ConfigMap straw was too much for it")), "{text}");
+    assert!(said.is_some_and(|line| line.contains("panicking on ConfigMap straw")), "{text}");
 }
 
 #[tokio::test]
@@ -231,9 +231,9 @@ async fn burst_of_equal_events_costs_few_writes() {
     namespace(&cluster, "service-events").await;
     let mark = cluster.requests_mark().unwrap();
     let probe = Probe::start(&cluster, "service-events", &cluster.kubeconfig, &["--events", "1000"]);
-    probe.says("leads").await;
+    probe.says("probe: started leading").await;
     let events: Api<Event> = Api::namespaced(cluster.client().await.unwrap(), "service-events");
-    let counted = wait::eventually("the series counts all of them", SOON, async || {
+    let counted = wait::eventually("the event series counts all events", SOON, async || {
         let list = events.list(&ListParams::default()).await?;
         let found = list.items.into_iter().find(|event| event.reason.as_deref() == Some("Probed"));
         Ok(found.filter(|event| event.series.as_ref().is_some_and(|series| series.count == 1000)))
@@ -251,9 +251,9 @@ async fn key_due_in_an_hour_waits_without_cost() {
     let cluster = shared().await;
     namespace(&cluster, "service-clock").await;
     let probe = Probe::start(&cluster, "service-clock", &cluster.kubeconfig, &["--wake-after", "3600"]);
-    probe.says("worked on early").await;
+    probe.says("probe: reconciled early").await;
     probe.ask("POST /shift-clock", "3000").await;
     assert!(!probe.text().contains("sleeper"), "ten minutes are left");
     probe.ask("POST /shift-clock", "3601").await;
-    probe.says("worked on sleeper").await;
+    probe.says("probe: reconciled sleeper").await;
 }

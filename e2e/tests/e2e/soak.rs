@@ -1,5 +1,5 @@
-//! Rounds of the fault campaigns of `cargo xtask soak`: one small round where that is quick, more and larger ones with
-//! `--full`. A failure says how to repeat its round.
+//! Rounds of the fault campaigns of `cargo xtask soak`: one small round if that is quick, more and larger ones with
+//! `--full`. A failure prints how to repeat its round.
 
 use std::rc::Rc;
 
@@ -8,12 +8,12 @@ use haulout_e2e::soak::{CAMPAIGNS, Campaign, Round};
 
 use crate::support::xtask;
 
-/// How many rounds run at once, each with a cluster of its own: most of the time, a round waits.
+/// How many rounds run at the same time, each with its own cluster: a round mostly waits.
 const AT_ONCE: usize = 2;
 
 async fn rounds(count: u64, name: &str, interfere: bool, full: bool) {
     let wanted = |campaign: &&Campaign| campaign.name == name && campaign.interfere == interfere;
-    let campaign = CAMPAIGNS.iter().find(wanted).expect("there is such a campaign");
+    let campaign = CAMPAIGNS.iter().find(wanted).expect("the campaign exists");
     let round = async |seed: u64| {
         println!("round with seed {seed}");
         let progress = Rc::new(|text: &str| println!("{text}"));

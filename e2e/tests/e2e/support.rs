@@ -1,4 +1,4 @@
-//! What several tests need.
+//! Helpers for several tests.
 
 use std::ops::Deref;
 use std::panic::AssertUnwindSafe;
@@ -12,7 +12,7 @@ use haulout_e2e::{Cluster, Handle};
 pub enum Shared {
     /// Booted by xtask.
     Attached(Handle),
-    /// Booted for this test alone, because it was not started by xtask.
+    /// Booted for this test only, because the test was not started by xtask.
     Owned(Cluster),
 }
 
@@ -27,7 +27,7 @@ impl Deref for Shared {
     }
 }
 
-/// The shared cluster. Tests in it keep to names and namespaces of their own.
+/// The shared cluster. Tests use their own names and namespaces in it.
 pub async fn shared() -> Shared {
     if let Some(handle) = Handle::from_env(Handle::ENV).unwrap() {
         return Shared::Attached(handle);
@@ -37,7 +37,7 @@ pub async fn shared() -> Shared {
     Shared::Owned(cluster)
 }
 
-/// The program under test where a test is about the commands themselves.
+/// The xtask binary, for tests of its commands.
 pub fn xtask() -> std::path::PathBuf {
     let path =
         std::env::var_os(haulout_e2e::service::XTASK_ENV).expect("run this test with `cargo xtask e2e`");
@@ -45,25 +45,25 @@ pub fn xtask() -> std::path::PathBuf {
 }
 
 /// A scenario with its name.
-type Scenario<'a> = (&'static str, LocalBoxFuture<'a, ()>);
+type NamedScenario<'a> = (&'static str, LocalBoxFuture<'a, ()>);
 
-/// Runs scenarios that do not disturb each other at the same time, so that one cluster is enough for them. Each runs
-/// to its end, and those that fail are named.
-pub async fn all_at_once(scenarios: Vec<Scenario<'_>>) {
+/// Runs independent scenarios at the same time, so that they share one cluster. All run to their end, and the failed
+/// ones are reported.
+pub async fn all_at_once(scenarios: Vec<NamedScenario<'_>>) {
     let failed: Vec<_> = join_all(scenarios.into_iter().map(run)).await.into_iter().flatten().collect();
     assert!(failed.is_empty(), "these failed: {}", failed.join(", "));
 }
 
-/// Runs scenarios one after the other, up to the first that fails.
-pub async fn one_by_one(scenarios: Vec<Scenario<'_>>) {
+/// Runs scenarios one after the other, up to the first failure.
+pub async fn one_by_one(scenarios: Vec<NamedScenario<'_>>) {
     for scenario in scenarios {
         let failed = run(scenario).await;
         assert!(failed.is_none(), "{failed:?} failed");
     }
 }
 
-/// The name if it fails.
-async fn run((name, scenario): Scenario<'_>) -> Option<&'static str> {
+/// Returns the name if the scenario fails.
+async fn run((name, scenario): NamedScenario<'_>) -> Option<&'static str> {
     let begun = Instant::now();
     let failed = AssertUnwindSafe(scenario).catch_unwind().await.is_err();
     let verdict = if failed { "FAILED" } else { "ok" };

@@ -1,5 +1,5 @@
-//! The Tiltfile, evaluated by the interpreter that Tilt has too, with built-ins that note what they are asked for.
-//! What it would build and deploy fits together, and the API server takes it.
+//! Evaluates the Tiltfile with the same interpreter as Tilt, and with built-ins that record their calls. The images
+//! and objects match, and the API server accepts the objects.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ fn root() -> PathBuf {
     crate::chart::chart().ancestors().nth(2).unwrap().into()
 }
 
-/// What the Tiltfile asks Tilt for in this context.
+/// The calls of the Tiltfile in this context.
 async fn evaluate(cluster: &Handle, context: &str) -> Vec<Value> {
     let folder = tempfile::tempdir().unwrap();
     let starlark = haulout_e2e::tools::ensure_more(|_| ()).unwrap().path("starlark");
     let tiltfile = std::fs::read_to_string(root().join("Tiltfile")).unwrap();
     let mut rendered = "[]".to_owned();
-    // Once to learn the values that it asks Helm for, and once with what Helm makes of them.
+    // Once to get the values that it passes to Helm, and once with Helm's output.
     loop {
         let text = format!(
             "CONTEXT = {}\nRENDERED = {}\n{}\n{tiltfile}\nprint(json.encode(_calls))\n",
@@ -43,7 +43,7 @@ async fn evaluate(cluster: &Handle, context: &str) -> Vec<Value> {
         let values: Vec<String> = serde_json::from_value(helm["set"].clone()).unwrap();
         let mut args = vec!["template", "haulout", &path, "--namespace", helm["namespace"].as_str().unwrap()];
         args.extend(values.iter().flat_map(|value| ["--set", value]));
-        // Tilt leaves tests of Helm out.
+        // Tilt skips Helm tests.
         args.push("--skip-tests");
         rendered = json!(documents(&crate::chart::helm(cluster, &args).await)).to_string();
     }
@@ -74,7 +74,7 @@ async fn tiltfile_builds_and_deploys_valid_objects() {
     for container in containers {
         assert_eq!(
             container["securityContext"]["readOnlyRootFilesystem"], false,
-            "else nothing can be put into it"
+            "otherwise live updates are not possible"
         );
     }
     let compile =
@@ -93,7 +93,7 @@ async fn tiltfile_builds_and_deploys_valid_objects() {
     let attached: BTreeSet<_> = resources.iter().map(|one| one["workload"].to_string()).collect();
     assert_eq!(names, attached);
     let ports: BTreeSet<_> = resources.iter().map(|one| one["port_forwards"].to_string()).collect();
-    assert_eq!(ports.len(), 4, "each has a port of its own");
+    assert_eq!(ports.len(), 4, "each service has its own port");
 
     let objects = arguments(&calls, "k8s_yaml");
     let list =
@@ -101,11 +101,11 @@ async fn tiltfile_builds_and_deploys_valid_objects() {
     let dry =
         ["apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-f", "-"];
     cluster.kubectl_with(&dry, &list).await.unwrap().success().unwrap();
-    press_the_buttons(&cluster, &calls).await;
+    run_button_commands(&cluster, &calls).await;
 }
 
-/// Without any effect: they find a node, and all else is a dry run.
-async fn press_the_buttons(cluster: &Handle, calls: &[Value]) {
+/// Runs the commands of the buttons without effect: they find a node, and the rest is a dry run.
+async fn run_button_commands(cluster: &Handle, calls: &[Value]) {
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "tilt-1"}}).to_string();
     cluster.kubectl_with(&["create", "-f", "-"], &node).await.unwrap().success().unwrap();
     let kubectl = cluster.tools.kubectl().display().to_string();
@@ -140,7 +140,7 @@ async fn press_the_buttons(cluster: &Handle, calls: &[Value]) {
 async fn tiltfile_runs_services_locally_for_the_demo() {
     let cluster = shared().await;
     let config = std::fs::read_to_string(&cluster.kubeconfig).unwrap();
-    assert!(config.contains("current-context: haulout"), "the Tiltfile knows it by that name");
+    assert!(config.contains("current-context: haulout"), "the Tiltfile expects this context");
     let calls = evaluate(&cluster, "haulout").await;
     assert_eq!(arguments(&calls, "docker_build").len(), 0);
     let deployments = deployments(&calls);
@@ -151,7 +151,7 @@ async fn tiltfile_runs_services_locally_for_the_demo() {
     let serving: Vec<_> = serving.filter(|command| !command.is_empty()).collect();
     assert_eq!(serving.len(), 3);
     for command in serving {
-        // Beside kube-controller-manager, which already makes pods leave tainted nodes.
+        // Not together with kube-controller-manager, which already deletes pods from tainted nodes.
         assert_eq!(command.contains("--dry-run"), command.contains("taint-manager"), "{command}");
     }
 }

@@ -1,8 +1,9 @@
-//! What the API server itself refuses, with no webhook of ours about: every limit of the schema and
-//! every CEL rule, each with its good twin. The tables of the kinds are in the files below.
+//! What the API server itself rejects, without our webhook: every limit of the schema and every CEL rule, each with a
+//! valid counterpart. The tables per kind are in the modules.
 //!
-//! Before 1.35 the API server puts the type of the value between `Invalid value: ` and the message of a CEL rule. So
-//! [`Case::refused_at`] compares the field and our own words, which the causes of a status hold apart.
+//! Before 1.35, the API server puts the type of the value between `Invalid value: ` and the message of a CEL rule.
+//! Therefore, [`Case::rejected_at`] compares the field and our own message, which are separate in the causes of a
+//! status.
 
 mod drain_rule;
 mod evacuation;
@@ -12,26 +13,26 @@ use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams
 use kube::core::{ApiResource, Status};
 use serde_json::Value;
 
-/// One row: an object, optionally a change to it, and what the API server must say.
+/// One row: an object, optionally a change to it, and the expected answer of the API server.
 struct Case {
     what: &'static str,
     object: Value,
     change: Change,
     /// `None` if it has to be accepted.
-    refused: Option<Refusal>,
+    rejected: Option<Rejection>,
 }
 
-/// What the API server must say against an object.
+/// The expected rejection.
 #[derive(Debug)]
-struct Refusal {
+struct Rejection {
     /// The field with the invalid value; `None` if the message names it or it does not matter.
     field: Option<&'static str>,
     /// Part of the message.
     message: &'static str,
 }
 
-impl Refusal {
-    /// Whether this is the API server's answer.
+impl Rejection {
+    /// Whether the answer of the API server matches.
     fn fits(&self, status: &Status) -> bool {
         let invalid = status.code == 422 && status.reason == "Invalid";
         let message_fits = match self.field {
@@ -53,48 +54,49 @@ enum Change {
     None,
     /// A merge patch of the object.
     Object(Value),
-    /// Merge patches of the status subresource, one after the other; the last one is judged.
+    /// Merge patches of the status subresource, one after the other; the last one is checked.
     Status(Vec<Value>),
 }
 
 impl Case {
     fn create(what: &'static str, object: Value) -> Self {
-        Self { what, object, change: Change::None, refused: None }
+        Self { what, object, change: Change::None, rejected: None }
     }
 
     fn update(what: &'static str, object: Value, patch: Value) -> Self {
-        Self { what, object, change: Change::Object(patch), refused: None }
+        Self { what, object, change: Change::Object(patch), rejected: None }
     }
 
     fn status<const N: usize>(what: &'static str, object: Value, patches: [Value; N]) -> Self {
-        Self { what, object, change: Change::Status(patches.into()), refused: None }
+        Self { what, object, change: Change::Status(patches.into()), rejected: None }
     }
 
-    fn refused(mut self, message: &'static str) -> Self {
-        self.refused = Some(Refusal { field: None, message });
+    fn rejected(mut self, message: &'static str) -> Self {
+        self.rejected = Some(Rejection { field: None, message });
         self
     }
 
-    fn refused_at(mut self, field: &'static str, message: &'static str) -> Self {
-        self.refused = Some(Refusal { field: Some(field), message });
+    fn rejected_at(mut self, field: &'static str, message: &'static str) -> Self {
+        self.rejected = Some(Rejection { field: Some(field), message });
         self
     }
 }
 
-/// Puts every case before the API server and reports all that came out otherwise. Objects without a name
-/// get one with this prefix.
-async fn judge(api: &Api<DynamicObject>, resource: &ApiResource, prefix: &str, cases: Vec<Case>) {
+/// Sends every case to the API server and reports all unexpected answers. Objects without a name get one with this
+/// prefix.
+async fn check_cases(api: &Api<DynamicObject>, resource: &ApiResource, prefix: &str, cases: Vec<Case>) {
     let mut wrong = Vec::new();
     let count = cases.len();
     for (index, case) in cases.into_iter().enumerate() {
         let answer = attempt(api, resource, &format!("{prefix}-{index}"), &case).await;
-        let fits = match (&answer, &case.refused) {
+        let fits = match (&answer, &case.rejected) {
             (Ok(()), None) => true,
-            (Err(status), Some(refusal)) => refusal.fits(status),
+            (Err(status), Some(rejection)) => rejection.fits(status),
             _ => false,
         };
         if !fits {
-            let expected = case.refused.map_or("to be accepted".into(), |refusal| format!("{refusal:?}"));
+            let expected =
+                case.rejected.map_or("to be accepted".into(), |rejection| format!("{rejection:?}"));
             let answer: String = format!("{answer:?}").chars().take(4000).collect();
             wrong.push(format!("{}\n  expected {expected}\n  got {answer}", case.what));
         }
@@ -102,7 +104,7 @@ async fn judge(api: &Api<DynamicObject>, resource: &ApiResource, prefix: &str, c
     assert!(wrong.is_empty(), "{} of {count} cases:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Creates, changes and removes the object; the answer to the request that the case is about.
+/// Creates, changes and deletes the object. Returns the answer to the request under test.
 async fn attempt(
     api: &Api<DynamicObject>,
     resource: &ApiResource,
@@ -115,28 +117,30 @@ async fn attempt(
     if object.metadata.name.is_none() && object.metadata.generate_name.is_none() {
         object.metadata.name = Some(name.into());
     }
-    let refusal = |error: kube::Error| match error {
+    let rejection = |error: kube::Error| match error {
         kube::Error::Api(status) => status,
         other => panic!("{}: no answer from the API server: {other}", case.what),
     };
-    let created = api.create(&PostParams::default(), &object).await.map_err(refusal);
+    let created = api.create(&PostParams::default(), &object).await.map_err(rejection);
     let created = match (&case.change, created) {
-        (Change::None, Err(refusal)) => return Err(refusal),
-        (_, created) => created.unwrap_or_else(|refusal| panic!("{}: creating it: {refusal:?}", case.what)),
+        (Change::None, Err(rejection)) => return Err(rejection),
+        (_, created) => {
+            created.unwrap_or_else(|rejection| panic!("{}: creating it: {rejection:?}", case.what))
+        }
     };
     let name = created.metadata.name.as_deref().unwrap();
     let params = PatchParams::default();
     let answer = match &case.change {
         Change::None => Ok(()),
         Change::Object(patch) => {
-            api.patch(name, &params, &Patch::Merge(patch)).await.map(|_| ()).map_err(refusal)
+            api.patch(name, &params, &Patch::Merge(patch)).await.map(|_| ()).map_err(rejection)
         }
         Change::Status(patches) => {
-            let (judged, earlier) = patches.split_last().unwrap();
+            let (last, earlier) = patches.split_last().unwrap();
             for patch in earlier {
                 api.patch_status(name, &params, &Patch::Merge(patch)).await.unwrap();
             }
-            api.patch_status(name, &params, &Patch::Merge(judged)).await.map(|_| ()).map_err(refusal)
+            api.patch_status(name, &params, &Patch::Merge(last)).await.map(|_| ()).map_err(rejection)
         }
     };
     api.delete(name, &DeleteParams::default()).await.unwrap();

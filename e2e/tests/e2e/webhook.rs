@@ -1,5 +1,5 @@
-//! The admission webhook as a server that API servers depend on: trusted through every renewal, replaceable, harmless
-//! when it is down, and indifferent to garbage. What it decides is tested elsewhere.
+//! The admission webhook as a server: trusted through every certificate renewal, replaceable, harmless when it is
+//! down, and robust against invalid requests. Its decisions are tested elsewhere.
 
 mod availability;
 mod certificates;
@@ -14,15 +14,15 @@ use kube::Api;
 use kube::api::PostParams;
 use serde_json::json;
 
-/// For what takes moments.
+/// For everything that should take moments.
 const SOON: Duration = Duration::from_secs(60);
 
-/// A cluster of its own, because others could not write to our kinds while the webhook is down.
+/// A separate cluster, because other tests could not write our kinds while the webhook is down.
 async fn cluster(name: &str) -> Cluster {
     Cluster::builder().name(name).scheduler(false).kwok(false).boot().await.unwrap()
 }
 
-/// Asks the API server to create a maintenance without keeping it: two calls of the webhook.
+/// Creates a maintenance with a dry run: two calls of the webhook.
 async fn ask(api: &Api<NodeMaintenance>) -> kube::Result<()> {
     let maintenance: NodeMaintenance = serde_json::from_value(json!({
         "metadata": {"name": "rack-7"},

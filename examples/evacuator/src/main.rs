@@ -1,5 +1,5 @@
-//! An evacuator to copy. It registers on pods, waits until it is active for one of them, does its work (here: it pretends to
-//! copy data in small steps), reports progress, and completes.
+//! A sample evacuator. It registers on pods, waits until it is active for one of them, does its work (here it pretends
+//! to copy data in small steps), reports progress, and completes.
 
 use std::collections::HashSet;
 use std::pin::pin;
@@ -44,7 +44,7 @@ struct Args {
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    // It fails only if a provider is installed already.
+    // This fails only if a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (args, client) = (Args::parse(), Client::try_default().await?);
     tokio::try_join!(register(&args, &client), serve(&args, &client))?;
@@ -64,7 +64,7 @@ async fn register(args: &Args, client: &Client) -> Result<()> {
         if pod.annotations().get(&key) == Some(&value) || pod.metadata.deletion_timestamp.is_some() {
             continue;
         }
-        // With the UID, so that a new pod with the same name is not patched.
+        // The UID ensures that a new pod with the same name is not patched.
         let patch = Patch::Merge(json!({"metadata": {"uid": pod.uid(), "annotations": {&key: &value}}}));
         if let Err(error) = pods.patch(&pod.name_any(), &PatchParams::default(), &patch).await {
             eprintln!("failed to annotate pod {}: {error}", pod.name_any());

@@ -1,5 +1,5 @@
-//! Which questions the rules ask of the API server, what becomes of them when it fails, and that no object
-//! whatever makes them panic. The API server is a function here: this is about calls, not about Kubernetes.
+//! Tests of the requests that the rules send to the API server, of their failures, and that no object makes the rules
+//! panic. The API server is a fake.
 
 use std::convert::Infallible;
 use std::sync::Mutex;
@@ -19,26 +19,26 @@ use crate::metrics::Metrics;
 const UID: &str = "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11";
 const BUDGET: Duration = Duration::from_secs(5);
 
-/// What the pretended API server was asked: paths of reads, and what access reviews were about.
+/// Requests that the fake API server received: paths of reads, and attributes of access reviews.
 #[derive(Clone, Default)]
-struct Asked(Arc<Mutex<Vec<String>>>);
+struct Calls(Arc<Mutex<Vec<String>>>);
 
-impl Asked {
-    fn push(&self, question: String) {
-        self.0.lock().unwrap().push(question);
+impl Calls {
+    fn push(&self, call: String) {
+        self.0.lock().unwrap().push(call);
     }
 
     fn take(&self) -> Vec<String> {
-        let mut asked = std::mem::take(&mut *self.0.lock().unwrap());
-        asked.sort();
-        asked
+        let mut calls = std::mem::take(&mut *self.0.lock().unwrap());
+        calls.sort();
+        calls
     }
 }
 
-/// Rules beside an API server that has one pod, no nodes, and answers access reviews like this.
-fn rules(review: impl Fn(&Value) -> Option<bool> + Clone + Send + Sync + 'static) -> (Rules, Asked) {
-    let asked = Asked::default();
-    let shared = asked.clone();
+/// Rules with an API server that has one pod, no nodes, and answers access reviews with `review`.
+fn rules(review: impl Fn(&Value) -> Option<bool> + Clone + Send + Sync + 'static) -> (AdmissionRules, Calls) {
+    let calls = Calls::default();
+    let shared = calls.clone();
     let (context, _) = testing::recorded(move |call| match call.path.as_str() {
         "/apis/authorization.k8s.io/v1/subjectaccessreviews" => {
             let mut object = call.body.clone();
@@ -61,16 +61,21 @@ fn rules(review: impl Fn(&Value) -> Option<bool> + Clone + Send + Sync + 'static
         evacuation_controller_user: "controller".into(),
         served_evacuator_classes: vec!["deployment.apps.k8s.io".into()],
     };
-    (beside(&context, &args), asked)
+    (rules_with(&context, &args), calls)
 }
 
-/// Rules beside the API server of this service.
-fn beside(context: &Context, args: &RuleArgs) -> Rules {
+/// Rules with the API server of this context.
+fn rules_with(context: &Context, args: &RuleArgs) -> AdmissionRules {
     let (mut term, metrics) = (Term::new(context), Metrics::new(&context.metrics));
     let caches = Caches::start(context, &mut term, metrics.clone());
-    // Its watches end with the test.
+    // The watches end with the test.
     std::mem::forget(term);
-    Rules::new(caches, ApiServer::new(context.clients.direct.clone(), metrics), context.clock.clone(), args)
+    AdmissionRules::new(
+        caches,
+        ApiServer::new(context.clients.direct.clone(), metrics),
+        context.clock.clone(),
+        args,
+    )
 }
 
 /// Such as `ann: delete pods shop web-1`.
@@ -117,33 +122,33 @@ fn maintenance(nodes: &[&str]) -> Value {
     })
 }
 
-async fn create(rules: &Rules, hook: Hook, object: &Value) -> Verdict {
+async fn create(rules: &AdmissionRules, hook: Hook, object: &Value) -> Verdict {
     rules.admit(hook, request("CREATE", object, &Value::Null), BUDGET).await
 }
 
-fn refusal(verdict: Verdict) -> (u16, String) {
+fn denial(verdict: Verdict) -> (u16, String) {
     assert!(!verdict.violations.is_empty(), "allowed");
     let status = verdict.status();
     (status.code, status.message)
 }
 
 #[tokio::test]
-async fn one_broad_answer_serves_every_pod() {
-    let (rules, asked) = rules(|spec| Some(spec["resourceAttributes"]["verb"] == "delete"));
+async fn one_cluster_wide_review_covers_every_pod() {
+    let (rules, calls) = rules(|spec| Some(spec["resourceAttributes"]["verb"] == "delete"));
     for _ in 0..3 {
         let answer = create(&rules, Hook::ValidateEvacuations, &evacuation("web-1")).await;
         assert_eq!(answer, Verdict::default());
     }
     let pod = "/api/v1/namespaces/shop/pods/web-1";
-    assert_eq!(asked.take(), [pod, pod, pod, "ann: create pods/eviction", "ann: delete pods"]);
+    assert_eq!(calls.take(), [pod, pod, pod, "ann: create pods/eviction", "ann: delete pods"]);
 }
 
 #[tokio::test]
-async fn questions_get_narrower_and_a_refusal_names_pod_and_verbs() {
-    let (rules, asked) = rules(|_| Some(false));
+async fn access_reviews_narrow_and_denial_names_pod_and_verbs() {
+    let (rules, calls) = rules(|_| Some(false));
     let answer = create(&rules, Hook::ValidateEvacuations, &evacuation("web-1")).await;
     assert_eq!(
-        asked.take(),
+        calls.take(),
         [
             "ann: create pods/eviction",
             "ann: create pods/eviction shop",
@@ -153,25 +158,25 @@ async fn questions_get_narrower_and_a_refusal_names_pod_and_verbs() {
             "ann: delete pods shop web-1",
         ]
     );
-    let (code, message) = refusal(answer);
+    let (code, message) = denial(answer);
     assert_eq!(code, 403);
     assert_eq!(
         message,
-        "user \"ann\" may neither delete pod web-1 in namespace shop nor evict it, and may therefore not create its \
-         Evacuation: ask for the verb delete on pods, or create on pods/eviction"
+        "user \"ann\" may not create the Evacuation of pod web-1 in namespace shop: this requires permission to \
+         delete the pod (verb delete on pods) or to evict it (verb create on pods/eviction)"
     );
 }
 
 #[tokio::test]
-async fn a_right_on_one_pod_is_enough_for_it() {
+async fn permission_on_one_pod_is_enough_for_that_pod() {
     let only = |spec: &Value| Some(spec["resourceAttributes"]["name"] == "web-1");
     let (rules, _) = rules(only);
     assert_eq!(create(&rules, Hook::ValidateEvacuations, &evacuation("web-1")).await, Verdict::default());
-    assert_eq!(refusal(create(&rules, Hook::ValidateEvacuations, &evacuation("web-2")).await).0, 403);
+    assert_eq!(denial(create(&rules, Hook::ValidateEvacuations, &evacuation("web-2")).await).0, 403);
 }
 
 #[tokio::test]
-async fn the_requester_is_asked_about_with_groups_uid_and_extras() {
+async fn access_review_has_groups_uid_and_extra_of_the_user() {
     let full = |spec: &Value| {
         Some(
             spec["groups"] == json!(["red", "blue"])
@@ -184,59 +189,59 @@ async fn the_requester_is_asked_about_with_groups_uid_and_extras() {
 }
 
 #[tokio::test]
-async fn nodes_that_may_not_be_deleted_are_named() {
-    let (rules, asked) = rules(|spec| Some(spec["resourceAttributes"]["name"] == "n1"));
+async fn denial_names_nodes_that_may_not_be_deleted() {
+    let (rules, calls) = rules(|spec| Some(spec["resourceAttributes"]["name"] == "n1"));
     let hook = Hook::ValidateNodeMaintenances;
-    let (code, message) = refusal(create(&rules, hook, &maintenance(&["n1", "n2", "n3"])).await);
+    let (code, message) = denial(create(&rules, hook, &maintenance(&["n1", "n2", "n3"])).await);
     assert_eq!(code, 403);
-    assert!(message.starts_with("user \"ann\" may not delete nodes n2, n3, and"), "{message}");
+    assert!(message.starts_with("user \"ann\" may not delete nodes n2, n3, as"), "{message}");
     assert_eq!(
-        asked.take(),
+        calls.take(),
         ["ann: delete nodes", "ann: delete nodes n1", "ann: delete nodes n2", "ann: delete nodes n3"]
     );
     assert_eq!(create(&rules, hook, &maintenance(&["n1"])).await.violations, []);
-    assert_eq!(asked.take(), [""; 0], "the answers are still known");
+    assert_eq!(calls.take(), [""; 0], "the answers are cached");
 
     let mut by_label = maintenance(&[]);
     by_label["spec"]["nodeSelector"] =
         json!({"nodeSelectorTerms": [{"matchExpressions": [{"key": "x", "operator": "Exists"}]}]});
-    let (code, message) = refusal(create(&rules, hook, &by_label).await);
+    let (code, message) = denial(create(&rules, hook, &by_label).await);
     assert_eq!(code, 403);
-    assert!(message.starts_with("user \"ann\" may not delete all nodes, which"), "{message}");
-    assert_eq!(asked.take(), [""; 0]);
+    assert!(message.starts_with("user \"ann\" may not delete all nodes, as"), "{message}");
+    assert_eq!(calls.take(), [""; 0]);
 }
 
 #[tokio::test]
-async fn changes_and_deletions_need_rights_on_what_is_there() {
+async fn update_and_delete_need_permission_on_the_old_object() {
     let (rules, _) = rules(|_| Some(false));
     for (hook, object) in [
         (Hook::ValidateEvacuations, evacuation("web-1")),
         (Hook::ValidateNodeMaintenances, maintenance(&["n1"])),
     ] {
         for request in [request("UPDATE", &object, &object), request("DELETE", &Value::Null, &object)] {
-            assert_eq!(refusal(rules.admit(hook, request, BUDGET).await).0, 403);
+            assert_eq!(denial(rules.admit(hook, request, BUDGET).await).0, 403);
         }
     }
 }
 
 #[tokio::test]
-async fn what_cannot_be_found_out_is_refused_and_not_remembered() {
-    let (rules, asked) = rules(|_| None);
+async fn failed_access_review_denies_and_is_not_cached() {
+    let (rules, calls) = rules(|_| None);
     for (hook, object) in [
         (Hook::ValidateEvacuations, evacuation("web-1")),
         (Hook::ValidateNodeMaintenances, maintenance(&["n1"])),
     ] {
         for _ in 0..2 {
-            let (code, message) = refusal(create(&rules, hook, &object).await);
+            let (code, message) = denial(create(&rules, hook, &object).await);
             assert_eq!(code, 500);
-            assert!(message.contains("could not tell whether user \"ann\" may delete"), "{message}");
-            assert!(!asked.take().is_empty(), "it is asked again");
+            assert!(message.contains("failed to check whether user \"ann\" may delete"), "{message}");
+            assert!(!calls.take().is_empty(), "failures are not cached");
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_server_that_does_not_answer_is_given_the_budget() {
+async fn unresponsive_api_server_times_out_within_the_budget() {
     let client = Client::new(
         tower::service_fn(async |_: http::Request<Body>| {
             std::future::pending::<Result<http::Response<Body>, Infallible>>().await
@@ -247,9 +252,9 @@ async fn an_api_server_that_does_not_answer_is_given_the_budget() {
         clients: Clients { retrying: client.clone(), direct: client.clone(), lease: client },
         ..testing::context(|_| None)
     };
-    let rules = beside(&context, &RuleArgs::default());
+    let rules = rules_with(&context, &RuleArgs::default());
     for hook in [Hook::MutateEvacuations, Hook::ValidateEvacuations] {
-        let (code, message) = refusal(create(&rules, hook, &evacuation("web-1")).await);
+        let (code, message) = denial(create(&rules, hook, &evacuation("web-1")).await);
         assert_eq!((code, message.contains("within 4500 ms: try again")), (504, true), "{message}");
     }
     let node = json!({"metadata": {"name": "n"}});
@@ -258,24 +263,24 @@ async fn an_api_server_that_does_not_answer_is_given_the_budget() {
     assert_eq!(
         rules.admit(Hook::ValidateNodes, cordon, BUDGET).await,
         Verdict::default(),
-        "nodes do not wait for us"
+        "changes to nodes are not delayed"
     );
 }
 
 #[tokio::test]
-async fn a_name_that_is_none_never_becomes_part_of_a_url() {
-    let (rules, asked) = rules(|_| Some(true));
+async fn invalid_pod_name_never_becomes_part_of_a_url() {
+    let (rules, calls) = rules(|_| Some(true));
     for name in ["../../nodes/n1", "a/b", "a?watch=true", "", ".", "a b", "ä", "%2e%2e"] {
         for hook in [Hook::MutateEvacuations, Hook::ValidateEvacuations] {
             create(&rules, hook, &evacuation(name)).await;
         }
-        let reads: Vec<_> = asked.take().into_iter().filter(|path| path.starts_with('/')).collect();
+        let reads: Vec<_> = calls.take().into_iter().filter(|path| path.starts_with('/')).collect();
         assert_eq!(reads, [""; 0], "{name:?}");
     }
 }
 
 #[tokio::test]
-async fn only_the_evacuation_controller_writes_what_is_its_own() {
+async fn only_the_evacuation_controller_writes_its_fields() {
     let (rules, _) = rules(|_| Some(false));
     let old = evacuation("web-1");
     let mut new = old.clone();
@@ -287,7 +292,7 @@ async fn only_the_evacuation_controller_writes_what_is_its_own() {
         rules.admit(Hook::ValidateEvacuations, request, BUDGET)
     };
     assert_eq!(status("controller").await, Verdict::default());
-    assert_eq!(refusal(status("ann").await).0, 403);
+    assert_eq!(denial(status("ann").await).0, 403);
 }
 
 fn any_json() -> impl Strategy<Value = Value> {
@@ -321,8 +326,8 @@ fn any_json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A good object of the kind, with nonsense in one of its places.
-fn spoilt(good: &Value) -> impl Strategy<Value = Value> + use<> {
+/// A valid object of the kind with one part replaced by arbitrary JSON.
+fn corrupted(good: &Value) -> impl Strategy<Value = Value> + use<> {
     fn places(value: &Value, at: &str, all: &mut Vec<String>) {
         all.push(at.to_owned());
         match value {
@@ -361,20 +366,20 @@ fn any_object() -> impl Strategy<Value = Value> {
         json!([{"podPriority": 1, "podSelector": {"matchLabels": {"a": "b"}}}]);
     prop_oneof![
         any_json(),
-        spoilt(&evacuation),
-        spoilt(&maintenance),
-        spoilt(&rule),
-        spoilt(&pod),
-        spoilt(&node),
+        corrupted(&evacuation),
+        corrupted(&maintenance),
+        corrupted(&rule),
+        corrupted(&pod),
+        corrupted(&node),
     ]
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever arrives at whichever hook: there is an answer, and the same one again.
+    /// Every hook answers every object, and gives the same answer again.
     #[test]
-    fn every_object_gets_an_answer_and_always_the_same(object in any_object(), old in any_object(), status: bool, may: bool) {
+    fn every_object_gets_the_same_answer_twice(object in any_object(), old in any_object(), status: bool, may: bool) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let (rules, _) = rules(move |_| Some(may));

@@ -1,4 +1,4 @@
-//! Our webhook configurations, as far as their `caBundle` goes: watched by name, patched where it differs.
+//! Watches Haulout's webhook configurations by name and keeps their `caBundle` up to date.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -20,16 +20,16 @@ use tokio::sync::Notify;
 
 use crate::args::CertificateArgs;
 
-/// What is trusted through one configuration.
+/// The CA bundles of one configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Configuration {
     resource_version: String,
-    /// By webhook, in its order.
+    /// One per webhook, in order.
     bundles: Vec<Vec<u8>>,
 }
 
 impl Configuration {
-    /// Whether every webhook in it trusts this authority.
+    /// Whether the bundle of every webhook contains this authority.
     pub(super) fn trusts(&self, authority: &[u8]) -> bool {
         self.bundles.iter().all(|bundle| bundle.windows(authority.len()).any(|part| part == authority))
     }
@@ -39,7 +39,7 @@ impl Configuration {
         Self { resource_version: String::new(), bundles }
     }
 
-    /// What has to change so that every webhook trusts exactly this bundle. `None` if nothing does.
+    /// The patch that sets this bundle for every webhook. `None` if nothing changes.
     fn patch(&self, bundle: &[u8]) -> Option<json_patch::Patch> {
         let others = self.bundles.iter().enumerate().filter(|(_, known)| *known != bundle);
         let mut operations: Vec<_> = others
@@ -52,7 +52,7 @@ impl Configuration {
         if operations.is_empty() {
             return None;
         }
-        // Webhooks are patched by their place, which another version may have changed.
+        // The patch addresses webhooks by index, which may differ in another version.
         let path = PointerBuf::from_tokens(["metadata", "resourceVersion"]);
         let test = TestOperation { path, value: json!(self.resource_version) };
         operations.insert(0, PatchOperation::Test(test));
@@ -60,7 +60,7 @@ impl Configuration {
     }
 }
 
-/// The two kinds of configurations.
+/// Implemented by both kinds of webhook configurations.
 trait Webhooks: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static {
     fn clients(&self) -> Vec<&WebhookClientConfig>;
 
@@ -87,12 +87,12 @@ impl Webhooks for ValidatingWebhookConfiguration {
     }
 }
 
-/// The object with this name alone, which is all that our role lets us watch.
+/// Restricts the watch to the object with this name. The role permits nothing else.
 pub(super) fn named<K: Resource<DynamicType = ()>>(source: Source<K>, name: &str) -> Source<K> {
     source.fields(&format!("metadata.name={name}"))
 }
 
-/// Our configurations of one kind, by name.
+/// The watched configurations of one kind, by name.
 struct Watched<K> {
     api: Api<K>,
     stores: BTreeMap<String, Arc<Store<K>>>,
@@ -121,7 +121,7 @@ impl<K: Webhooks> Watched<K> {
         self.stores.iter().filter_map(|(name, store)| Some(store.get(name)?.configuration()))
     }
 
-    async fn trust(&self, bundle: &str) -> kube::Result<bool> {
+    async fn apply_bundle(&self, bundle: &str) -> kube::Result<bool> {
         let mut wrote = false;
         for (name, store) in &self.stores {
             let known = store.get(name).map(|known| known.configuration());
@@ -134,14 +134,14 @@ impl<K: Webhooks> Watched<K> {
     }
 }
 
-/// All our configurations; none where others write their `caBundle`.
+/// All configurations whose `caBundle` this service writes.
 pub(super) struct Configurations {
     mutating: Watched<MutatingWebhookConfiguration>,
     validating: Watched<ValidatingWebhookConfiguration>,
 }
 
 impl Configurations {
-    /// Watches them, and notifies of every change.
+    /// Starts the watches, and notifies `changed` of every change.
     pub(super) fn watch(
         args: &CertificateArgs,
         client: &Client,
@@ -155,19 +155,19 @@ impl Configurations {
         }
     }
 
-    /// Whether all of them have been looked for.
+    /// Whether all watches have synced.
     pub(super) fn is_synced(&self) -> bool {
         self.mutating.is_synced() && self.validating.is_synced()
     }
 
-    /// Those that there are. Through one that is not there nobody calls us.
+    /// The configurations that exist. The API server sends no requests through the others.
     pub(super) fn present(&self) -> Vec<Configuration> {
         self.mutating.present().chain(self.validating.present()).collect()
     }
 
-    /// Puts this bundle into all of them where it is not there yet; returns whether it wrote.
-    pub(super) async fn trust(&self, bundle: &str) -> kube::Result<bool> {
-        Ok(self.mutating.trust(bundle).await? | self.validating.trust(bundle).await?)
+    /// Writes this bundle into all configurations that differ. Returns whether it wrote any.
+    pub(super) async fn apply_bundle(&self, bundle: &str) -> kube::Result<bool> {
+        Ok(self.mutating.apply_bundle(bundle).await? | self.validating.apply_bundle(bundle).await?)
     }
 }
 
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_differs_is_patched_and_only_in_the_known_version() {
+    fn patch_changes_only_differences_and_tests_the_version() {
         assert_eq!(configuration(&[Some("new"), Some("new")]).patch(b"new"), None);
         let patch = configuration(&[Some("new"), None, Some("old")]).patch(b"new").unwrap();
         let expected = json!([
@@ -206,10 +206,10 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_is_trusted_when_every_webhook_has_it() {
+    fn authority_is_trusted_if_every_webhook_has_it() {
         assert!(configuration(&[Some("old+new"), Some("new")]).trusts(b"new"));
         assert!(!configuration(&[Some("old+new"), Some("old")]).trusts(b"new"));
         assert!(!configuration(&[None]).trusts(b"new"));
-        assert!(configuration(&[]).trusts(b"new"), "nobody calls us through it");
+        assert!(configuration(&[]).trusts(b"new"), "it has no webhooks");
     }
 }

@@ -1,96 +1,96 @@
-//! What to do next about our own certificate, from what the Secret and the configurations say and what time it is.
+//! Decides the next step for the self-managed certificate, from the Secret, the webhook configurations and the time.
 //!
-//! A renewal takes four steps, so that every API server trusts what any replica serves at every moment: the new
-//! authority is staged and put into the configurations; once all of them carry it, that is noted; some time
-//! later, when every API server has seen it, the new certificate is served; and when no replica can still
-//! be serving the old one, its authority goes.
+//! A renewal takes four steps, so that every API server trusts every replica at all times. First, the new authority is
+//! staged and written into the webhook configurations. Second, when all configurations contain it, the time is
+//! recorded. Third, after the propagation time, the new certificate is served. Fourth, after the overlap time, when no
+//! replica serves the old certificate, its authority is removed.
 
 use jiff::{SignedDuration, Timestamp};
 
 use super::configurations::Configuration;
 use super::secret::{Contents, Generation};
 
-/// How certificates are to be.
+/// Names, lifetime and timing of certificates.
 #[derive(Clone, Debug)]
 pub(super) struct Policy {
     pub names: Vec<String>,
     pub lifetime: SignedDuration,
-    /// From the moment that all configurations carry an authority until every API server has seen it.
-    pub settle: SignedDuration,
-    /// From the moment that a certificate is to be served until every replica serves it.
+    /// Time from writing an authority into all configurations until every API server has received it.
+    pub propagation: SignedDuration,
+    /// Time from promoting a certificate until every replica serves it.
     pub overlap: SignedDuration,
 }
 
 impl Policy {
-    /// Watches bring news within seconds; a minute and ten are for bad days. Short lives, which tests have,
-    /// get their share.
+    /// Watches usually deliver changes within seconds; one and ten minutes are generous. Short lifetimes, as in tests,
+    /// use a fraction.
     pub(super) fn new(names: Vec<String>, lifetime: SignedDuration) -> Self {
-        let settle = (lifetime / 20).min(SignedDuration::from_mins(1));
+        let propagation = (lifetime / 20).min(SignedDuration::from_mins(1));
         let overlap = (lifetime / 10).min(SignedDuration::from_mins(10));
-        Self { names, lifetime, settle, overlap }
+        Self { names, lifetime, propagation, overlap }
     }
 }
 
 /// A change to the Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Puts back what it was, as we remember it.
+    /// Restores the last good contents.
     Restore,
-    /// A new certificate that is served at once: there is none that could be served meanwhile.
-    Begin,
-    /// A new certificate for these names, to be trusted first.
+    /// Issues a certificate that is served at once, because there is no other one.
+    Create,
+    /// Issues a certificate for these names, which has to be trusted before it is served.
     Stage(Vec<String>),
-    /// Notes that all configurations trust the next one.
-    Trusted,
-    /// Serves the next one.
+    /// Records that all configurations trust the next authority.
+    MarkTrusted,
+    /// Serves the next certificate.
     Promote,
-    /// No longer trusts the one before.
-    Forget,
+    /// Removes the previous authority.
+    DropPrevious,
 }
 
-/// What to do, or when to ask again if nothing changes.
+/// The next step, or when to decide again if nothing changes.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Decision {
     Now(Step),
     At(Timestamp),
 }
 
-/// Decides. `found` is what is in the Secret, if that is there and usable; `remembered` is the last that was good.
+/// Decides the next step. `found` is the content of the Secret, if it exists and is valid. `last_good` is the last
+/// valid content.
 pub(super) fn decide<'a>(
     found: Option<&Contents>,
-    remembered: Option<&Contents>,
+    last_good: Option<&Contents>,
     configurations: impl IntoIterator<Item = &'a Configuration>,
     policy: &Policy,
     now: Timestamp,
 ) -> Decision {
     let Some(store) = found else {
-        let usable = remembered.is_some_and(|store| now < store.current.pair.expires);
-        return Decision::Now(if usable { Step::Restore } else { Step::Begin });
+        let usable = last_good.is_some_and(|store| now < store.current.pair.expires);
+        return Decision::Now(if usable { Step::Restore } else { Step::Create });
     };
     let next = store.next.as_ref().filter(|next| now < next.pair.expires);
     if now >= store.current.pair.expires {
-        // Whoever trusts the next one is served again; those who do not yet were not served anyhow.
-        return Decision::Now(if next.is_some() { Step::Promote } else { Step::Begin });
+        // API servers that trust the next certificate work again. The others failed before, too.
+        return Decision::Now(if next.is_some() { Step::Promote } else { Step::Create });
     }
     if let Some(next) = next {
         let authority = next.issued.authority.as_bytes();
         let all_trust = configurations.into_iter().all(|configuration| configuration.trusts(authority));
-        return match store.next_trusted_since.map(|since| later(since, policy.settle)) {
-            None if all_trust => Decision::Now(Step::Trusted),
-            Some(settled) if now >= settled && all_trust => Decision::Now(Step::Promote),
-            Some(settled) if now < settled => Decision::At(settled),
-            // The change of a configuration is what we wait for, but not beyond the end of the current one.
+        return match store.next_trusted_since.map(|since| later(since, policy.propagation)) {
+            None if all_trust => Decision::Now(Step::MarkTrusted),
+            Some(propagated) if now >= propagated && all_trust => Decision::Now(Step::Promote),
+            Some(propagated) if now < propagated => Decision::At(propagated),
+            // Wait for a configuration to change, but not longer than the current certificate is valid.
             None | Some(_) => Decision::At(store.current.pair.expires),
         };
     }
     if store.previous_authority.is_some() {
         let over = later(store.served_since, policy.overlap);
-        return if now >= over { Decision::Now(Step::Forget) } else { Decision::At(over) };
+        return if now >= over { Decision::Now(Step::DropPrevious) } else { Decision::At(over) };
     }
     let known = &store.current.pair.names;
     if !policy.names.iter().all(|name| known.contains(name)) {
-        // Together with the old names: while an upgrade is under way, old replicas ask for those. The common name is
-        // none of them.
+        // Keep the old names: during an upgrade, old replicas require them. The common name is not one of them.
         let old = known.iter().filter(|name| !policy.names.contains(name) && name.contains(['.', ':']));
         return Decision::Now(Step::Stage(policy.names.iter().chain(old).cloned().collect()));
     }
@@ -98,9 +98,9 @@ pub(super) fn decide<'a>(
     if now >= renewal { Decision::Now(Step::Stage(policy.names.clone())) } else { Decision::At(renewal) }
 }
 
-/// When a third of its life is left. It begins in the past, so that its own life says less than the policy.
+/// When a third of its lifetime is left. Certificates are backdated, so the policy's lifetime is used if it is shorter.
 fn renewal(generation: &Generation, policy: &Policy) -> Timestamp {
-    let own = generation.pair.expires.duration_since(generation.pair.begins);
+    let own = generation.pair.expires.duration_since(generation.pair.not_before);
     generation.pair.expires.saturating_sub(own.min(policy.lifetime) / 3).unwrap_or(Timestamp::MIN)
 }
 

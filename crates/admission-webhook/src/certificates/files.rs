@@ -1,5 +1,6 @@
-//! Somebody else's certificate, read from a folder. The kubelet swaps a symbolic link above the files, so that
-//! a watch on them would go stale: they are read every few seconds, and their content tells whether they are new.
+//! A certificate from a directory that another program maintains. The kubelet updates mounted files by swapping a
+//! symbolic link above them, which a file watch would miss. Therefore the files are read every few seconds and
+//! compared.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,11 +13,11 @@ use tracing::{info, warn};
 use super::CertificateError;
 use super::configurations::Configurations;
 use super::pair::{Pair, expiry};
-use super::served::Served;
+use super::serving::ServingCertificate;
 
-const PAUSE: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What was in the folder.
+/// Contents of the directory.
 #[derive(Clone, PartialEq, Eq)]
 struct Files {
     certificate: Vec<u8>,
@@ -29,52 +30,52 @@ async fn read(dir: &Path) -> Result<Files, CertificateError> {
         let path = dir.join(name);
         tokio::fs::read(&path).await.map_err(|source| CertificateError::File { path, source })
     };
-    // Only --manage-ca-bundle needs it, and cert-manager leaves it out where the issuer has none.
+    // Only --manage-ca-bundle needs ca.crt, and cert-manager omits it if the issuer has none.
     let authority = read("ca.crt").await.ok().and_then(|bytes| String::from_utf8(bytes).ok());
     Ok(Files { certificate: read("tls.crt").await?, key: read("tls.key").await?, authority })
 }
 
-fn serve(dir: &Path, files: &Files, served: &Served) -> Result<(), CertificateError> {
+fn serve(dir: &Path, files: &Files, serving: &ServingCertificate) -> Result<(), CertificateError> {
     let pair = Pair::read(&files.certificate, &files.key)
         .map_err(|source| CertificateError::Pair { dir: dir.into(), source })?;
-    served.set(&pair, files.authority.as_ref().and_then(|text| expiry(text.as_bytes())));
+    serving.set(&pair, files.authority.as_ref().and_then(|text| expiry(text.as_bytes())));
     Ok(())
 }
 
-/// Serves what is in the folder until the service is to end. Only a bad beginning is an error: what is bad later
-/// is told, and the old certificate stays.
+/// Serves the certificate from the directory until the service stops. An invalid certificate is an error only at the
+/// start. Later it is logged, and the previous certificate stays in use.
 pub(super) async fn run(
     dir: PathBuf,
     configurations: Configurations,
     context: &Context,
-    served: &Served,
+    serving: &ServingCertificate,
     changed: Arc<Notify>,
 ) -> Result<(), CertificateError> {
     let mut files = read(&dir).await?;
-    serve(&dir, &files, served)?;
-    let mut tick = tokio::time::Instant::now() + PAUSE;
+    serve(&dir, &files, serving)?;
+    let mut tick = tokio::time::Instant::now() + POLL_INTERVAL;
     loop {
         if let Some(authority) = &files.authority
-            && let Err(error) = configurations.trust(authority).await
+            && let Err(error) = configurations.apply_bundle(authority).await
         {
-            warn!(%error, "putting ca.crt into the webhook configurations");
+            warn!(%error, "failed to write ca.crt into the webhook configurations; retrying");
         }
         tokio::select! {
             () = context.stop.cancelled() => return Ok(()),
             () = changed.notified() => {}
             () = tokio::time::sleep_until(tick) => {
-                tick = tokio::time::Instant::now() + PAUSE;
+                tick = tokio::time::Instant::now() + POLL_INTERVAL;
                 match read(&dir).await {
                     Ok(found) if found != files => {
-                        info!(dir = %dir.display(), "the certificate files have changed");
-                        if let Err(error) = serve(&dir, &found, served) {
-                            warn!(%error, "the old certificate is served on");
+                        info!(dir = %dir.display(), "certificate files changed");
+                        if let Err(error) = serve(&dir, &found, serving) {
+                            warn!(%error, "failed to load the new certificate; keeping the previous one");
                         }
-                        // A bad one is told once, not every few seconds.
+                        // An invalid certificate is logged once, not at every poll.
                         files = found;
                     }
                     Ok(_) => {}
-                    Err(error) => warn!(%error, "the old certificate is served on"),
+                    Err(error) => warn!(%error, "failed to load the new certificate; keeping the previous one"),
                 }
             }
         }

@@ -1,5 +1,4 @@
-//! Makes a certificate, together with an authority that signs nothing else: its key is forgotten at once, so
-//! that there is none to be stolen.
+//! Issues a certificate and its own authority. The authority's key is discarded at once, so it cannot be stolen.
 
 use std::fmt;
 
@@ -10,10 +9,10 @@ use rcgen::{
 };
 use time::OffsetDateTime;
 
-/// The clocks of API servers may be behind ours by this much.
+/// Tolerated clock difference between API servers and this service.
 const BACKDATED: SignedDuration = SignedDuration::from_hours(1);
 
-/// A new certificate, all of it PEM.
+/// A new certificate, in PEM.
 #[derive(Clone, PartialEq)]
 pub(super) struct Issued {
     pub authority: String,
@@ -22,34 +21,34 @@ pub(super) struct Issued {
 }
 
 impl fmt::Debug for Issued {
-    /// Without the key, which belongs into no log.
+    /// Omits the key, which must not be logged.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Issued").field("certificate", &self.certificate).finish_non_exhaustive()
     }
 }
 
-/// Makes a certificate for these names.
+/// Issues a certificate for these names.
 pub(super) fn issue(
     names: &[String],
     lifetime: SignedDuration,
     now: Timestamp,
 ) -> Result<Issued, rcgen::Error> {
-    let prepare = |params: &mut CertificateParams, name: String| {
+    let set_common_fields = |params: &mut CertificateParams, name: String| {
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, name);
         params.not_before = date(now.saturating_sub(BACKDATED).unwrap_or(Timestamp::UNIX_EPOCH));
         params.not_after = date(now.saturating_add(lifetime).unwrap_or(Timestamp::MAX));
     };
     let mut authority = CertificateParams::default();
-    // The old and the new one stand beside each other for a while: verifiers find theirs by name.
-    prepare(&mut authority, format!("haulout-admission-webhook {now} {:08x}", fastrand::u32(..)));
+    // The old and the new authority are in the bundle at the same time. Verifiers find theirs by name.
+    set_common_fields(&mut authority, format!("haulout-admission-webhook {now} {:08x}", fastrand::u32(..)));
     authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     authority.key_usages = vec![KeyUsagePurpose::KeyCertSign];
     let authority_key = KeyPair::generate()?;
     let root = authority.self_signed(&authority_key)?;
 
     let mut serving = CertificateParams::new(names.to_vec())?;
-    prepare(&mut serving, "haulout-admission-webhook".into());
+    set_common_fields(&mut serving, "haulout-admission-webhook".into());
     serving.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     serving.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     serving.use_authority_key_identifier_extension = true;

@@ -1,4 +1,4 @@
-//! A certificate and its key, from PEM to what TLS uses.
+//! Parses a certificate and its key from PEM for rustls.
 
 use std::sync::Arc;
 
@@ -12,37 +12,37 @@ use x509_parser::prelude::{ASN1Time, FromDer as _, X509Certificate};
 
 use crate::server::tls::names_of;
 
-/// Why PEM texts do not make a certificate that can be served.
+/// Why a certificate or key cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PairError {
-    /// There is no certificate.
-    #[error("tls.crt holds no PEM certificate")]
+    /// The file contains no certificate.
+    #[error("tls.crt contains no PEM certificate")]
     NoCertificate,
-    /// The certificate cannot be read.
-    #[error("tls.crt is no valid certificate: {0}")]
+    /// The certificate is invalid.
+    #[error("tls.crt is not a valid certificate: {0}")]
     BadCertificate(String),
-    /// There is no key.
-    #[error("tls.key holds no PEM private key")]
+    /// The file contains no key.
+    #[error("tls.key contains no PEM private key")]
     NoKey,
-    /// The key cannot be read.
-    #[error("tls.key is no usable private key: {0}")]
+    /// The key is invalid.
+    #[error("tls.key is not a usable private key: {0}")]
     BadKey(String),
-    /// They are not of one another.
-    #[error("tls.key is not the key of the certificate in tls.crt")]
+    /// The key does not belong to the certificate.
+    #[error("tls.key does not belong to the certificate in tls.crt")]
     Mismatch,
 }
 
-/// A certificate that can be served.
+/// A certificate and key that can be served.
 #[derive(Clone, Debug)]
 pub(super) struct Pair {
     pub key: Arc<CertifiedKey>,
-    pub begins: Timestamp,
+    pub not_before: Timestamp,
     pub expires: Timestamp,
     pub names: Vec<String>,
 }
 
 impl Pair {
-    /// Reads a chain and a key.
+    /// Parses a certificate chain and a key.
     pub(super) fn read(certificate: &[u8], key: &[u8]) -> Result<Self, PairError> {
         let bad = |error: &dyn std::fmt::Display| PairError::BadCertificate(error.to_string());
         let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate).collect();
@@ -50,7 +50,7 @@ impl Pair {
         let leaf = chain.first().ok_or(PairError::NoCertificate)?;
         let (_, parsed) = X509Certificate::from_der(leaf).map_err(|error| bad(&error))?;
         let time = |time: ASN1Time| Timestamp::from_second(time.timestamp()).map_err(|error| bad(&error));
-        let (begins, expires) = (time(parsed.validity().not_before)?, time(parsed.validity().not_after)?);
+        let (not_before, expires) = (time(parsed.validity().not_before)?, time(parsed.validity().not_after)?);
         let names = names_of(leaf);
         let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| match error {
             pem::Error::NoItemsFound => PairError::NoKey,
@@ -61,11 +61,11 @@ impl Pair {
                 rustls::Error::InconsistentKeys(_) => PairError::Mismatch,
                 other => PairError::BadKey(other.to_string()),
             })?;
-        Ok(Self { key: Arc::new(key), begins, expires, names })
+        Ok(Self { key: Arc::new(key), not_before, expires, names })
     }
 }
 
-/// When the first certificate of this PEM text expires.
+/// Expiry time of the first certificate in this PEM text.
 pub(super) fn expiry(certificates: &[u8]) -> Option<Timestamp> {
     let first = CertificateDer::from_pem_slice(certificates).ok()?;
     let (_, parsed) = X509Certificate::from_der(&first).ok()?;
@@ -78,7 +78,7 @@ mod tests {
     use crate::certificates::issue::issue;
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn errors_name_the_invalid_part() {
         let now = Timestamp::now();
         let issue = || issue(&["a.svc".into(), "127.0.0.1".into()], "24h".parse().unwrap(), now).unwrap();
         let (one, other) = (issue(), issue());
@@ -96,10 +96,14 @@ mod tests {
         assert!(matches!(read(&nonsense, &one.key), Some(PairError::BadCertificate(_))));
 
         let pair = Pair::read(one.certificate.as_bytes(), one.key.as_bytes()).unwrap();
-        assert!(pair.begins < now && now < pair.expires);
+        assert!(pair.not_before < now && now < pair.expires);
         for name in ["a.svc", "127.0.0.1"] {
             assert!(pair.names.iter().any(|known| known == name), "{:?}", pair.names);
         }
-        assert_eq!(expiry(one.authority.as_bytes()), Some(pair.expires), "the authority lasts as long");
+        assert_eq!(
+            expiry(one.authority.as_bytes()),
+            Some(pair.expires),
+            "the authority expires at the same time"
+        );
     }
 }

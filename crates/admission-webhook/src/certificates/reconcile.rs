@@ -1,5 +1,6 @@
-//! Keeps our own certificate: watches the Secret and the configurations, does what `decide` says, and serves what
-//! the Secret holds. Every replica does all of it; whoever comes second finds nothing left to do.
+//! Manages the service's own certificate: watches the Secret and the webhook configurations, takes the steps that
+//! `decide` returns, and serves the certificate from the Secret. Every replica does this. If another replica was first,
+//! nothing is left to do.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,33 +21,33 @@ use super::configurations::{Configurations, named};
 use super::decide::{Decision, Policy, Step, decide};
 use super::issue::issue;
 use super::pair::PairError;
-use super::secret::{Contents, Generation, Unusable};
-use super::served::Served;
+use super::secret::{Contents, Generation, SecretError};
+use super::serving::ServingCertificate;
 use crate::args::CertificateArgs;
 
-/// Wall clocks jump: no matter how far away, a deadline is looked at this often.
-const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
-/// The pauses after failures.
-const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), most: Duration::from_secs(32) };
+/// Wall clocks can jump, so every deadline is checked at least this often.
+const MAX_SLEEP: Duration = Duration::from_secs(3600);
+/// Delays after failures.
+const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(32) };
 
-/// Why a step was not taken.
+/// Why a step failed.
 #[derive(Debug, Error)]
 enum StepError {
-    #[error("making a certificate: {0}")]
+    #[error("failed to issue a certificate: {0}")]
     Issue(#[from] rcgen::Error),
-    #[error("reading back a certificate that we made: {0}")]
+    #[error("failed to parse the issued certificate: {0}")]
     Read(#[from] PairError),
-    #[error("{doing}: {source}")]
-    Api { doing: String, source: Box<kube::Error> },
+    #[error("failed to {action}: {source}")]
+    Api { action: String, source: Box<kube::Error> },
 }
 
 impl StepError {
-    /// Says what the API server was asked for.
-    fn doing(what: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
-        |source| Self::Api { doing: what.into(), source: Box::new(source) }
+    /// Adds what failed.
+    fn failed_to(action: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
+        |source| Self::Api { action: action.into(), source: Box::new(source) }
     }
 
-    /// Whether somebody else has changed the object since we saw it.
+    /// Whether somebody else changed the object at the same time.
     fn is_conflict(&self) -> bool {
         // 409 for a Secret; a patch whose test of the resourceVersion fails is a 422.
         matches!(self, Self::Api { source, .. }
@@ -54,28 +55,28 @@ impl StepError {
     }
 }
 
-/// What keeps the certificate.
+/// Manages the certificate.
 pub(super) struct Manager<'a> {
     secrets: Api<Secret>,
     name: String,
     policy: Policy,
     configurations: Configurations,
     context: &'a Context,
-    served: &'a Served,
+    serving: &'a ServingCertificate,
     secret: Arc<Store<Secret>>,
     changed: Arc<Notify>,
-    /// The last one that was good; its current generation is what we serve.
-    remembered: Option<Contents>,
+    /// The last valid content. Its current generation is served.
+    last_good: Option<Contents>,
 }
 
 impl<'a> Manager<'a> {
-    /// Starts to watch the Secret.
+    /// Starts the watch of the Secret.
     pub(super) fn start(
         args: CertificateArgs,
         configurations: Configurations,
         context: &'a Context,
         term: &mut Term,
-        served: &'a Served,
+        serving: &'a ServingCertificate,
         changed: Arc<Notify>,
     ) -> Self {
         let secret = Arc::new(Store::new(|_| {}, Arc::clone(&changed)));
@@ -87,28 +88,28 @@ impl<'a> Manager<'a> {
             policy: Policy::new(args.serving_names, args.certificate_lifetime),
             configurations,
             context,
-            served,
+            serving,
             secret,
             changed,
-            remembered: None,
+            last_good: None,
         }
     }
 
-    /// Runs until the service is to end.
+    /// Runs until the service stops.
     pub(super) async fn run(&mut self) {
         let mut failures = 0;
         loop {
-            let wait = match self.go_on().await {
+            let wait = match self.reconcile().await {
                 Ok(wait) => {
                     failures = 0;
                     wait
                 }
                 Err(error) => {
-                    // Somebody can be faster once or twice; what goes on is something else.
+                    // Conflicts with other replicas are normal, but not many in a row.
                     if error.is_conflict() && failures < 3 {
-                        debug!(%error, "another replica was faster, and its work is on the way to us");
+                        debug!(%error, "another replica changed the object first, retrying");
                     } else {
-                        warn!(%error, "managing the certificate");
+                        warn!(%error, "failed to manage the serving certificate; retrying");
                     }
                     failures += 1;
                     BACKOFF.delay(failures, fastrand::f64())
@@ -123,67 +124,72 @@ impl<'a> Manager<'a> {
         }
     }
 
-    /// Takes all steps that are due; returns how long nothing will be if nothing changes.
-    async fn go_on(&mut self) -> Result<Duration, StepError> {
+    /// Takes all steps that are due. Returns how long to wait if nothing changes.
+    async fn reconcile(&mut self) -> Result<Duration, StepError> {
         loop {
             if !self.secret.is_synced() || !self.configurations.is_synced() {
-                return Ok(LONGEST_SLEEP);
+                return Ok(MAX_SLEEP);
             }
-            let found = self.look();
+            let found = self.read_secret();
             let now = self.context.clock.now();
             if let Some(contents) = &found {
                 self.serve(contents);
-                let doing = StepError::doing("putting our authority into the webhook configurations");
-                if self.configurations.trust(&contents.bundle()).await.map_err(doing)? {
-                    info!("the webhook configurations trust our authority");
+                let failed = StepError::failed_to("write the CA bundle into the webhook configurations");
+                if self.configurations.apply_bundle(&contents.bundle()).await.map_err(failed)? {
+                    info!("CA bundle written into the webhook configurations");
                 }
             }
             let present = self.configurations.present();
-            let step = match decide(found.as_ref(), self.remembered.as_ref(), &present, &self.policy, now) {
+            let step = match decide(found.as_ref(), self.last_good.as_ref(), &present, &self.policy, now) {
                 Decision::Now(step) => step,
                 Decision::At(time) => {
-                    // A time that has passed is now.
+                    // A time in the past means now.
                     let wait = Duration::try_from(time.duration_since(now)).unwrap_or_default();
-                    return Ok(wait.min(LONGEST_SLEEP));
+                    return Ok(wait.min(MAX_SLEEP));
                 }
             };
-            info!(?step, "certificate");
-            let contents = self.take(&step, found, now)?;
+            info!(?step, "updating the certificate Secret");
+            let contents = self.apply_step(&step, found, now)?;
             self.write(&contents).await?;
         }
     }
 
-    /// What is in the Secret, if that is there and usable.
-    fn look(&self) -> Option<Contents> {
+    /// The content of the Secret, if it exists and is valid.
+    fn read_secret(&self) -> Option<Contents> {
         let read = Contents::read(&*self.secret.get(&self.name)?);
-        let warn = |error: &Unusable| {
-            warn!(%error, secret = self.name, "the Secret of our certificate is unusable and is written anew");
+        let warn = |error: &SecretError| {
+            warn!(%error, secret = self.name, "certificate Secret is invalid, replacing it");
         };
         read.inspect_err(warn).ok()
     }
 
     fn serve(&mut self, contents: &Contents) {
-        if self.remembered.as_ref().is_none_or(|known| known.current != contents.current) {
-            self.served.set(&contents.current.pair, Some(contents.current.pair.expires));
+        if self.last_good.as_ref().is_none_or(|known| known.current != contents.current) {
+            self.serving.set(&contents.current.pair, Some(contents.current.pair.expires));
         }
-        self.remembered = Some(contents.clone());
+        self.last_good = Some(contents.clone());
     }
 
-    fn take(&self, step: &Step, found: Option<Contents>, now: Timestamp) -> Result<Contents, StepError> {
+    fn apply_step(
+        &self,
+        step: &Step,
+        found: Option<Contents>,
+        now: Timestamp,
+    ) -> Result<Contents, StepError> {
         let make = |names: &[String]| -> Result<Generation, StepError> {
             Ok(Generation::new(issue(names, self.policy.lifetime, now)?)?)
         };
-        Ok(match (step, found, &self.remembered) {
-            (Step::Restore, _, Some(remembered)) => remembered.clone(),
+        Ok(match (step, found, &self.last_good) {
+            (Step::Restore, _, Some(last_good)) => last_good.clone(),
             (Step::Stage(names), Some(contents), _) => contents.staged(make(names)?),
-            (Step::Trusted, Some(contents), _) => contents.trusted(now),
+            (Step::MarkTrusted, Some(contents), _) => contents.trusted(now),
             (Step::Promote, Some(contents), _) => contents.promoted(now),
-            (Step::Forget, Some(contents), _) => contents.forgotten(),
-            _ => Contents::begun(make(&self.policy.names)?, now),
+            (Step::DropPrevious, Some(contents), _) => contents.without_previous(),
+            _ => Contents::initial(make(&self.policy.names)?, now),
         })
     }
 
-    /// Creates the Secret, or replaces it in the version that we know.
+    /// Creates the Secret, or replaces the version that was read.
     async fn write(&self, contents: &Contents) -> Result<(), StepError> {
         let known = self.secret.get(&self.name).map(|known| Secret::clone(&known));
         let exists = known.is_some();
@@ -200,11 +206,11 @@ impl<'a> Manager<'a> {
             self.secrets.create(&post, &secret).await
         };
         if matches!(&written, Err(kube::Error::Api(status)) if status.code == 404) {
-            // It was deleted before we took the answer to our own write: the watch has told of both already.
+            // It was deleted before this response was handled, and the watch has delivered both events already.
             self.secret.delete(self.name.as_str().into());
         }
-        let doing = StepError::doing(format!("writing Secret {}/{}", self.context.namespace, self.name));
-        self.secret.put(&self.name, written.map_err(doing)?);
+        let failed = StepError::failed_to(format!("write Secret {}/{}", self.context.namespace, self.name));
+        self.secret.put(&self.name, written.map_err(failed)?);
         Ok(())
     }
 }

@@ -1,5 +1,5 @@
-//! What the Secret holds: the certificate that is served, perhaps the one that will be served next, and the
-//! authority of the one before. Each change is one method; none of them looks at a clock.
+//! The content of the Secret: the current certificate, the next one during a renewal, and the previous authority. Each
+//! change is one method. None of them reads the clock.
 
 use std::collections::BTreeMap;
 
@@ -15,10 +15,10 @@ const SERVED_SINCE: &str = "nodemaintenance.k8s.io/served-since";
 const NEXT_TRUSTED_SINCE: &str = "nodemaintenance.k8s.io/next-trusted-since";
 const PREVIOUS_AUTHORITY: &str = "previous-ca.crt";
 
-/// What the names of the parts of the next generation begin with.
+/// Prefix of the data keys of the next generation.
 const NEXT: &str = "next-";
 
-/// A certificate with its authority.
+/// A certificate and its authority.
 #[derive(Clone, Debug)]
 pub(super) struct Generation {
     pub issued: Issued,
@@ -38,36 +38,36 @@ impl Generation {
     }
 }
 
-/// What the Secret holds.
+/// The content of the Secret.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Contents {
     pub current: Generation,
-    /// Since when the current one is to be served.
+    /// When the current certificate was promoted.
     pub served_since: Timestamp,
-    /// Is trusted first and served later.
+    /// The certificate that replaces the current one when it is trusted everywhere.
     pub next: Option<Generation>,
-    /// Since when every configuration trusts the next one.
+    /// When every configuration contained the next authority.
     pub next_trusted_since: Option<Timestamp>,
-    /// The authority of the one before, which a replica that lags behind may still serve.
+    /// The previous authority. A replica that lags behind may still serve its certificate.
     pub previous_authority: Option<String>,
 }
 
-/// Why a Secret cannot be used.
+/// Why a Secret is invalid.
 #[derive(Debug, Error)]
-pub(super) enum Unusable {
-    #[error("{0} is missing or no text")]
+pub(super) enum SecretError {
+    #[error("{0} is missing or not text")]
     Missing(String),
-    #[error("{0} has no certificate")]
+    #[error("{0} contains no certificate")]
     NoCertificate(String),
-    #[error("the certificate in {0}tls.crt: {1}")]
+    #[error("invalid certificate in {0}tls.crt: {1}")]
     Pair(&'static str, PairError),
-    #[error("the annotation {0} is missing or no time")]
+    #[error("annotation {0} is missing or not a time")]
     Time(&'static str),
 }
 
 impl Contents {
-    /// Served at once: nothing was there before.
-    pub(super) fn begun(current: Generation, now: Timestamp) -> Self {
+    /// The first certificate, served at once.
+    pub(super) fn initial(current: Generation, now: Timestamp) -> Self {
         let served_since = now;
         Self { current, served_since, next: None, next_trusted_since: None, previous_authority: None }
     }
@@ -83,25 +83,25 @@ impl Contents {
     pub(super) fn promoted(self, now: Timestamp) -> Self {
         match self.next {
             Some(next) => {
-                Self { previous_authority: Some(self.current.issued.authority), ..Self::begun(next, now) }
+                Self { previous_authority: Some(self.current.issued.authority), ..Self::initial(next, now) }
             }
             None => self,
         }
     }
 
-    pub(super) fn forgotten(self) -> Self {
+    pub(super) fn without_previous(self) -> Self {
         Self { previous_authority: None, ..self }
     }
 
-    /// What is to be trusted, oldest first, so that a promotion changes nothing in it.
+    /// The CA bundle, oldest first, so that a promotion does not change it.
     pub(super) fn bundle(&self) -> String {
         let next = self.next.as_ref().map(|next| &next.issued.authority);
         let all = self.previous_authority.iter().chain([&self.current.issued.authority]).chain(next);
         all.map(String::as_str).collect()
     }
 
-    /// Reads a Secret.
-    pub(super) fn read(secret: &Secret) -> Result<Self, Unusable> {
+    /// Parses a Secret.
+    pub(super) fn read(secret: &Secret) -> Result<Self, SecretError> {
         let text = |key: &str| {
             let bytes = secret.data.as_ref()?.get(key)?;
             String::from_utf8(bytes.0.clone()).ok()
@@ -109,28 +109,29 @@ impl Contents {
         let generation = |prefix: &'static str| {
             let part = |name: &str| {
                 let key = format!("{prefix}{name}");
-                text(&key).ok_or(Unusable::Missing(key))
+                text(&key).ok_or(SecretError::Missing(key))
             };
             let issued =
                 Issued { authority: part("ca.crt")?, certificate: part("tls.crt")?, key: part("tls.key")? };
             if expiry(issued.authority.as_bytes()).is_none() {
-                return Err(Unusable::NoCertificate(format!("{prefix}ca.crt")));
+                return Err(SecretError::NoCertificate(format!("{prefix}ca.crt")));
             }
-            Generation::new(issued).map_err(|source| Unusable::Pair(prefix, source))
+            Generation::new(issued).map_err(|source| SecretError::Pair(prefix, source))
         };
         let annotation = |key: &str| secret.metadata.annotations.as_ref()?.get(key);
         let time = |key: &str| annotation(key).map(|text| text.parse()).transpose();
         let has_next = secret.data.as_ref().is_some_and(|data| data.contains_key("next-tls.crt"));
         Ok(Self {
             current: generation("")?,
-            served_since: time(SERVED_SINCE).ok().flatten().ok_or(Unusable::Time(SERVED_SINCE))?,
+            served_since: time(SERVED_SINCE).ok().flatten().ok_or(SecretError::Time(SERVED_SINCE))?,
             next: has_next.then(|| generation(NEXT)).transpose()?,
-            next_trusted_since: time(NEXT_TRUSTED_SINCE).map_err(|_| Unusable::Time(NEXT_TRUSTED_SINCE))?,
+            next_trusted_since: time(NEXT_TRUSTED_SINCE)
+                .map_err(|_| SecretError::Time(NEXT_TRUSTED_SINCE))?,
             previous_authority: text(PREVIOUS_AUTHORITY),
         })
     }
 
-    /// Writes into a Secret, leaving alone what is not ours.
+    /// Writes into a Secret and keeps other data.
     pub(super) fn write(&self, secret: &mut Secret) {
         let data = secret.data.get_or_insert_default();
         put(data, PREVIOUS_AUTHORITY, self.previous_authority.as_deref());
@@ -167,16 +168,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again_and_foreign_data_stay() {
+    fn contents_round_trip_and_foreign_data_stays() {
         let now: Timestamp = "2026-11-16T05:00:00Z".parse().unwrap();
-        let mut store = Contents::begun(generation(now), now);
+        let mut store = Contents::initial(generation(now), now);
         let mut secret = Secret::default();
         put(secret.data.get_or_insert_default(), "theirs", Some("keep me"));
         let stages: [fn(Contents, Timestamp) -> Contents; 4] = [
             |store, now| store.staged(generation(now)),
             Contents::trusted,
             Contents::promoted,
-            |store, _| store.forgotten(),
+            |store, _| store.without_previous(),
         ];
         for stage in stages {
             store.write(&mut secret);
@@ -185,19 +186,19 @@ mod tests {
         }
         store.write(&mut secret);
         let names: Vec<_> = secret.data.as_ref().unwrap().keys().map(String::as_str).collect();
-        assert_eq!(names, ["ca.crt", "theirs", "tls.crt", "tls.key"], "nothing of the renewal is left");
+        assert_eq!(names, ["ca.crt", "theirs", "tls.crt", "tls.key"], "nothing of the renewal remains");
         assert_eq!(secret.metadata.annotations.unwrap().len(), 1);
     }
 
     #[test]
-    fn a_damaged_secret_says_what_is_wrong() {
+    fn error_names_the_damaged_part_of_the_secret() {
         let now = Timestamp::now();
         let whole = |store: &Contents| {
             let mut secret = Secret::default();
             store.write(&mut secret);
             secret
         };
-        let store = Contents::begun(generation(now), now).staged(generation(now));
+        let store = Contents::initial(generation(now), now).staged(generation(now));
         let broken = |key: &str, text: Option<&str>| {
             let mut secret = whole(&store);
             put(secret.data.as_mut().unwrap(), key, text);
@@ -205,17 +206,18 @@ mod tests {
         };
         assert_eq!(
             Contents::read(&Secret::default()).unwrap_err().to_string(),
-            "ca.crt is missing or no text"
+            "ca.crt is missing or not text"
         );
-        assert_eq!(broken("tls.key", None), "tls.key is missing or no text");
+        assert_eq!(broken("tls.key", None), "tls.key is missing or not text");
         for nonsense in ["", "garbage"] {
-            assert_eq!(broken("ca.crt", Some(nonsense)), "ca.crt has no certificate");
-            assert_eq!(broken("next-ca.crt", Some(nonsense)), "next-ca.crt has no certificate");
+            assert_eq!(broken("ca.crt", Some(nonsense)), "ca.crt contains no certificate");
+            assert_eq!(broken("next-ca.crt", Some(nonsense)), "next-ca.crt contains no certificate");
         }
         let other = generation(now).issued.key;
-        let mismatch = "the certificate in tls.crt: tls.key is not the key of the certificate in tls.crt";
+        let mismatch =
+            "invalid certificate in tls.crt: tls.key does not belong to the certificate in tls.crt";
         assert_eq!(broken("tls.key", Some(&other)), mismatch);
-        assert!(broken("next-tls.crt", Some("x")).starts_with("the certificate in next-tls.crt: "));
+        assert!(broken("next-tls.crt", Some("x")).starts_with("invalid certificate in next-tls.crt: "));
         let mut secret = whole(&store);
         secret.metadata.annotations.as_mut().unwrap().insert(SERVED_SINCE.into(), "long ago".into());
         assert!(Contents::read(&secret).unwrap_err().to_string().contains(SERVED_SINCE));

@@ -1,5 +1,5 @@
-//! DrainRules: selectors that can be read, an order only where it means something, and a warning for a rule that
-//! another one hides or that waits for pods which nobody waits for.
+//! Validates DrainRules: selectors, and an order only with behavior Drain. Warns if another rule shadows the new one,
+//! or if it waits for pods that a drain never waits for.
 
 use haulout_api_types::drain_rule::{DrainBehavior, DrainRule};
 use haulout_api_types::drain_rules::DrainRules;
@@ -8,12 +8,12 @@ use haulout_api_types::selector::LabelMatcher;
 
 use super::{Cause, Verdict};
 
-/// Judges a new or changed rule beside those that there are.
-pub fn judge<'a>(new: &'a DrainRule, rules: impl IntoIterator<Item = &'a DrainRule>) -> Verdict {
+/// Validates a new or changed rule, given the existing rules.
+pub fn validate<'a>(new: &'a DrainRule, rules: impl IntoIterator<Item = &'a DrainRule>) -> Verdict {
     let mut verdict = Verdict::default();
     let spec = &new.spec;
     if spec.drain.order.is_some() && spec.drain.behavior != DrainBehavior::Drain {
-        verdict.refuse(
+        verdict.deny(
             Cause::Order,
             "spec.drain.order: can only be set with behavior Drain: remove it or change the behavior",
         );
@@ -26,7 +26,7 @@ pub fn judge<'a>(new: &'a DrainRule, rules: impl IntoIterator<Item = &'a DrainRu
     });
     for (path, selector) in nodes.chain(pods) {
         if let Err(error) = LabelMatcher::from_optional(selector) {
-            verdict.refuse(Cause::Selector, format!("{path}.{error}"));
+            verdict.deny(Cause::Selector, format!("{path}.{error}"));
         }
     }
     if spec.drain.behavior == DrainBehavior::WaitCompleted {
@@ -45,7 +45,7 @@ pub fn judge<'a>(new: &'a DrainRule, rules: impl IntoIterator<Item = &'a DrainRu
     if let Some(earlier) = all.shadowing(name) {
         verdict.warn(format!(
             "DrainRule {name} never applies: {earlier} comes before it in alphabetical order and matches every pod \
-             that it matches; give it a name that sorts before {earlier}, or narrow that one"
+             that it matches; give it a name that sorts before {earlier}, or make {earlier} match fewer pods"
         ));
     }
     verdict
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_is_wrong_with_a_rule_is_told() {
+    fn all_violations_of_a_rule_are_listed() {
         let bad = |operator: &str| json!({"matchExpressions": [{"key": "a", "operator": operator}]});
         let new = rule(
             "r",
@@ -75,7 +75,7 @@ mod tests {
                 "pods": [{"selector": bad("is"), "namespaceSelector": bad("NotIn")}]
             }),
         );
-        let verdict = judge(&new, []);
+        let verdict = validate(&new, []);
         let messages: Vec<_> =
             verdict.violations.iter().map(|violation| violation.message.as_str()).collect();
         assert_eq!(
@@ -89,15 +89,15 @@ mod tests {
         );
         let good =
             rule("r", json!({"drain": {"behavior": "Drain", "order": 3}, "nodes": [{"selector": {}}]}));
-        assert_eq!(judge(&good, []), Verdict::default());
+        assert_eq!(validate(&good, []), Verdict::default());
     }
 
     #[test]
-    fn waiting_for_other_pods_than_default_ones_is_warned_of() {
+    fn wait_completed_for_other_pod_types_warns() {
         let warned = |behavior: &str, types: &[&str]| {
             let spec =
                 json!({"drain": {"behavior": behavior}, "pods": [{"selector": {}}, {"podTypes": types}]});
-            judge(&rule("r", spec), []).warnings
+            validate(&rule("r", spec), []).warnings
         };
         for types in [&["DaemonSet"][..], &["Default", "Static"]] {
             let warnings = warned("WaitCompleted", types);
@@ -108,18 +108,18 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_an_earlier_one_hides_is_warned_of() {
+    fn shadowed_rule_warns() {
         let web =
             json!({"drain": {"behavior": "Skip"}, "pods": [{"selector": {"matchLabels": {"app": "web"}}}]});
         let all = json!({"drain": {"behavior": "Drain"}});
         let there = [rule("b-all", all.clone()), rule("c-web", web.clone())];
-        let warned = |name: &str, spec: &Value| judge(&rule(name, spec.clone()), &there).warnings;
+        let warned = |name: &str, spec: &Value| validate(&rule(name, spec.clone()), &there).warnings;
         let warnings = warned("c-web", &web);
         assert!(
             warnings[0].starts_with("DrainRule c-web never applies: b-all comes before it"),
             "{warnings:?}"
         );
         assert_eq!(warned("a-web", &web), [""; 0]);
-        assert_eq!(warned("b-all", &web), [""; 0], "its own earlier state does not count");
+        assert_eq!(warned("b-all", &web), [""; 0], "its own old version is ignored");
     }
 }

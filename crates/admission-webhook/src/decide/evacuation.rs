@@ -1,5 +1,5 @@
-//! Evacuations: what a new one is given from its pod, and who may write, change and remove one. What CEL can say
-//! (the name, immutability, the counter) stands in the definition and has been judged before us.
+//! Sets defaults for Evacuations and validates who may create, change and delete them. CEL rules in the CRD check the
+//! name, immutability and the counter before the webhook is called.
 
 use std::collections::BTreeSet;
 
@@ -13,26 +13,26 @@ use serde_json::{Value, json};
 
 use super::{Cause, Verdict, listed};
 
-/// How many maintenances a warning names.
-const NAMED: usize = 3;
+/// How many maintenances a warning names at most.
+const MAX_LISTED_MAINTENANCES: usize = 3;
 
-/// Fills in what a new Evacuation leaves open, from its pod if that was found. A status is refused here, because
-/// the API server drops it before anybody else can see it.
-pub fn prepare(new: &Evacuation, pod: Option<&ObjectMeta>, served: &BTreeSet<String>) -> Verdict {
+/// Sets the defaults of a new Evacuation from its pod, if the pod was found. A status is rejected here, because the API
+/// server drops it before the validating webhook.
+pub fn set_defaults(new: &Evacuation, pod: Option<&ObjectMeta>, served: &BTreeSet<String>) -> Verdict {
     let mut verdict = Verdict::default();
     if let Some(status) = &new.status {
         if status.active_evacuator_class.as_deref().is_some_and(|class| !class.is_empty()) {
-            verdict.refuse(
+            verdict.deny(
                 Cause::Status,
-                "status.activeEvacuatorClass: must be empty in a new Evacuation, the evacuation controller \
-                 chooses the first evacuator: remove it",
+                "status.activeEvacuatorClass: must be empty in a new Evacuation, because the evacuation controller \
+                 selects the first evacuator: remove it",
             );
         }
         if status.evacuation_cancellation_policy != CancellationPolicy::Allow {
-            verdict.refuse(
+            verdict.deny(
                 Cause::Status,
-                "status.evacuationCancellationPolicy: must be Allow or absent in a new Evacuation, an evacuator \
-                 sets it once it is in charge: remove it",
+                "status.evacuationCancellationPolicy: must be Allow or absent in a new Evacuation, because only an \
+                 active evacuator may set it: remove it",
             );
         }
     }
@@ -50,8 +50,8 @@ pub fn prepare(new: &Evacuation, pod: Option<&ObjectMeta>, served: &BTreeSet<Str
     verdict
 }
 
-/// Judges a new Evacuation by the pod that has its pod's name now.
-pub fn judge_new(
+/// Validates a new Evacuation against the pod that currently has the name of its pod.
+pub fn validate_new(
     new: &Evacuation,
     namespace: &str,
     pod: Option<&ObjectMeta>,
@@ -60,15 +60,15 @@ pub fn judge_new(
     let wanted = &new.spec.pod_ref;
     let Some(pod) = pod else {
         let message = format!("spec.podRef.name: there is no pod {} in namespace {namespace}", wanted.name);
-        return Verdict::refused(Cause::Pod, message);
+        return Verdict::denied(Cause::Pod, message);
     };
     if pod.uid.as_ref() != Some(&wanted.uid) {
         let message = format!(
-            "spec.podRef.uid: pod {} in namespace {namespace} has another UID: the pod with UID {} is gone, and \
-             this one has to be evacuated under its own",
+            "spec.podRef.uid: pod {} in namespace {namespace} has another UID: the pod with UID {} is gone; to \
+             evacuate the new pod, use its UID",
             wanted.name, wanted.uid
         );
-        return Verdict::refused(Cause::Pod, message);
+        return Verdict::denied(Cause::Pod, message);
     }
     let mut verdict = Verdict::default();
     let (resolved, ignored) = evacuators::resolve(pod, served);
@@ -83,12 +83,13 @@ pub fn judge_new(
             all => all.iter().map(describe).collect::<Vec<_>>().join(", "),
         };
         let message = format!(
-            "spec.evacuators: must be those of pod {}, which are {}, and not {}: leave it out and it is filled in",
+            "spec.evacuators: must match the evacuators of pod {}: expected {}, got {}; omit the field to use the \
+             pod's",
             wanted.name,
             described(&resolved),
             described(&given)
         );
-        verdict.refuse(Cause::Evacuators, message);
+        verdict.deny(Cause::Evacuators, message);
     }
     verdict
 }
@@ -97,15 +98,15 @@ fn describe(evacuator: &haulout_api_types::evacuation::Evacuator) -> String {
     format!("{} ({})", evacuator.evacuator_class, evacuator.annotation().1)
 }
 
-/// Judges a change of the status. Whoever may write it at all is an evacuator or the evacuation controller, and
-/// only the latter hands over control and counts evictions.
-pub fn judge_status(old: &Evacuation, new: &Evacuation, by_controller: bool, now: Timestamp) -> Verdict {
+/// Validates a status update. Evacuators and the evacuation controller may write the status. Only the controller may
+/// change the active evacuator and the eviction counters.
+pub fn validate_status(old: &Evacuation, new: &Evacuation, by_controller: bool, now: Timestamp) -> Verdict {
     let nothing = EvacuationStatus::default();
     let (old, new) = (old.status.as_ref().unwrap_or(&nothing), new.status.as_ref().unwrap_or(&nothing));
     let mut verdict = Verdict::default();
     if !by_controller {
-        let own = "patch only the fields that are your own";
-        let done = "an evacuator that is done sets status.activeEvacuatorCompleted";
+        let own = "patch only your own fields";
+        let done = "to finish, an evacuator sets status.activeEvacuatorCompleted";
         for (changed, field, instead) in [
             (old.active_evacuator_class != new.active_evacuator_class, "activeEvacuatorClass", done),
             (old.failed_eviction_counter != new.failed_eviction_counter, "failedEvictionCounter", own),
@@ -114,7 +115,7 @@ pub fn judge_status(old: &Evacuation, new: &Evacuation, by_controller: bool, now
             if changed {
                 let message =
                     format!("status.{field}: only the evacuation controller may change it; {instead}");
-                verdict.refuse(Cause::Status, message);
+                verdict.deny(Cause::Status, message);
             }
         }
     }
@@ -124,51 +125,53 @@ pub fn judge_status(old: &Evacuation, new: &Evacuation, by_controller: bool, now
     {
         let ahead = progress.0.duration_since(now).as_secs();
         let message = format!(
-            "status.evacuationProgressTimestamp: {} is {ahead} s in the future, and at most {} s are allowed: set \
-             it to the present time, and check the clock",
+            "status.evacuationProgressTimestamp: {} is {ahead} s in the future, and at most {} s are allowed: set it \
+             to the current time, and check the clock",
             progress.0,
             MAX_AHEAD.as_secs()
         );
-        verdict.refuse(Cause::FutureTime, message);
+        verdict.deny(Cause::FutureTime, message);
     }
     verdict
 }
 
-/// Whether removing it depends on its pod.
+/// Whether the evacuation cannot be cancelled while its pod exists.
 pub fn forbids_cancellation(old: &Evacuation) -> bool {
     old.cancellation_policy() == CancellationPolicy::Forbid
 }
 
-/// Whether this change takes the last instigator away from an evacuation that cannot be cancelled while its pod exists.
-pub fn takes_last_instigator(old: &Evacuation, new: &Evacuation) -> bool {
+/// Whether this update removes the last instigator from an evacuation that cannot be cancelled while its pod exists.
+pub fn removes_last_instigator(old: &Evacuation, new: &Evacuation) -> bool {
     forbids_cancellation(old) && old.instigators().next().is_some() && new.instigators().next().is_none()
 }
 
-/// Judges the removal of an Evacuation, or of its last instigator's finalizer, which lets it go once somebody has deleted
-/// it. `pod` has its pod's name now.
-pub fn judge_cancellation(old: &Evacuation, pod: Option<&ObjectMeta>, what: &str) -> Verdict {
+/// Validates the deletion of an Evacuation or the removal of its last instigator finalizer. `pod` currently has the
+/// name of its pod.
+pub fn validate_cancellation(old: &Evacuation, pod: Option<&ObjectMeta>, action: &str) -> Verdict {
     let wanted = &old.spec.pod_ref;
-    if !is_meant(pod, old) || !forbids_cancellation(old) {
+    if !is_referenced_pod(pod, old) || !forbids_cancellation(old) {
         return Verdict::default();
     }
     let evacuator = old.status.as_ref().and_then(|status| status.active_evacuator_class.as_deref());
     let message = format!(
-        "status.evacuationCancellationPolicy: Forbid, so {what} while pod {} exists; it goes by itself once the pod is \
-         gone{}",
+        "status.evacuationCancellationPolicy is Forbid, so {action} while pod {} exists; the Evacuation is deleted \
+         when the pod is gone{}",
         wanted.name,
-        evacuator.map(|class| format!(", ask {class} otherwise")).unwrap_or_default()
+        evacuator
+            .map(|class| format!("; to cancel it earlier, ask the owner of evacuator {class}"))
+            .unwrap_or_default()
     );
-    Verdict::refused(Cause::CancellationForbidden, message)
+    Verdict::denied(Cause::CancellationForbidden, message)
 }
 
-/// Whether this is the pod that the Evacuation is about, and not one that has got its name since.
-pub fn is_meant(pod: Option<&ObjectMeta>, evacuation: &Evacuation) -> bool {
+/// Whether this pod is the one that the Evacuation refers to, and not a later pod with the same name.
+pub fn is_referenced_pod(pod: Option<&ObjectMeta>, evacuation: &Evacuation) -> bool {
     pod.is_some_and(|pod| pod.uid.as_ref() == Some(&evacuation.spec.pod_ref.uid))
 }
 
-/// What a user should know who deletes an Evacuation that goes on: who wants it, and how each of them lets go. One warning
-/// for each, because long ones are cut. `maintenances` drain the pod's node.
-pub fn still_wanted(old: &Evacuation, maintenances: &[String]) -> Verdict {
+/// Warnings for a user who deletes an Evacuation that continues: its instigators, and how to cancel each. There is one
+/// warning per instigator, because long warnings are truncated. `maintenances` are the ones that drain the pod's node.
+pub fn deletion_warnings(old: &Evacuation, maintenances: &[String]) -> Verdict {
     let mut verdict = Verdict::default();
     let pod = &old.spec.pod_ref.name;
     for name in old.instigators() {
@@ -177,7 +180,7 @@ pub fn still_wanted(old: &Evacuation, maintenances: &[String]) -> Verdict {
                 let them = match maintenances {
                     [] => "its NodeMaintenance".to_owned(),
                     [one] => format!("NodeMaintenance {one}"),
-                    all => format!("NodeMaintenances {}", listed(all, NAMED)),
+                    all => format!("NodeMaintenances {}", listed(all, MAX_LISTED_MAINTENANCES)),
                 };
                 format!("complete or delete {them}, or label the pod {DRAIN_LABEL}=skip")
             }
@@ -185,7 +188,7 @@ pub fn still_wanted(old: &Evacuation, maintenances: &[String]) -> Verdict {
             other => format!("remove the finalizer {}", instigators::finalizer(other)),
         };
         verdict.warn(format!(
-            "{name} still wants pod {pod} to leave, so the evacuation goes on; to cancel it, {how}"
+            "instigator {name} still requests the evacuation of pod {pod}, so it continues; to cancel it, {how}"
         ));
     }
     verdict

@@ -1,4 +1,4 @@
-//! Cordons and uncordons by hand: allowed, with a word on what becomes of them where a maintenance is about.
+//! Manual cordons and uncordons: allowed, with a warning if a maintenance holds the node.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::Verdict;
 
-/// What is read of a node.
+/// The fields of a node that the rules read.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Node {
@@ -35,9 +35,9 @@ impl Node {
         self.spec.unschedulable == Some(true)
     }
 
-    /// Whether the maintenance controller has seen it schedulable and will make it so again. A node that it has
-    /// not reached yet it finds as it is then.
-    fn is_uncordoned_in_the_end(&self) -> bool {
+    /// Whether the maintenance controller has recorded the node as schedulable and will uncordon it at the end. A node
+    /// that it has not reached yet is recorded as it is at that time.
+    fn will_be_uncordoned(&self) -> bool {
         let before =
             self.metadata.annotations.as_ref().and_then(|all| all.get(BEFORE_MAINTENANCE_ANNOTATION));
         let before = before.and_then(|text| serde_json::from_str::<BeforeMaintenance>(text).ok());
@@ -45,8 +45,8 @@ impl Node {
     }
 }
 
-/// Judges a change of a node in the face of these maintenances.
-pub fn judge<'a>(
+/// Validates a change of a node, given all maintenances.
+pub fn validate<'a>(
     old: &Node,
     new: &Node,
     maintenances: impl IntoIterator<Item = &'a NodeMaintenance>,
@@ -68,21 +68,20 @@ pub fn judge<'a>(
         })
         .collect();
     holders.sort();
-    let them = match holders.len() {
+    let kind = match holders.len() {
         0 => return verdict,
         1 => "NodeMaintenance",
         _ => "NodeMaintenances",
     };
     let holders = holders.join(", ");
-    let outlook = match (new.is_cordoned(), new.is_uncordoned_in_the_end()) {
+    let outlook = match (new.is_cordoned(), new.will_be_uncordoned()) {
         (false, _) => format!(
-            "it will be cordoned again at once; to put it back into service, set the stage to Complete or delete the \
-             {them}"
+            "it will be cordoned again; to return it to service, set the stage to Complete or delete the {kind}"
         ),
-        (true, true) => "it is kept cordoned anyway, and made schedulable again at the end".into(),
-        (true, false) => "it is kept cordoned anyway, and stays so at the end".into(),
+        (true, true) => "it stays cordoned during the maintenance and is uncordoned afterwards".into(),
+        (true, false) => "it stays cordoned during the maintenance and afterwards".into(),
     };
-    verdict.warn(format!("node {name} is under maintenance by {them} {holders}: {outlook}"));
+    verdict.warn(format!("node {name} is under maintenance by {kind} {holders}: {outlook}"));
     verdict
 }
 
@@ -98,7 +97,8 @@ pub fn drained_by<'a>(
     names
 }
 
-/// Whether the maintenance is at one of these stages and selects the node. One that is being deleted is completed instead.
+/// Whether the maintenance is in one of these stages and selects the node. A maintenance that is being deleted counts
+/// as completed.
 fn is_at(maintenance: &NodeMaintenance, stages: &[Stage], name: &str, labels: &impl Labels) -> bool {
     let active =
         stages.contains(&maintenance.spec.stage) && maintenance.metadata.deletion_timestamp.is_none();
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_by_hand_is_told_which_maintenance_will_undo_it() {
+    fn manual_cordon_under_maintenance_warns() {
         let [cordoned, free, never] = [json!(true), json!(false), Value::Null].map(node);
         let drain = maintenance("m-2", "Drain", "a");
         let others = [
@@ -138,13 +138,13 @@ mod tests {
         ];
         let mut all = others.to_vec();
         all.extend([drain.clone(), maintenance("m-1", "Cordon", "a")]);
-        let warnings = |old: &Node, new: &Node, all: &[NodeMaintenance]| judge(old, new, all).warnings;
+        let warnings = |old: &Node, new: &Node, all: &[NodeMaintenance]| validate(old, new, all).warnings;
 
         assert_eq!(
             warnings(&cordoned, &never, std::slice::from_ref(&drain)),
             [
-                "node n1 is under maintenance by NodeMaintenance m-2 (stage Drain): it will be cordoned again at once; to \
-              put it back into service, set the stage to Complete or delete the NodeMaintenance"
+                "node n1 is under maintenance by NodeMaintenance m-2 (stage Drain): it will be cordoned again; to \
+                 return it to service, set the stage to Complete or delete the NodeMaintenance"
             ]
         );
         let reached = |before: &str| {
@@ -154,15 +154,15 @@ mod tests {
             node
         };
         for (new, end) in [
-            (cordoned.clone(), "stays so at the end"),
-            (reached(r#"{"unschedulable": true}"#), "stays so at the end"),
-            (reached("{}"), "made schedulable again at the end"),
+            (cordoned.clone(), "afterwards"),
+            (reached(r#"{"unschedulable": true}"#), "afterwards"),
+            (reached("{}"), "is uncordoned afterwards"),
         ] {
             assert_eq!(
                 warnings(&free, &new, &all),
                 [format!(
-                    "node n1 is under maintenance by NodeMaintenances m-1 (stage Cordon), m-2 (stage Drain): it is kept \
-                     cordoned anyway, and {end}"
+                    "node n1 is under maintenance by NodeMaintenances m-1 (stage Cordon), m-2 (stage Drain): it stays \
+                     cordoned during the maintenance and {end}"
                 )]
             );
         }

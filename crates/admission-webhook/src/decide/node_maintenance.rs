@@ -1,5 +1,5 @@
-//! NodeMaintenances: the entries that every drain plan has, which rights on nodes one needs, and what should make
-//! its author look twice. Immutability and stages are judged by the definition's CEL rules before us.
+//! Sets the default drain plan entries of NodeMaintenances, determines the required permissions on nodes, and warns
+//! about risky selectors. CEL rules in the CRD check immutability and stages before the webhook is called.
 
 use std::collections::BTreeSet;
 
@@ -11,22 +11,23 @@ use serde_json::{Value, json};
 
 use super::{Cause, Verdict, listed};
 
-/// How many nodes can be named by somebody who may not delete all of them: each is a question.
+/// How many nodes a user can name who may not delete all nodes. Each needs an access review.
 pub const MAX_NAMED: usize = 100;
 
-/// How many names a warning has.
-const SHOWN: usize = 10;
+/// How many nodes a warning names at most.
+const MAX_LISTED_NODES: usize = 10;
 const CONTROL_PLANE_LABEL: &str = "node-role.kubernetes.io/control-plane";
 
-/// Adds the default entries that the plan lacks, after those that are there: a plan is compared with its earlier
-/// self in the order in which the user wrote it. The controller reads it in its own order.
-pub fn prepare(old: Option<&NodeMaintenance>, new: &NodeMaintenance) -> Verdict {
+/// Appends the missing default entries to the plan. The user's entries keep their order, because the CRD compares the
+/// plan with its old version. The controller sorts it.
+pub fn set_defaults(old: Option<&NodeMaintenance>, new: &NodeMaintenance) -> Verdict {
     let mut verdict = Verdict::default();
     let given = &new.spec.drain_plan;
-    // Here, because afterwards nobody knows what the user wrote; and only once, because the plan never changes.
+    // The warning is given here, because later the user's order is lost, and only on creation, because the plan is
+    // immutable.
     if old.is_none() && !given.is_sorted_by(|a, b| drain_plan::compare(a, b).is_le()) {
         verdict.warn(
-            "spec.drainPlan is carried out in another order than it is written: Default before DaemonSet before Static \
+            "spec.drainPlan is processed in a different order than written: Default before DaemonSet before Static \
              pods, then ascending podPriority, entries with a podSelector first",
         );
     }
@@ -42,27 +43,29 @@ pub fn prepare(old: Option<&NodeMaintenance>, new: &NodeMaintenance) -> Verdict 
     verdict
 }
 
-/// What a user must be allowed to delete.
+/// The nodes that a user must have permission to delete.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Rights {
+pub enum RequiredPermission {
     /// These nodes.
     Named(BTreeSet<String>),
     /// All nodes, for this reason.
     All(&'static str),
 }
 
-/// The rights that a selector needs. Nodes that come to match later count as well.
-pub fn rights(selector: &NodeSelector) -> Rights {
+/// The permission that a selector requires. It covers nodes that match later.
+pub fn required_permission(selector: &NodeSelector) -> RequiredPermission {
     let matcher = NodeMatcher::new(selector);
     match matcher.as_ref().ok().and_then(NodeMatcher::named_nodes) {
-        Some(names) if names.len() <= MAX_NAMED => Rights::Named(names.into_iter().map(Into::into).collect()),
-        Some(_) => Rights::All("it names more than 100 nodes"),
-        None => Rights::All("it can also match nodes that come or are labelled later"),
+        Some(names) if names.len() <= MAX_NAMED => {
+            RequiredPermission::Named(names.into_iter().map(Into::into).collect())
+        }
+        Some(_) => RequiredPermission::All("it names more than 100 nodes"),
+        None => RequiredPermission::All("it can also match nodes that are added or labelled later"),
     }
 }
 
-/// Judges a new or changed maintenance in a cluster with these nodes.
-pub fn judge<'a, L: Labels + 'a>(
+/// Validates a new or changed maintenance, given all nodes.
+pub fn validate<'a, L: Labels + 'a>(
     old: Option<&NodeMaintenance>,
     new: &NodeMaintenance,
     nodes: impl IntoIterator<Item = (&'a str, L)>,
@@ -70,22 +73,22 @@ pub fn judge<'a, L: Labels + 'a>(
     let mut verdict = Verdict::default();
     for (index, entry) in new.spec.drain_plan.iter().enumerate() {
         if let Err(error) = EntryMatcher::new(entry) {
-            verdict.refuse(Cause::Selector, format!("spec.drainPlan[{index}].podSelector.{error}"));
+            verdict.deny(Cause::Selector, format!("spec.drainPlan[{index}].podSelector.{error}"));
         }
     }
     match NodeMatcher::new(&new.spec.node_selector) {
-        Err(error) => verdict.refuse(Cause::Selector, format!("spec.nodeSelector.{error}")),
+        Err(error) => verdict.deny(Cause::Selector, format!("spec.nodeSelector.{error}")),
         Ok(matcher) => {
-            let begins = old.is_none_or(|old| old.spec.stage != new.spec.stage);
-            if begins && new.spec.stage != Stage::Complete {
-                verdict.warnings.extend(doubts(&matcher, nodes));
+            let stage_changes = old.is_none_or(|old| old.spec.stage != new.spec.stage);
+            if stage_changes && new.spec.stage != Stage::Complete {
+                verdict.warnings.extend(selector_warnings(&matcher, nodes));
             }
         }
     }
     verdict
 }
 
-fn doubts<'a, L: Labels + 'a>(
+fn selector_warnings<'a, L: Labels + 'a>(
     selector: &NodeMatcher,
     nodes: impl IntoIterator<Item = (&'a str, L)>,
 ) -> Vec<String> {
@@ -102,22 +105,23 @@ fn doubts<'a, L: Labels + 'a>(
         }
     }
     if matched == 0 {
-        let text = "spec.nodeSelector matches no node now, and a node that comes to match later will be maintained: \
-                    compare it with `kubectl get nodes --show-labels`";
+        let text = "spec.nodeSelector matches no node now; nodes that match later will be maintained: compare it with \
+                    `kubectl get nodes --show-labels`";
         return vec![text.into()];
     }
-    let mut doubts = Vec::new();
-    let risk = "with all of them drained the cluster may be degraded beyond recovery";
+    let mut selector_warnings = Vec::new();
+    let risk = "draining all of them can leave the cluster degraded beyond recovery";
     if matched == all {
-        doubts.push(format!("spec.nodeSelector matches all nodes of the cluster ({all}): {risk}"));
+        selector_warnings.push(format!("spec.nodeSelector matches all nodes of the cluster ({all}): {risk}"));
     } else if control_plane > 0 && control_plane_matched == control_plane {
-        doubts.push(format!("spec.nodeSelector matches all control plane nodes ({control_plane}): {risk}"));
+        selector_warnings
+            .push(format!("spec.nodeSelector matches all control plane nodes ({control_plane}): {risk}"));
     }
     if !absent.is_empty() {
-        let absent = listed(&absent.into_iter().collect::<Vec<_>>(), SHOWN);
-        doubts.push(format!("spec.nodeSelector names nodes that are not there now: {absent}"));
+        let absent = listed(&absent.into_iter().collect::<Vec<_>>(), MAX_LISTED_NODES);
+        selector_warnings.push(format!("spec.nodeSelector names nodes that do not exist: {absent}"));
     }
-    doubts
+    selector_warnings
 }
 
 #[cfg(test)]
@@ -145,7 +149,7 @@ mod tests {
     /// The plan after the patch.
     fn prepared(plan: &Value) -> Value {
         let new = maintenance("Idle", labelled("x"), plan.clone());
-        let verdict = prepare(None, &new);
+        let verdict = set_defaults(None, &new);
         assert_eq!(verdict.violations, []);
         let mut object = json!({"spec": {"drainPlan": plan}});
         json_patch::patch(&mut object, &verdict.patch).unwrap();
@@ -153,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_default_entries_come_after_what_the_user_wrote() {
+    fn missing_default_entries_are_appended() {
         let defaults: Vec<Value> =
             drain_plan::default_entries().map(|entry| serde_json::to_value(entry).unwrap()).collect();
         assert_eq!(prepared(&json!([])), json!(defaults));
@@ -170,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_in_another_order_than_it_runs_is_warned_about_once() {
+    fn unsorted_plan_warns_on_creation_only() {
         let first = json!({"podPriority": 1, "podSelector": {"matchLabels": {"app": "x"}}});
         let (low, high) = (json!({"podPriority": 1}), json!({"podPriority": 2}));
         let daemon = json!({"podPriority": 0, "podType": "DaemonSet"});
@@ -183,34 +187,39 @@ mod tests {
         ];
         for (plan, expected) in cases {
             let new = maintenance("Idle", labelled("x"), plan.clone());
-            assert_eq!(!prepare(None, &new).warnings.is_empty(), expected, "{plan}");
-            assert_eq!(prepare(Some(&new), &new).warnings, [] as [String; 0], "{plan}");
+            assert_eq!(!set_defaults(None, &new).warnings.is_empty(), expected, "{plan}");
+            assert_eq!(set_defaults(Some(&new), &new).warnings, [] as [String; 0], "{plan}");
         }
     }
 
     #[test]
-    fn a_patch_makes_the_plan_where_there_is_none() {
+    fn missing_plan_is_created_by_the_patch() {
         let new = maintenance("Idle", labelled("x"), json!([]));
         let mut object = json!({"spec": {}});
-        json_patch::patch(&mut object, &prepare(None, &new).patch).unwrap();
+        json_patch::patch(&mut object, &set_defaults(None, &new).patch).unwrap();
         assert_eq!(object["spec"]["drainPlan"].as_array().unwrap().len(), 12);
     }
 
     #[test]
-    fn rights_are_needed_on_the_nodes_that_are_named_or_on_all() {
+    fn permissions_cover_named_nodes_or_all_nodes() {
         let names = |count: usize| (0..count).map(|i| format!("n{i:03}")).collect::<Vec<_>>();
-        let needed = |terms: Value| rights(&maintenance("Idle", terms, json!([])).spec.node_selector);
-        assert_eq!(needed(named(&names(2))), Rights::Named(names(2).into_iter().collect()));
-        assert_eq!(needed(named(&names(100))), Rights::Named(names(100).into_iter().collect()));
-        assert_eq!(needed(json!([{}])), Rights::Named(BTreeSet::new()), "it never matches anything");
+        let needed =
+            |terms: Value| required_permission(&maintenance("Idle", terms, json!([])).spec.node_selector);
+        assert_eq!(needed(named(&names(2))), RequiredPermission::Named(names(2).into_iter().collect()));
+        assert_eq!(needed(named(&names(100))), RequiredPermission::Named(names(100).into_iter().collect()));
+        assert_eq!(
+            needed(json!([{}])),
+            RequiredPermission::Named(BTreeSet::new()),
+            "it never matches anything"
+        );
         let unreadable = json!([{"matchExpressions": [{"key": "a", "operator": "Nonsense"}]}]);
         for all in [named(&names(101)), labelled("absent"), unreadable] {
-            assert!(matches!(needed(all.clone()), Rights::All(_)), "{all}");
+            assert!(matches!(needed(all.clone()), RequiredPermission::All(_)), "{all}");
         }
     }
 
     #[test]
-    fn selectors_of_all_control_plane_and_no_nodes_are_warned_about() {
+    fn selectors_of_all_or_no_nodes_warn() {
         let label = |key: &str| BTreeMap::from([(key.to_owned(), String::new())]);
         let nodes = [
             ("c1", label(CONTROL_PLANE_LABEL)),
@@ -220,7 +229,7 @@ mod tests {
         ];
         let nodes = || nodes.iter().map(|(name, labels)| (*name, labels));
         let warning = |stage: &str, terms: Value| {
-            let verdict = judge(None, &maintenance(stage, terms, json!([])), nodes());
+            let verdict = validate(None, &maintenance(stage, terms, json!([])), nodes());
             assert_eq!(verdict.violations, []);
             verdict.warnings.first().cloned().unwrap_or_default()
         };
@@ -244,25 +253,25 @@ mod tests {
         let absent =
             |count: usize| (0..count).map(|i| format!("x{i:02}")).chain(["w1".into()]).collect::<Vec<_>>();
         let partly = |count: usize| warning("Drain", named(&absent(count)));
-        assert_eq!(partly(2), "spec.nodeSelector names nodes that are not there now: x00, x01");
+        assert_eq!(partly(2), "spec.nodeSelector names nodes that do not exist: x00, x01");
         assert!(partly(12).ends_with("x08, x09 and 2 more"), "{}", partly(12));
 
         let old = maintenance("Cordon", everything.clone(), json!([]));
         let warned = |stage: &str| {
-            !judge(Some(&old), &maintenance(stage, everything.clone(), json!([])), nodes())
+            !validate(Some(&old), &maintenance(stage, everything.clone(), json!([])), nodes())
                 .warnings
                 .is_empty()
         };
-        assert!(warned("Drain"), "each stage is a new chance to look");
+        assert!(warned("Drain"), "every new stage repeats the warning");
         assert!(!warned("Cordon") && !warned("Complete"));
     }
 
     #[test]
-    fn selectors_that_cannot_be_read_are_all_named() {
+    fn all_invalid_selectors_are_listed() {
         let bad = |operator: &str| json!({"matchExpressions": [{"key": "a", "operator": operator}]});
         let plan = json!([{"podPriority": 1, "podSelector": bad("Exists")}, {"podPriority": 2, "podSelector": bad("is")}]);
         let verdict =
-            judge::<BTreeMap<String, String>>(None, &maintenance("Idle", json!([bad("In")]), plan), []);
+            validate::<BTreeMap<String, String>>(None, &maintenance("Idle", json!([bad("In")]), plan), []);
         let messages: Vec<_> =
             verdict.violations.iter().map(|violation| violation.message.as_str()).collect();
         assert_eq!(

@@ -1,5 +1,5 @@
-//! Evacuator annotations of pods. On a change only what it made worse is refused, so that a pod which came to bad
-//! annotations while we were away can still be updated.
+//! Validates the evacuator annotations of pods. An update is rejected only for annotations that it makes invalid. A pod
+//! that got invalid annotations while the webhook was unavailable can still be updated.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::{Cause, Verdict};
 
-/// What is read of a pod.
+/// The fields of a pod that the rules read.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Pod {
     #[serde(default)]
@@ -27,8 +27,8 @@ impl Pod {
     }
 }
 
-/// Judges a new or changed pod.
-pub fn judge(old: Option<&Pod>, new: &Pod) -> Verdict {
+/// Validates a new or changed pod.
+pub fn validate(old: Option<&Pod>, new: &Pod) -> Verdict {
     let mut verdict = Verdict::default();
     let (_, before) = old.map(|old| evacuators::read(old.annotations())).unwrap_or_default();
     let (_, violations) = evacuators::read(new.annotations());
@@ -36,7 +36,7 @@ pub fn judge(old: Option<&Pod>, new: &Pod) -> Verdict {
         let value = |pod: &Pod| pod.annotations().get(&violation.annotation).cloned();
         let untouched = old.is_some_and(|old| value(old) == value(new));
         if !(untouched && before.contains(&violation)) {
-            verdict.refuse(Cause::Annotation, violation.to_string());
+            verdict.deny(Cause::Annotation, violation.to_string());
         }
     }
     verdict
@@ -57,9 +57,9 @@ mod tests {
         serde_json::from_value(json!({"metadata": {"annotations": annotations}})).unwrap()
     }
 
-    /// The classes whose annotations are refused.
-    fn refused(old: Option<&Pod>, new: &Pod) -> Vec<String> {
-        let verdict = judge(old, new);
+    /// The classes whose annotations are rejected.
+    fn denied(old: Option<&Pod>, new: &Pod) -> Vec<String> {
+        let verdict = validate(old, new);
         let class = |message: &str| {
             let rest = message.split_once(EVACUATOR_ANNOTATION_PREFIX).unwrap().1;
             rest.split_once(": ").unwrap().0.to_owned()
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bad_annotation_of_a_new_pod_is_named() {
+    fn every_invalid_annotation_of_a_new_pod_is_listed() {
         let bad = pod(&[
             ("a.example.com", "high"),
             ("b.example.com", "100001"),
@@ -81,16 +81,16 @@ mod tests {
         ]);
         let expected =
             ["E_x", "a.example.com", "b.example.com", "c.example.com", "d.example.com", "g.example.com"];
-        assert_eq!(refused(None, &bad), expected);
+        assert_eq!(denied(None, &bad), expected);
         assert_eq!(
-            judge(None, &pod(&[("a.example.com", "1"), ("b.example.com", "10000/controller")])),
+            validate(None, &pod(&[("a.example.com", "1"), ("b.example.com", "10000/controller")])),
             Verdict::default()
         );
-        assert_eq!(judge(None, &serde_json::from_value(json!({})).unwrap()), Verdict::default());
+        assert_eq!(validate(None, &serde_json::from_value(json!({})).unwrap()), Verdict::default());
     }
 
     #[test]
-    fn of_a_changed_pod_only_what_the_change_made_worse_is_refused() {
+    fn update_rejects_only_newly_invalid_annotations() {
         type Annotations<'a> = &'a [(&'a str, &'a str)];
         let bad: Annotations = &[("a.example.com", "high"), ("c.example.com", "10000/controller")];
         let with = |more: &[(&str, &str)]| pod(&[bad, more].concat());
@@ -99,38 +99,38 @@ mod tests {
             (&[("x.example.com", "1")], &[]),
             (&[("x.example.com", "low")], &["x.example.com"]),
             (&[("d.example.com", "10000/controller")], &["d.example.com"]),
-            // The one that was there before is now the second in the order of names.
+            // The existing one is now the second in alphabetical order.
             (&[("b.example.com", "10000/controller")], &["c.example.com"]),
             (&[("a.example.com", "higher")], &["a.example.com"]),
             (&[("a.example.com", "5")], &[]),
         ];
         for (more, expected) in cases {
-            assert_eq!(refused(Some(&pod(bad)), &with(more)), expected, "{more:?}");
+            assert_eq!(denied(Some(&pod(bad)), &with(more)), expected, "{more:?}");
         }
-        assert_eq!(refused(Some(&pod(bad)), &pod(&[])), [""; 0], "taking annotations away is always fine");
+        assert_eq!(denied(Some(&pod(bad)), &pod(&[])), [""; 0], "annotations can always be removed");
     }
 
     #[test]
-    fn ninety_nine_and_the_controller_fit_and_one_more_does_not() {
+    fn at_most_one_hundred_evacuators_are_accepted() {
         let names: Vec<_> = (0..100).map(|i| format!("e{i:02}.example.com")).collect();
         let many = |count: usize| {
             let mut all: Vec<_> = names.iter().take(count).map(|name| (name.as_str(), "5")).collect();
             all.push(("z.example.com", "10000/controller"));
             pod(&all)
         };
-        assert_eq!(refused(None, &many(99)), [""; 0]);
-        assert_eq!(refused(None, &many(100)), ["e99.example.com"]);
-        assert_eq!(refused(Some(&many(100)), &many(100)), [""; 0]);
+        assert_eq!(denied(None, &many(99)), [""; 0]);
+        assert_eq!(denied(None, &many(100)), ["e99.example.com"]);
+        assert_eq!(denied(Some(&many(100)), &many(100)), [""; 0]);
     }
 
     proptest! {
         #[test]
-        fn a_pod_that_does_not_change_is_never_refused(
+        fn unchanged_pod_is_never_rejected(
             annotations in proptest::collection::btree_map("[a-c._A]{0,4}", "(1|10000|x)?(/(controller|r))?", 0..6),
         ) {
             let annotations: Vec<_> = annotations.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
             let pod = pod(&annotations);
-            prop_assert_eq!(judge(Some(&pod), &pod), Verdict::default());
+            prop_assert_eq!(validate(Some(&pod), &pod), Verdict::default());
         }
     }
 }

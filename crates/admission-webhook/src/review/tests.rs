@@ -26,12 +26,12 @@ fn create() -> Value {
     })
 }
 
-fn read(body: &Value) -> Result<Request, NotAReview> {
+fn read(body: &Value) -> Result<Request, InvalidReview> {
     super::read(body.to_string().as_bytes())
 }
 
 #[test]
-fn a_review_is_read() {
+fn review_is_parsed() {
     let request = read(&create()).unwrap();
     assert_eq!(request.uid, "705ab4f5");
     assert_eq!(request.resource.resource, "pods");
@@ -40,25 +40,25 @@ fn a_review_is_read() {
     assert_eq!(request.user.username.as_deref(), Some("alice"));
     assert_eq!(request.user.extra.unwrap()["scopes"], ["a", "b"]);
     assert_eq!(request.object.unwrap().get(), r#"{"metadata":{"name":"web-1"}}"#);
-    assert!(request.old_object.is_none(), "null is nothing");
+    assert!(request.old_object.is_none(), "null means absent");
     assert!(request.subresource.is_none());
 }
 
 #[test]
-fn what_is_no_review_is_told_so_with_the_uid_where_there_is_one() {
+fn invalid_review_error_has_the_uid_if_readable() {
     let with = |path: &str, value: Value| {
         let mut body = create();
         *body.pointer_mut(path).unwrap() = value;
         body
     };
     for (body, uid, word) in [
-        (json!([]), None, "no AdmissionReview"),
+        (json!([]), None, "not an AdmissionReview"),
         (json!({}), None, "with a request"),
         (with("/request", json!(null)), None, "with a request"),
         (with("/request", json!("uid")), None, "with a request"),
         (with("/request", json!(["uid"])), None, "with a request"),
-        (json!(["admission.k8s.io/v1", "AdmissionReview", create()["request"]]), None, "no JSON object"),
-        (json!({"request": {"uid": ""}}), None, "is understood here"),
+        (json!(["admission.k8s.io/v1", "AdmissionReview", create()["request"]]), None, "not a JSON object"),
+        (json!({"request": {"uid": ""}}), None, "is supported"),
         (with("/kind", json!("Pod")), Some("705ab4f5"), "\"Pod\""),
         (with("/apiVersion", json!("admission.k8s.io/v1beta1")), Some("705ab4f5"), "v1beta1"),
         (with("/request/uid", json!("")), None, "uid is empty"),
@@ -67,14 +67,14 @@ fn what_is_no_review_is_told_so_with_the_uid_where_there_is_one() {
         (with("/request/userInfo", json!("alice")), Some("705ab4f5"), "request: invalid type"),
         (with("/request/resource", json!({})), Some("705ab4f5"), "missing field"),
     ] {
-        let refused = read(&body).unwrap_err();
-        assert_eq!(refused.uid.as_deref(), uid, "{body}");
-        assert!(refused.problem.contains(word), "{refused:?} lacks {word}");
+        let invalid = read(&body).unwrap_err();
+        assert_eq!(invalid.uid.as_deref(), uid, "{body}");
+        assert!(invalid.problem.contains(word), "{invalid:?} lacks {word}");
     }
 }
 
 #[test]
-fn answers_look_as_the_api_server_expects() {
+fn responses_match_the_api_servers_format() {
     let patch = serde_json::from_value(json!([{"op": "add", "path": "/spec/a", "value": 1}])).unwrap();
     let reply = |verdict: &Verdict| -> Value {
         serde_json::from_slice(&super::answer("u", verdict).unwrap()).unwrap()
@@ -95,7 +95,7 @@ fn answers_look_as_the_api_server_expects() {
             }
         })
     );
-    let denied = Verdict::refused(Cause::Unauthorized, "alice may not delete node n1");
+    let denied = Verdict::denied(Cause::Unauthorized, "alice may not delete node n1");
     assert_eq!(
         reply(&denied)["response"],
         json!({
@@ -107,11 +107,11 @@ fn answers_look_as_the_api_server_expects() {
             }
         })
     );
-    assert!(reply(&Verdict::default())["response"].get("patch").is_none(), "an empty patch is none");
+    assert!(reply(&Verdict::default())["response"].get("patch").is_none(), "an empty patch is omitted");
 }
 
 #[test]
-fn every_hook_has_a_path_of_its_own() {
+fn every_hook_has_its_own_path() {
     let paths: std::collections::BTreeSet<_> = Hook::ALL.iter().map(|hook| hook.path()).collect();
     assert_eq!(paths.len(), Hook::ALL.len());
     for hook in Hook::ALL {

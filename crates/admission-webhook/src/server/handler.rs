@@ -1,6 +1,5 @@
-//! One request: its body within limits, its review, its answer. Whatever happens, there is one: a failure of ours
-//! or of the sender's is no verdict, so that it is answered with a code outside of 2xx, for which the API server
-//! does what the `failurePolicy` says.
+//! Handles one request: reads its body within limits, parses the review and responds. An internal failure or an invalid
+//! request is not a verdict: the response has a code outside of 2xx, and the API server applies the `failurePolicy`.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -25,29 +24,29 @@ use super::Limits;
 use crate::metrics::Metrics;
 use crate::review::{self, Admit, Hook, Operation, Request};
 
-/// In these steps a body takes its share of the memory for all bodies.
-const STEP: usize = 64 << 10;
-/// What the API server takes for `timeoutSeconds` when it does not say.
+/// Unit in which bodies reserve memory.
+const MEMORY_UNIT: usize = 64 << 10;
+/// Default of `timeoutSeconds` in the API server.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The longest that it allows.
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum of `timeoutSeconds` in the API server.
+const MAX_TIMEOUT: Duration = Duration::from_secs(30);
 
 struct Handler<A> {
     admit: A,
     body: usize,
-    /// Room for bodies, in steps.
-    room: Semaphore,
+    /// Memory for bodies, in units.
+    memory: Semaphore,
     metrics: Metrics,
 }
 
-/// What is known of a request that is being answered.
+/// What is known of a request so far, for errors and metrics.
 #[derive(Default)]
-struct Known {
+struct RequestInfo {
     uid: Option<String>,
     operation: Option<Operation>,
 }
 
-/// Why there is no verdict.
+/// An error instead of a verdict.
 type Failure = Box<Status>;
 
 fn failure(code: StatusCode, reason: &str, message: &str) -> Failure {
@@ -62,7 +61,7 @@ fn internal(message: &str) -> Failure {
     failure(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message)
 }
 
-/// A review where the request is known, and else a Kubernetes `Status`.
+/// Responds with a review if the request's UID is known, otherwise with a Kubernetes `Status`.
 fn failure_response(status: &Status, uid: Option<&str>) -> Response {
     let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let body = match uid {
@@ -77,67 +76,76 @@ fn failure_response(status: &Status, uid: Option<&str>) -> Response {
 
 /// Serves every webhook under its path.
 pub(super) fn router(admit: impl Admit, limits: &Limits, metrics: Metrics) -> Router {
-    let room = Semaphore::new(limits.bodies.div_ceil(STEP));
-    let handler = Arc::new(Handler { admit, body: limits.body, room, metrics });
+    let memory = Semaphore::new(limits.bodies.div_ceil(MEMORY_UNIT));
+    let handler = Arc::new(Handler { admit, body: limits.body, memory, metrics });
     let route = |router: Router, hook: Hook| {
         let handler = Arc::clone(&handler);
         router.route(&hook.path(), post(async move |request| handler.answer(hook, request).await))
     };
     Hook::ALL.into_iter().fold(Router::new(), route).fallback(async |uri: Uri| {
         let path: String = uri.path().chars().take(80).collect();
-        let message = format!("{path} is no webhook of ours: check clientConfig of the configuration");
+        let message = format!(
+            "{path} is not a webhook path of Haulout: check clientConfig in the webhook \
+                               configuration"
+        );
         failure_response(&failure(StatusCode::NOT_FOUND, "NotFound", &message), None)
     })
 }
 
 impl<A: Admit> Handler<A> {
     async fn answer(&self, hook: Hook, request: HttpRequest) -> Response {
-        let mut known = Known::default();
+        let mut known = RequestInfo::default();
         let review = AssertUnwindSafe(self.review(hook, request, &mut known)).catch_unwind();
         let status = match review.await {
             Ok(Ok(response)) => return response,
             Ok(Err(status)) => status,
             Err(_) => {
-                // The panic itself has been printed by the hook.
-                error!(?hook, known.uid, "a rule panicked");
-                internal("Haulout's admission webhook failed: its log says more")
+                // The panic hook has logged the panic itself.
+                error!(?hook, known.uid, "admission rule panicked");
+                internal("Haulout's admission webhook failed: see its log")
             }
         };
-        debug!(?hook, status.code, status.message, "no verdict");
+        debug!(?hook, status.code, status.message, "admission request failed");
         self.metrics.failed(hook, known.operation);
         failure_response(&status, known.uid.as_deref())
     }
 
-    async fn review(&self, hook: Hook, http: HttpRequest, known: &mut Known) -> Result<Response, Failure> {
+    async fn review(
+        &self,
+        hook: Hook,
+        http: HttpRequest,
+        known: &mut RequestInfo,
+    ) -> Result<Response, Failure> {
         let deadline = Instant::now() + budget(http.uri());
         let (body, _held) = timeout_at(deadline, self.read(http.into_body())).await.map_err(|_| {
-            let message = "the body did not come, or there was no room for it, within timeoutSeconds";
+            let message = "the request body was not received within timeoutSeconds, or too many large requests were \
+                           waiting";
             failure(StatusCode::REQUEST_TIMEOUT, "Timeout", message)
         })??;
-        let begun = Instant::now();
+        let started = Instant::now();
         let request = review::read(&body).map_err(|error| {
             known.uid = error.uid;
             bad_request(&error.problem)
         })?;
         drop(body);
         let (uid, operation) = (request.uid.clone(), request.operation);
-        *known = Known { uid: Some(uid.clone()), operation: Some(operation) };
-        directed_here(hook, &request)?;
-        let budget = deadline.saturating_duration_since(begun);
+        *known = RequestInfo { uid: Some(uid.clone()), operation: Some(operation) };
+        check_resource(hook, &request)?;
+        let budget = deadline.saturating_duration_since(started);
         let verdict = timeout_at(deadline, self.admit.admit(hook, request, budget)).await.map_err(|_| {
-            let message = "Haulout's admission webhook came to no verdict within timeoutSeconds";
+            let message = "Haulout's admission webhook did not reach a verdict within timeoutSeconds";
             failure(StatusCode::GATEWAY_TIMEOUT, "Timeout", message)
         })?;
         let answer = review::answer(&uid, &verdict)
-            .map_err(|error| internal(&format!("writing the answer: {error}")))?;
-        self.metrics.answered(hook, operation, &verdict, begun.elapsed());
+            .map_err(|error| internal(&format!("failed to serialize the response: {error}")))?;
+        self.metrics.answered(hook, operation, &verdict, started.elapsed());
         Ok(json_response(StatusCode::OK, answer))
     }
 
-    /// The whole body, together with its share of the memory.
+    /// The whole body and the memory that it reserved.
     async fn read(&self, mut body: Body) -> Result<(Vec<u8>, Vec<SemaphorePermit<'_>>), Failure> {
         let too_large = || {
-            let message = format!("the body has more than {} bytes", self.body);
+            let message = format!("the request body has more than {} bytes", self.body);
             failure(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", &message)
         };
         if !usize::try_from(body.size_hint().lower()).is_ok_and(|announced| announced <= self.body) {
@@ -145,16 +153,17 @@ impl<A: Admit> Handler<A> {
         }
         let (mut whole, mut held) = (Vec::new(), Vec::new());
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| bad_request(&format!("reading the body: {error}")))?;
+            let frame =
+                frame.map_err(|error| bad_request(&format!("failed to read the request body: {error}")))?;
             let Ok(data) = frame.into_data() else { continue };
             let length = whole.len() + data.len();
             if length > self.body {
                 return Err(too_large());
             }
-            let steps = length.div_ceil(STEP) - whole.len().div_ceil(STEP);
+            let steps = length.div_ceil(MEMORY_UNIT) - whole.len().div_ceil(MEMORY_UNIT);
             if let Ok(steps @ 1..) = u32::try_from(steps) {
-                // It fails only if the semaphore is closed, which it never is.
-                held.extend(self.room.acquire_many(steps).await);
+                // This fails only if the semaphore is closed, which never happens.
+                held.extend(self.memory.acquire_many(steps).await);
             }
             whole.extend_from_slice(&data);
         }
@@ -162,26 +171,25 @@ impl<A: Admit> Handler<A> {
     }
 }
 
-/// Nine tenths of the time after which the API server gives up, which it tells in the query: an answer that comes
-/// as it goes is lost.
+/// Nine tenths of the API server's timeout, which is in the query. A later response would be lost.
 fn budget(uri: &Uri) -> Duration {
     let seconds = uri.query().unwrap_or_default().split('&').find_map(|pair| {
         let value = pair.strip_prefix("timeout=")?.strip_suffix('s')?;
         value.parse().ok().filter(|seconds| *seconds > 0)
     });
-    let all = seconds.map_or(DEFAULT_TIMEOUT, Duration::from_secs).min(LONGEST_TIMEOUT);
+    let all = seconds.map_or(DEFAULT_TIMEOUT, Duration::from_secs).min(MAX_TIMEOUT);
     all * 9 / 10
 }
 
-/// A configuration that sends something else here would be judged by the wrong rules.
-fn directed_here(hook: Hook, request: &Request) -> Result<(), Failure> {
+/// A wrong webhook configuration would otherwise apply the rules of another kind.
+fn check_resource(hook: Hook, request: &Request) -> Result<(), Failure> {
     let resource = &request.resource;
     if resource.resource == hook.resource() && resource.group == hook.group() {
         return Ok(());
     }
-    let shown: String = format!("{}.{}", resource.resource, resource.group).chars().take(160).collect();
-    let (path, judged) = (hook.path(), hook.resource());
-    Err(bad_request(&format!("{path} judges {judged}, not {shown}: check the webhook configuration")))
+    let received: String = format!("{}.{}", resource.resource, resource.group).chars().take(160).collect();
+    let (path, expected) = (hook.path(), hook.resource());
+    Err(bad_request(&format!("{path} handles {expected}, not {received}: check the webhook configuration")))
 }
 
 fn json_response(code: StatusCode, body: Vec<u8>) -> Response {

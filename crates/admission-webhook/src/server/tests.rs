@@ -1,4 +1,4 @@
-//! The server on the wire, with a puppet for rules: what it speaks, whom it lets in, what it cuts, and how it ends.
+//! Tests the server over the network with fake rules: protocols, client authentication, limits and shutdown.
 
 mod hostile;
 mod setup;
@@ -10,11 +10,11 @@ use serde_json::json;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use self::setup::{Authority, PATIENCE, Setup, review};
+use self::setup::{Authority, Setup, TIMEOUT, review};
 use super::Limits;
 
 #[tokio::test]
-async fn both_versions_of_tls_and_of_http_are_spoken() {
+async fn tls_1_2_and_1_3_and_http_1_and_2_are_served() {
     let setup = Setup::start(Limits::default()).await;
     for version in [&TLS12, &TLS13] {
         for protocol in ["http/1.1", "h2"] {
@@ -28,7 +28,7 @@ async fn both_versions_of_tls_and_of_http_are_spoken() {
 }
 
 #[tokio::test]
-async fn a_panic_ends_neither_its_connection_nor_other_requests() {
+async fn panic_does_not_affect_other_requests() {
     let setup = Setup::start(Limits::default()).await;
     let client = setup.client(&TLS13, "h2", None).await.unwrap();
     let ask = async |name: &str| client.clone().post("/validate/pods", review(name)).await.unwrap();
@@ -39,7 +39,7 @@ async fn a_panic_ends_neither_its_connection_nor_other_requests() {
 }
 
 #[tokio::test]
-async fn with_a_client_authority_only_its_named_clients_get_in() {
+async fn client_ca_admits_only_named_clients() {
     let (ours, theirs) = (Authority::new(), Authority::new());
     let setup = Setup::start_for(Limits::default(), Some((&ours, &["kube-apiserver"]))).await;
     for version in [&TLS12, &TLS13] {
@@ -49,7 +49,7 @@ async fn with_a_client_authority_only_its_named_clients_get_in() {
             (Some(theirs.client("kube-apiserver")), false),
             (None, false),
         ] {
-            // With TLS 1.3 a client learns of it with its first answer.
+            // With TLS 1.3, a rejected client gets the error with its first response.
             let answer = match setup.client(version, "h2", client).await {
                 Ok(mut client) => client.post("/validate/pods", review("fine")).await.ok(),
                 Err(_) => None,
@@ -60,25 +60,25 @@ async fn with_a_client_authority_only_its_named_clients_get_in() {
 }
 
 #[tokio::test]
-async fn an_end_in_good_order_loses_no_request() {
+async fn graceful_shutdown_loses_no_request() {
     let setup = Setup::start(Limits::default()).await;
     let mut client = setup.client(&TLS13, "h2", None).await.unwrap();
     let mut busy = client.clone();
     let busy = tokio::spawn(async move { busy.post("/validate/pods", review("sleeps")).await });
     setup.asked("sleeps").await;
     setup.stop.cancel();
-    // Endpoints take a moment to change: whoever comes meanwhile is served, on old and on new connections.
+    // Endpoints take time to update: meanwhile, requests are served on old and new connections.
     assert_eq!(client.post("/validate/pods", review("fine")).await.unwrap().0, 200);
     let mut late = setup.client(&TLS13, "http/1.1", None).await.unwrap();
     assert_eq!(late.post("/validate/pods", review("fine")).await.unwrap().0, 200);
     assert_eq!(busy.await.unwrap().unwrap().0, 200);
     let address = setup.address;
-    timeout(PATIENCE, setup.served).await.expect("it ends by itself").unwrap();
-    TcpStream::connect(address).await.expect_err("nobody listens any more");
+    timeout(TIMEOUT, setup.served).await.expect("the server stops").unwrap();
+    TcpStream::connect(address).await.expect_err("the listener is closed");
 }
 
 #[tokio::test]
-async fn a_request_that_never_ends_does_not_keep_the_server() {
+async fn hanging_request_does_not_block_shutdown() {
     let limits =
         Limits { linger: Duration::from_millis(10), drain: Duration::from_millis(200), ..Limits::default() };
     let setup = Setup::start(limits).await;
@@ -86,13 +86,13 @@ async fn a_request_that_never_ends_does_not_keep_the_server() {
     let hung = tokio::spawn(async move { client.post("/validate/pods?timeout=30s", review("hangs")).await });
     setup.asked("hangs").await;
     setup.stop.cancel();
-    timeout(PATIENCE, setup.served).await.expect("it ends all the same").unwrap();
+    timeout(TIMEOUT, setup.served).await.expect("the server stops").unwrap();
     hung.abort();
 }
 
 #[tokio::test]
-async fn a_connection_without_a_place_waits_until_an_idle_one_is_cut() {
-    // Long enough for a client of ours that has got a place to use it.
+async fn excess_connection_waits_until_an_idle_one_is_closed() {
+    // Long enough for a connected test client to send its request.
     let limits = Limits { connections: 2, first_request: Duration::from_secs(2), ..Limits::default() };
     let setup = Setup::start(limits).await;
     let mut idle = Vec::new();

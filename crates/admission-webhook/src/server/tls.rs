@@ -1,4 +1,4 @@
-//! How connections are encrypted, and who may make them.
+//! TLS configuration and client authentication.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,16 +18,16 @@ use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
 use crate::args::ClientArgs;
 
-/// Why connections cannot be encrypted.
+/// Why TLS cannot be set up.
 #[derive(Debug, ThisError)]
 pub enum TlsError {
-    #[error("--client-ca {}: {problem}", path.display())]
+    #[error("failed to load --client-ca {}: {problem}", path.display())]
     ClientCa { path: PathBuf, problem: String },
-    #[error("setting up TLS: {0}")]
+    #[error("failed to set up TLS: {0}")]
     Library(#[from] Error),
 }
 
-/// The configuration of the server: TLS 1.3 and 1.2, HTTP/2 and 1.1.
+/// The server configuration: TLS 1.3 and 1.2, HTTP/2 and 1.1.
 pub fn config(
     certificates: Arc<dyn ResolvesServerCert>,
     clients: &ClientArgs,
@@ -54,7 +54,7 @@ fn verifier(path: &Path, names: &[String]) -> Result<Arc<dyn ClientCertVerifier>
         WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::new(ring::default_provider()))
             .build()
             .map_err(|error| match error {
-                VerifierBuilderError::NoRootAnchors => unusable("no certificate is in it".into()),
+                VerifierBuilderError::NoRootAnchors => unusable("the file contains no certificate".into()),
                 other => unusable(other.to_string()),
             })?;
     if names.is_empty() {
@@ -63,7 +63,7 @@ fn verifier(path: &Path, names: &[String]) -> Result<Arc<dyn ClientCertVerifier>
     Ok(Arc::new(Named { inner, names: names.to_vec() }))
 }
 
-/// Lets in those of the inner verifier that have one of these names.
+/// Accepts clients that the inner verifier accepts and that have one of these names.
 #[derive(Debug)]
 struct Named {
     inner: Arc<dyn ClientCertVerifier>,
@@ -85,7 +85,7 @@ impl ClientCertVerifier for Named {
         if names_of(end_entity).iter().any(|name| self.names.contains(name)) {
             return Ok(verified);
         }
-        // The client is told `access_denied`.
+        // The client receives `access_denied`.
         Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure))
     }
 
@@ -112,7 +112,7 @@ impl ClientCertVerifier for Named {
     }
 }
 
-/// The common name and the alternative names of a certificate; none if it cannot be read.
+/// The common name and the alternative names of a certificate. Empty if it is invalid.
 pub(crate) fn names_of(certificate: &[u8]) -> Vec<String> {
     let Ok((_, parsed)) = X509Certificate::from_der(certificate) else { return Vec::new() };
     let common = parsed.subject().iter_common_name().filter_map(|name| name.as_str().ok()).map(str::to_owned);

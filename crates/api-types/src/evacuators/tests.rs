@@ -1,4 +1,4 @@
-//! Tables and properties for evacuator annotations, resolution and Evacuation names.
+//! Tests of evacuator annotations, resolution and Evacuation names.
 
 use super::*;
 use proptest::prelude::*;
@@ -15,7 +15,7 @@ fn summary(evacuators: &[Evacuator]) -> Vec<String> {
 }
 
 #[test]
-fn one_annotation_is_read_or_its_rule_named() {
+fn annotation_is_parsed_or_violation_is_named() {
     type Read<'a> = Result<(i32, Option<&'a str>), Problem>;
     let long_class = format!("{}.example.com", "a".repeat(43));
     let long_role = format!("1/{}", "r".repeat(254));
@@ -58,7 +58,7 @@ fn one_annotation_is_read_or_its_rule_named() {
 }
 
 #[test]
-fn the_example_of_the_kep_is_ordered_by_priority() {
+fn kep_example_is_sorted_by_priority() {
     let (evacuators, violations) = read(&annotations(&[
         ("fallback-evacuator.rescue-company.com", "2000"),
         ("deployment.apps.k8s.io", "10000/controller"),
@@ -76,7 +76,7 @@ fn the_example_of_the_kep_is_ordered_by_priority() {
 }
 
 #[test]
-fn bad_annotations_are_left_out_one_by_one_and_named() {
+fn invalid_annotations_are_skipped_and_named() {
     let mut all = annotations(&[("b.example.com", "5"), ("a.example.com", "5"), ("c.example.com", "x")]);
     all.extend(annotations(&[("d.example.com", "10000/controller"), ("e.example.com", "10000/controller")]));
     all.insert("example.com/other".into(), "not ours".into());
@@ -90,13 +90,13 @@ fn bad_annotations_are_left_out_one_by_one_and_named() {
         messages,
         [
             "annotation evacuation.coordination.k8s.io/priority_c.example.com: the priority must be a whole number from 0 to 100000, not \"x\"",
-            "annotation evacuation.coordination.k8s.io/priority_e.example.com: only one annotation can have the role controller, and that of d.example.com has it already",
+            "annotation evacuation.coordination.k8s.io/priority_e.example.com: only one annotation can have the role controller, and the annotation of d.example.com already has it",
         ]
     );
 }
 
 #[test]
-fn ninety_nine_evacuators_fit_beside_the_controller() {
+fn at_most_99_evacuators_besides_the_controller() {
     let mut all = BTreeMap::new();
     for i in 0..101 {
         all.insert(format!("{EVACUATOR_ANNOTATION_PREFIX}e{i}"), i.to_string());
@@ -126,7 +126,7 @@ fn pod(
 }
 
 #[test]
-fn the_owners_class_is_added_where_it_is_served_and_not_claimed() {
+fn owner_class_is_added_if_served_and_not_claimed() {
     let hash = [("pod-template-hash", "abc")];
     let served_all = [names::class::DEPLOYMENT, names::class::STATEFUL_SET, names::class::DAEMON_SET];
     let none = BTreeMap::new;
@@ -173,7 +173,7 @@ fn the_owners_class_is_added_where_it_is_served_and_not_claimed() {
 }
 
 #[test]
-fn an_annotation_for_the_built_in_class_with_another_role_is_respected() {
+fn annotation_for_the_built_in_class_keeps_its_role() {
     let pod = pod(
         Some(("apps/v1", "StatefulSet")),
         &[],
@@ -184,7 +184,7 @@ fn an_annotation_for_the_built_in_class_with_another_role_is_respected() {
 }
 
 #[test]
-fn the_whole_evacuation_for_a_pod() {
+fn evacuation_for_a_pod_is_complete() {
     let pod = pod(
         Some(("apps/v1", "StatefulSet")),
         &[("app", "web")],
@@ -214,11 +214,11 @@ fn the_whole_evacuation_for_a_pod() {
     ");
     let nameless = ObjectMeta::default();
     let error = evacuation_for(&nameless, "x", &BTreeSet::new()).unwrap_err();
-    assert_eq!(error.to_string(), "the pod has no metadata.name, so no Evacuation can be made for it");
+    assert_eq!(error.to_string(), "the pod has no metadata.name, so no Evacuation can be created for it");
 }
 
 #[test]
-fn the_name_is_cut_at_150_and_never_ends_in_punctuation() {
+fn name_is_cut_at_150_and_never_ends_in_punctuation() {
     let uid = "f5823a89-e03f-4752-b013-445643b8c7a0";
     let a = |n: usize| "a".repeat(n);
     let cases = [
@@ -235,7 +235,7 @@ fn the_name_is_cut_at_150_and_never_ends_in_punctuation() {
 }
 
 #[test]
-fn labels_of_the_pod_win() {
+fn pod_labels_override() {
     let map = |of: &[(&str, &str)]| {
         of.iter().map(|(k, v)| ((*k).to_string(), (*v).to_string())).collect::<BTreeMap<_, _>>()
     };
@@ -260,14 +260,14 @@ fn any_evacuator() -> impl Strategy<Value = Evacuator> {
 
 proptest! {
     #[test]
-    fn printing_and_parsing_are_opposites(evacuator in any_evacuator()) {
+    fn annotation_round_trips(evacuator in any_evacuator()) {
         let (key, value) = evacuator.annotation();
         let class = key.strip_prefix(EVACUATOR_ANNOTATION_PREFIX).unwrap();
         prop_assert_eq!(Evacuator::parse(class, &value), Ok(evacuator));
     }
 
     #[test]
-    fn whatever_parses_prints_as_it_was(class in "[a-zA-Z0-9.-]{0,60}", value in "[0-9]{0,7}(/.{0,20})?") {
+    fn parsed_annotation_prints_unchanged(class in "[a-zA-Z0-9.-]{0,60}", value in "[0-9]{0,7}(/.{0,20})?") {
         if let Ok(evacuator) = Evacuator::parse(&class, &value) {
             prop_assert_eq!(evacuator.annotation(), (format!("{EVACUATOR_ANNOTATION_PREFIX}{class}"), value));
         }
@@ -275,7 +275,7 @@ proptest! {
 
     /// Every annotation is either an evacuator or a violation, and the order is total.
     #[test]
-    fn nothing_is_lost_and_the_order_is_by_priority_then_class(
+    fn evacuators_are_sorted_by_priority_then_class(
         values in proptest::collection::btree_map("[a-z]{1,3}", "[0-9]{1,6}(/[a-z]{0,3}|/controller)?", 0..120),
     ) {
         let all: Vec<_> = values.iter().map(|(class, value)| (class.as_str(), value.as_str())).collect();
@@ -290,7 +290,7 @@ proptest! {
     }
 
     #[test]
-    fn names_are_valid_and_distinct_pods_never_share_one(
+    fn names_are_valid_and_unique_per_pod(
         name in "[a-z]([a-z.-]{0,250}[a-z])?", uid in "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
     ) {
         let evacuation = evacuation_name(&uid, &name);

@@ -1,55 +1,55 @@
-//! Whether one label selector selects nothing that another would not: how a rule is found that another
-//! one hides.
+//! Implication between label selectors: whether everything that one selects is also selected by another. It is used to find
+//! shadowed DrainRules.
 
 use std::collections::BTreeSet;
 
 use super::{LabelMatcher, Requirement, Test};
 
 impl LabelMatcher {
-    /// Whether every object that this selects is selected by `other` too. A `true` is certain; a `false`
-    /// may only mean that it could not be seen from single labels.
+    /// Whether `other` selects every object that this selector selects. `true` is certain. `false` can be wrong, because each
+    /// label is compared on its own.
     pub fn implies(&self, other: &Self) -> bool {
-        other.0.iter().all(|wanted| self.known_of(&wanted.key).implies(wanted))
+        other.0.iter().all(|wanted| self.facts_about(&wanted.key).implies(wanted))
     }
 
-    fn known_of(&self, key: &str) -> Known<'_> {
-        let mut known = Known::default();
+    fn facts_about(&self, key: &str) -> LabelFacts<'_> {
+        let mut facts = LabelFacts::default();
         for requirement in self.0.iter().filter(|requirement| requirement.key == key) {
             match &requirement.test {
-                Test::In(values) => match &mut known.values {
+                Test::In(values) => match &mut facts.values {
                     Some(possible) => possible.retain(|value| values.contains(*value)),
-                    None => known.values = Some(values.iter().map(String::as_str).collect()),
+                    None => facts.values = Some(values.iter().map(String::as_str).collect()),
                 },
-                Test::NotIn(values) => known.never.extend(values.iter().map(String::as_str)),
-                Test::DoesNotExist => known.absent = true,
-                Test::Exists | Test::Gt(_) | Test::Lt(_) => known.present = true,
+                Test::NotIn(values) => facts.excluded.extend(values.iter().map(String::as_str)),
+                Test::DoesNotExist => facts.absent = true,
+                Test::Exists | Test::Gt(_) | Test::Lt(_) => facts.present = true,
             }
         }
-        if let Some(possible) = &mut known.values {
-            possible.retain(|value| !known.never.contains(value));
+        if let Some(possible) = &mut facts.values {
+            possible.retain(|value| !facts.excluded.contains(value));
         }
-        known
+        facts
     }
 }
 
-/// What a selector makes certain of the label with one key.
+/// What a selector guarantees about one label key.
 #[derive(Default)]
-struct Known<'a> {
-    /// It is there, with one of these values.
+struct LabelFacts<'a> {
+    /// The label is present with one of these values.
     values: Option<BTreeSet<&'a str>>,
-    never: BTreeSet<&'a str>,
+    excluded: BTreeSet<&'a str>,
     present: bool,
     absent: bool,
 }
 
-impl Known<'_> {
+impl LabelFacts<'_> {
     fn implies(&self, wanted: &Requirement) -> bool {
         if let Some(values) = &self.values {
             return values.iter().all(|value| wanted.matches(Some(value)));
         }
         match &wanted.test {
             Test::NotIn(values) => {
-                self.absent || values.iter().all(|value| self.never.contains(value.as_str()))
+                self.absent || values.iter().all(|value| self.excluded.contains(value.as_str()))
             }
             Test::Exists => self.present,
             Test::DoesNotExist => self.absent,
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_seen_from_single_labels() {
+    fn selectors_imply_by_single_labels() {
         let cases = [
             (json!([]), json!([]), true),
             (json!([one("a", "Exists", &[])]), json!([]), true),
@@ -115,7 +115,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_claimed_holds_for_every_object(
+        fn implied_selectors_match_the_same_objects(
             narrow in any_matcher(),
             wide in any_matcher(),
             objects in proptest::collection::vec(proptest::collection::btree_map("[ab]", "[xyz]", 0..3), 20),

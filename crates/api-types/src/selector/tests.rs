@@ -1,4 +1,4 @@
-//! Every operator, the way terms combine, and what is said about selectors that cannot be read.
+//! Tests of operators, of the combination of terms, and of errors.
 
 use super::*;
 use proptest::prelude::*;
@@ -21,7 +21,7 @@ fn one(key: &str, operator: &str, values: &[&str]) -> Value {
 }
 
 #[test]
-fn every_operator_of_a_node_selector() {
+fn node_selector_operators_match() {
     let node = labels(&[("zone", "a"), ("cpus", "16"), ("os", "linux")]);
     let cases = [
         (one("zone", "In", &["a", "b"]), true),
@@ -50,7 +50,7 @@ fn every_operator_of_a_node_selector() {
 }
 
 #[test]
-fn terms_are_ored_requirements_anded_and_an_empty_term_matches_nothing() {
+fn terms_are_ored_and_requirements_anded() {
     let node = labels(&[("zone", "a"), ("os", "linux")]);
     let zone_a = one("zone", "In", &["a"]);
     let zone_b = one("zone", "In", &["b"]);
@@ -78,7 +78,7 @@ fn terms_are_ored_requirements_anded_and_an_empty_term_matches_nothing() {
 }
 
 #[test]
-fn a_selector_names_its_nodes_only_if_no_other_node_could_ever_match() {
+fn named_nodes_are_known_only_if_no_other_can_match() {
     let by_name = |operator: &str, names: &[&str]| one("metadata.name", operator, names);
     let zone = one("zone", "In", &["a"]);
     let cases: [(Value, Option<&[&str]>); 10] = [
@@ -104,7 +104,7 @@ fn a_selector_names_its_nodes_only_if_no_other_node_could_ever_match() {
 }
 
 #[test]
-fn what_cannot_be_read_is_named() {
+fn selector_errors_name_the_field() {
     let fields = |requirement: Value| node_matcher(json!([{}, {"matchFields": [requirement]}])).map(|_| ());
     let node = |requirement: Value| node_matcher(json!([{"matchExpressions": [requirement]}])).map(|_| ());
     let label = |requirement: Value| label_matcher(json!({"matchExpressions": [requirement]})).map(|_| ());
@@ -136,7 +136,7 @@ fn what_cannot_be_read_is_named() {
 }
 
 #[test]
-fn label_selectors_and_their_parts_and_absent_ones_match_all() {
+fn label_selector_parts_are_anded_and_empty_matches_all() {
     let both = label_matcher(json!({
         "matchLabels": {"app": "web"},
         "matchExpressions": [one("tier", "NotIn", &["db"])]
@@ -168,7 +168,7 @@ fn any_selector() -> impl Strategy<Value = LabelMatcher> {
 proptest! {
     /// For every label selector, `NotIn` and `DoesNotExist` are the negations of `In` and `Exists`.
     #[test]
-    fn negations_negate(key in "[a-c]", value in "[x-z]", labels in proptest::collection::btree_map("[a-c]", "[x-z]", 0..4)) {
+    fn negated_operators_are_complements(key in "[a-c]", value in "[x-z]", labels in proptest::collection::btree_map("[a-c]", "[x-z]", 0..4)) {
         for (operator, negation, values) in [("In", "NotIn", vec![value.as_str()]), ("Exists", "DoesNotExist", vec![])] {
             let is = label_matcher(json!({"matchExpressions": [one(&key, operator, &values)]})).unwrap();
             let is_not = label_matcher(json!({"matchExpressions": [one(&key, negation, &values)]})).unwrap();
@@ -176,9 +176,9 @@ proptest! {
         }
     }
 
-    /// `and` matches what both match and narrows both; what is written can be read again.
+    /// `and` matches what both match and narrows both, and the result round-trips through the API type.
     #[test]
-    fn conjunctions_match_what_both_match(a in any_selector(), b in any_selector(), labels in proptest::collection::btree_map("[a-c]", "[x-z]", 0..4)) {
+    fn conjunction_matches_what_both_match(a in any_selector(), b in any_selector(), labels in proptest::collection::btree_map("[a-c]", "[x-z]", 0..4)) {
         let both = a.and(&b);
         prop_assert_eq!(both.matches(&labels), a.matches(&labels) && b.matches(&labels));
         prop_assert!(both.narrows(&a) && both.narrows(&b));
@@ -187,7 +187,7 @@ proptest! {
         prop_assert_eq!(LabelMatcher::from_optional(both.to_selector().as_ref()).unwrap(), both);
     }
 
-    /// A node that a naming selector matches is one that it names.
+    /// A selector with named nodes matches only these nodes.
     #[test]
     fn only_named_nodes_match(
         terms in proptest::collection::vec(proptest::collection::vec((prop_oneof!["In", "NotIn"], proptest::collection::vec("[a-d]", 1..3)), 0..3), 0..4),

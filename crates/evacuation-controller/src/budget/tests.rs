@@ -1,4 +1,4 @@
-//! Who is admitted, in tables and as a property.
+//! Admission by budgets, as tables and as a property.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ fn pods(count: u32) -> Vec<(u32, Pod)> {
 }
 
 #[test]
-fn the_first_that_wait_are_admitted_as_far_as_the_budget_allows() {
+fn oldest_are_admitted_as_far_as_the_budget_allows() {
     let cases: [(&str, Vec<PodDisruptionBudget>, usize); 5] = [
         ("no budget", vec![], 4),
         ("nothing allowed", vec![budget("web", 0, &[])], 0),
@@ -40,26 +40,26 @@ fn the_first_that_wait_are_admitted_as_far_as_the_budget_allows() {
 }
 
 #[test]
-fn those_on_their_way_take_room_until_the_numbers_show_them() {
+fn evictions_in_flight_count_until_the_status_has_them() {
     let mut all = budgets(&[budget("web", 2, &[])]);
     assert_eq!(admit(&mut all, &pods(4)), [key(0), key(1)]);
-    assert_eq!(admit(&mut all, &pods(4)), [], "both are on their way");
-    // The API server has let pod-0 go and still allows one, which is the one for pod-1.
+    assert_eq!(admit(&mut all, &pods(4)), [], "both are in flight");
+    // The API server has accepted the eviction of pod-0. It allows one more, which is for pod-1.
     all.apply(&Arc::from("test"), budget("web", 1, &["pod-0"]));
     assert_eq!(admit(&mut all, &pods(4)[1..]), []);
-    all.end("test", key(1));
-    assert_eq!(admit(&mut all, &pods(4)[2..]), [key(2)], "pod-1 was refused");
+    all.end_eviction("test", key(1));
+    assert_eq!(admit(&mut all, &pods(4)[2..]), [key(2)], "the eviction of pod-1 was rejected");
 }
 
 #[test]
-fn a_status_that_is_older_than_the_spec_allows_nothing() {
+fn outdated_status_allows_nothing() {
     let mut stale = budget("web", 2, &[]);
     stale.metadata.generation = Some(2);
     assert_eq!(admit(&mut budgets(&[stale]), &pods(2)), []);
 }
 
 #[test]
-fn pods_that_the_budget_does_not_count_need_no_room() {
+fn exempt_pods_are_admitted_without_an_allowance() {
     let not_ready = json!([{"type": "Ready", "status": "False"}]);
     let mut always = budget("web", 0, &[]);
     always.spec.as_mut().unwrap().unhealthy_pod_eviction_policy = Some("AlwaysAllow".into());
@@ -80,7 +80,7 @@ fn pods_that_the_budget_does_not_count_need_no_room() {
             pod_with(0, &[("/status/conditions", not_ready.clone())]),
             false,
         ),
-        ("not ready, but it may always go", always, pod_with(0, &[("/status/conditions", not_ready)]), true),
+        ("not ready, policy AlwaysAllow", always, pod_with(0, &[("/status/conditions", not_ready)]), true),
         ("pending", lacking.clone(), pod_with(0, &[("/status/phase", json!("Pending"))]), true),
         ("finished", lacking, pod_with(0, &[("/status/phase", json!("Succeeded"))]), true),
     ];
@@ -91,16 +91,16 @@ fn pods_that_the_budget_does_not_count_need_no_room() {
 }
 
 #[test]
-fn a_budget_tells_its_numbers_and_who_makes_them_so_and_several_tell_their_names() {
+fn message_has_the_numbers_and_pods_of_the_budget() {
     let not_ready = |n| pod_with(n, &[("/status/conditions", json!([{"type": "Ready", "status": "False"}]))]);
-    let ending = pod_with(5, &[("/metadata/deletionTimestamp", json!("2023-01-01T00:00:30Z"))]);
+    let terminating = pod_with(5, &[("/metadata/deletionTimestamp", json!("2023-01-01T00:00:30Z"))]);
     let foreign = || pod_with(6, &[("/metadata/labels", json!({"app": "db"}))]);
-    let numbers = "PodDisruptionBudget web allows 0 disruptions: 2 of 3 pods are healthy and 2 have to be";
+    let numbers = "PodDisruptionBudget web allows 0 disruptions: 2 of 3 pods are healthy, 2 required";
     let cases: [(&[Pod], &str); 5] = [
         (&[], ""),
         (&[foreign()], ""),
         (&[foreign(), not_ready(1)], "; pod pod-1 is not ready"),
-        (&[ending, not_ready(2)], "; pod pod-2 is not ready, pod pod-5 is terminating"),
+        (&[terminating, not_ready(2)], "; pod pod-2 is not ready, pod pod-5 is terminating"),
         (
             &[not_ready(1), not_ready(2), not_ready(3), not_ready(4)],
             "; pod pod-1 is not ready, pod pod-2 is not ready, pod pod-3 is not ready, and so are others",
@@ -110,11 +110,11 @@ fn a_budget_tells_its_numbers_and_who_makes_them_so_and_several_tell_their_names
     for (unhealthy, expected) in cases {
         assert_eq!(one.describe(&pod(0), unhealthy), format!("{numbers}{expected}."));
     }
-    // The numbers are older than what is known of the pods.
+    // The status of the budget is older than the cache of pods.
     let mut whole = budget("web", 0, &[]);
     whole.status.as_mut().unwrap().expected_pods = 2;
-    assert!(budgets(&[whole]).describe(&pod(0), &[not_ready(1)]).ends_with("2 have to be."));
-    // Those that it has let go, and that do not leave.
+    assert!(budgets(&[whole]).describe(&pod(0), &[not_ready(1)]).ends_with("2 required."));
+    // Disrupted pods that do not leave.
     let disrupted = budgets(&[budget("web", 0, &["pod-7"])]).describe(&pod(0), &[not_ready(1)]);
     let expected = "; pod pod-1 is not ready; pod pod-7 counts as disrupted until 2023-01-01T00:02:00Z.";
     assert_eq!(disrupted, format!("{numbers}{expected}"));
@@ -128,7 +128,7 @@ fn a_budget_tells_its_numbers_and_who_makes_them_so_and_several_tell_their_names
 }
 
 #[test]
-fn a_deleted_budget_is_gone() {
+fn deleted_budget_no_longer_covers_pods() {
     let mut all = budgets(&[budget("a", 0, &[]), budget("b", 0, &[])]);
     all.delete("test", "b");
     assert_eq!(all.covering(&pod(0)).len(), 1);
@@ -136,16 +136,16 @@ fn a_deleted_budget_is_gone() {
     assert!(all.covering(&pod(0)).is_empty());
 }
 
-/// What happens to a budget and to those who wait for it.
+/// What happens to a budget and to the Evacuations that wait for it.
 #[derive(Clone, Debug)]
 enum Step {
-    /// The API server allows so many now.
+    /// The status of the budget allows this many disruptions now.
     Allow(i32),
-    /// All who wait are asked.
+    /// Waiting Evacuations are admitted.
     Admit,
-    /// The n-th of those on their way is refused.
-    Refuse(usize),
-    /// The n-th of those on their way is evicted, and the budget's numbers show it.
+    /// The n-th eviction in flight is rejected.
+    Reject(usize),
+    /// The n-th eviction in flight is accepted, and the status of the budget counts it.
     Evict(usize),
 }
 
@@ -153,21 +153,21 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         (0..5i32).prop_map(Step::Allow),
         Just(Step::Admit),
-        (0..8usize).prop_map(Step::Refuse),
+        (0..8usize).prop_map(Step::Reject),
         (0..8usize).prop_map(Step::Evict),
     ];
     proptest::collection::vec(step, 1..40)
 }
 
 proptest! {
-    /// Whatever the order, there are never more on their way than the API server was last known to allow when
-    /// they were admitted, and nobody is passed over by somebody younger.
+    /// In any order of steps, the number of evictions in flight never exceeds the last observed allowance, and no
+    /// Evacuation is admitted before an older one.
     #[test]
-    fn wake_ups_never_exceed_the_allowance_and_are_fair(steps in steps()) {
+    fn admissions_never_exceed_the_allowance_and_are_fair(steps in steps()) {
         let mut all = budgets(&[budget("web", 0, &[])]);
         let mut allowed = 0;
         let mut waiting: BTreeMap<u32, Pod> = pods(12).into_iter().collect();
-        let mut on_their_way: Vec<u32> = Vec::new();
+        let mut in_flight: Vec<u32> = Vec::new();
         let mut gone: Vec<String> = Vec::new();
         let apply = |all: &mut Budgets, allowed: i32, gone: &[String]| {
             let gone: Vec<_> = gone.iter().map(String::as_str).collect();
@@ -183,27 +183,27 @@ proptest! {
                     let candidates: Vec<_> = waiting.iter().map(|(n, pod)| (*n, pod.clone())).collect();
                     let admitted = admit(&mut all, &candidates);
                     let new: Vec<_> = waiting.keys().copied().filter(|n| admitted.contains(&key(*n))).collect();
-                    let room = usize::try_from(allowed).unwrap().saturating_sub(on_their_way.len());
-                    prop_assert_eq!(new.len(), room.min(waiting.len()));
+                    let remaining = usize::try_from(allowed).unwrap().saturating_sub(in_flight.len());
+                    prop_assert_eq!(new.len(), remaining.min(waiting.len()));
                     let oldest: Vec<_> = waiting.keys().copied().take(new.len()).collect();
                     prop_assert_eq!(&new, &oldest);
                     for n in new {
                         waiting.remove(&n);
-                        on_their_way.push(n);
+                        in_flight.push(n);
                     }
                 }
-                Step::Refuse(place) if place < on_their_way.len() => {
-                    let n = on_their_way.remove(place);
-                    all.end("test", key(n));
+                Step::Reject(position) if position < in_flight.len() => {
+                    let n = in_flight.remove(position);
+                    all.end_eviction("test", key(n));
                     waiting.insert(n, pod(n));
                 }
-                Step::Evict(place) if place < on_their_way.len() && allowed > 0 => {
-                    let n = on_their_way.remove(place);
+                Step::Evict(position) if position < in_flight.len() && allowed > 0 => {
+                    let n = in_flight.remove(position);
                     gone.push(format!("pod-{n}"));
                     allowed -= 1;
                     apply(&mut all, allowed, &gone);
                 }
-                Step::Refuse(_) | Step::Evict(_) => {}
+                Step::Reject(_) | Step::Evict(_) => {}
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What is written to the API server, in which order, with which preconditions, and after which answers.
+//! The writes to the API server: their order, preconditions and reaction to responses.
 
 use haulout_api_types::{instigators, names};
 use haulout_service_runtime::testing::{Call, Writes, recorded, refusal};
@@ -40,29 +40,29 @@ fn evacuation(spec: Value) -> Value {
     evacuation
 }
 
-/// A leader with one Evacuation; its pod is there, or gone.
-struct Scene {
+/// A leader with one Evacuation, whose pod exists or is gone.
+struct Scenario {
     controller: Arc<Controller>,
     writes: Writes,
 }
 
-impl Scene {
-    /// The API server answers writes with what `refuse` says, and else with the Evacuation, changed as the patch says.
+impl Scenario {
+    /// The API server answers writes with the response of `reject`, if any, and otherwise with the patched Evacuation.
     async fn new(
-        pod_is_there: bool,
+        pod_exists: bool,
         spec: Value,
-        refuse: impl Fn(&Call) -> Option<(u16, Value)> + Clone + Send + Sync + 'static,
+        reject: impl Fn(&Call) -> Option<(u16, Value)> + Clone + Send + Sync + 'static,
     ) -> Self {
         let object = evacuation(spec);
         let known = object.clone();
         let answer = move |call: &Call| match call.path.as_str() {
             "/api/v1/pods" if !call.query.contains("watch=true") => {
-                let items = if pod_is_there { json!([pod()]) } else { json!([]) };
+                let items = if pod_exists { json!([pod()]) } else { json!([]) };
                 Some((200, json!({"metadata": {"resourceVersion": "7"}, "items": items})))
             }
-            POD if call.method == http::Method::GET && !pod_is_there => refusal(404, "not found"),
+            POD if call.method == http::Method::GET && !pod_exists => refusal(404, "not found"),
             _ if call.method == http::Method::GET => None,
-            _ => refuse(call).or_else(|| Some((200, carried_out(&known, call)))),
+            _ => reject(call).or_else(|| Some((200, patched(&known, call)))),
         };
         let (context, writes) = recorded(answer);
         let controller = Arc::new(Controller {
@@ -87,8 +87,8 @@ impl Scene {
     }
 }
 
-/// The Evacuation as a write makes it, with a later version.
-fn carried_out(known: &Value, call: &Call) -> Value {
+/// The Evacuation after a write, with a later version.
+fn patched(known: &Value, call: &Call) -> Value {
     let mut object = known.clone();
     for part in ["status", "metadata"] {
         for (field, value) in call.body[part].as_object().into_iter().flatten() {
@@ -105,21 +105,21 @@ fn names(calls: &[Call]) -> Vec<String> {
 
 #[tokio::test]
 async fn pod_without_evacuators_is_evicted_by_its_uid() {
-    let scene = Scene::new(true, json!({}), |_| None).await;
-    scene.handle().await;
-    let writes = scene.writes.take();
+    let scenario = Scenario::new(true, json!({}), |_| None).await;
+    scenario.handle().await;
+    let writes = scenario.writes.take();
     assert_eq!(names(&writes), [format!("POST {POD}/eviction")]);
     assert_eq!(writes[0].body["deleteOptions"]["preconditions"]["uid"], uid(1).to_string());
-    scene.handle().await;
-    assert_eq!(scene.writes.take_names(), [""; 0], "once is enough");
+    scenario.handle().await;
+    assert_eq!(scenario.writes.take_names(), [""; 0], "evicted once");
 }
 
 #[tokio::test]
-async fn pod_with_an_evacuator_is_given_to_it_and_not_evicted() {
+async fn evacuator_is_activated_instead_of_an_eviction() {
     let evacuators = json!({"evacuators": [{"evacuatorClass": "a.example.com", "priority": 5}]});
-    let scene = Scene::new(true, evacuators, |_| None).await;
-    assert!(matches!(scene.handle().await, Outcome::Until(_)), "its deadline");
-    let writes = scene.writes.take();
+    let scenario = Scenario::new(true, evacuators, |_| None).await;
+    assert!(matches!(scenario.handle().await, Outcome::Until(_)), "its deadline");
+    let writes = scenario.writes.take();
     assert_eq!(names(&writes), [format!("PATCH {}/status", evacuation_path())]);
     assert_eq!(writes[0].body["status"]["activeEvacuatorClass"], "a.example.com");
     let metadata = &writes[0].body["metadata"];
@@ -127,24 +127,24 @@ async fn pod_with_an_evacuator_is_given_to_it_and_not_evicted() {
 }
 
 #[tokio::test]
-async fn evacuation_of_a_gone_pod_loses_its_finalizer_and_is_deleted() {
-    let scene = Scene::new(false, json!({}), |_| None).await;
-    scene.handle().await;
-    let writes = scene.writes.take();
+async fn evacuation_of_a_gone_pod_is_released_and_deleted() {
+    let scenario = Scenario::new(false, json!({}), |_| None).await;
+    scenario.handle().await;
+    let writes = scenario.writes.take();
     assert_eq!(
         names(&writes),
         [format!("PATCH {}", evacuation_path()), format!("DELETE {}", evacuation_path())]
     );
     assert_eq!(writes[0].body["metadata"]["finalizers"], json!([]));
     assert_eq!(writes[0].body["metadata"]["resourceVersion"], "10");
-    // An instigator that comes in between is not trapped.
+    // If an instigator joins between the two writes, the deletion fails.
     let preconditions = &writes[1].body["preconditions"];
     assert_eq!(preconditions, &json!({"uid": key(1).to_string(), "resourceVersion": "11"}));
 }
 
 #[tokio::test]
-async fn refused_eviction_is_counted_and_tried_later() {
-    let refuse = |call: &Call| {
+async fn rejected_eviction_is_counted_and_retried_later() {
+    let reject = |call: &Call| {
         let causes = json!([{"reason": "DisruptionBudget", "message": "The disruption budget web needs 2"}]);
         let status = json!({
             "kind": "Status", "code": 429, "reason": "TooManyRequests", "message": "Cannot evict pod",
@@ -152,9 +152,9 @@ async fn refused_eviction_is_counted_and_tried_later() {
         });
         call.path.ends_with("/eviction").then_some((429, status))
     };
-    let scene = Scene::new(true, json!({}), refuse).await;
-    assert!(matches!(scene.handle().await, Outcome::Until(_)));
-    let writes = scene.writes.take();
+    let scenario = Scenario::new(true, json!({}), reject).await;
+    assert!(matches!(scenario.handle().await, Outcome::Until(_)));
+    let writes = scenario.writes.take();
     assert_eq!(
         names(&writes),
         [format!("POST {POD}/eviction"), format!("PATCH {}/status", evacuation_path())]
@@ -165,22 +165,23 @@ async fn refused_eviction_is_counted_and_tried_later() {
         (&status["conditions"][0]["type"], &status["conditions"][0]["status"]),
         (&json!("Blocked"), &json!("True"))
     );
-    assert!(matches!(scene.handle().await, Outcome::Until(_)));
-    assert_eq!(scene.writes.take_names(), [""; 0], "not before its backoff is over");
+    assert!(matches!(scenario.handle().await, Outcome::Until(_)));
+    assert_eq!(scenario.writes.take_names(), [""; 0], "not before its backoff is over");
 }
 
 #[tokio::test]
-async fn report_that_the_watch_has_not_delivered_stops_the_eviction() {
-    // The turn of the evacuator is over, as far as the watch has told; somebody has written since.
+async fn undelivered_report_stops_the_eviction() {
+    // According to the watch, the evacuator has missed its deadline. The API server has a newer version.
     let evacuators = json!({"evacuators": [{"evacuatorClass": "a.example.com", "priority": 5}]});
     let conflict = |call: &Call| call.path.ends_with("/status").then(|| refusal(409, "conflict")).flatten();
-    let scene = Scene::new(true, evacuators, conflict).await;
-    let mut silent = evacuation(json!({"evacuators": [{"evacuatorClass": "a.example.com", "priority": 5}]}));
-    silent["metadata"]["resourceVersion"] = json!("12");
-    silent["status"] = json!({
+    let scenario = Scenario::new(true, evacuators, conflict).await;
+    let mut timed_out =
+        evacuation(json!({"evacuators": [{"evacuatorClass": "a.example.com", "priority": 5}]}));
+    timed_out["metadata"]["resourceVersion"] = json!("12");
+    timed_out["status"] = json!({
         "activeEvacuatorClass": "a.example.com", "evacuationProgressTimestamp": "2026-01-01T00:00:00Z",
     });
-    Handler::<Evacuation>::apply(&*scene.controller, key(1), serde_json::from_value(silent).unwrap());
-    assert_eq!(scene.handle().await, Outcome::Failed);
-    assert_eq!(scene.writes.take_names(), [format!("PATCH {}/status", evacuation_path())], "no eviction");
+    Handler::<Evacuation>::apply(&*scenario.controller, key(1), serde_json::from_value(timed_out).unwrap());
+    assert_eq!(scenario.handle().await, Outcome::Failed);
+    assert_eq!(scenario.writes.take_names(), [format!("PATCH {}/status", evacuation_path())], "no eviction");
 }

@@ -1,4 +1,4 @@
-//! The life and status of one maintenance.
+//! Reconciles the lifecycle and status of one maintenance.
 
 use std::sync::Arc;
 
@@ -14,158 +14,161 @@ use tracing::{debug, warn};
 
 use super::{Controller, Next};
 use crate::api;
-use crate::seen::MaintenanceSeen;
+use crate::observed::ObservedMaintenance;
 use crate::stage::{self, Step};
-use crate::state::{Unfollowed, Unsettled};
+use crate::state::{NotConverged, UnreadableMaintenance};
 use crate::writes::Failure;
 use crate::{events, status};
 
-/// An evacuator may say something new every second. So many times less often than anything else is that written.
-const WORDS: i32 = 5;
+/// Evacuators may change their message every second. Writes with only such changes have a longer minimum interval.
+const MESSAGE_INTERVAL_FACTOR: i32 = 5;
 
 impl Controller {
     pub(super) async fn maintenance(&self, name: &Arc<str>) -> Result<Next, RequestError> {
-        let unfollowed = self.state().unfollowed.get(name).cloned();
-        if let Some(Unfollowed { object, why, .. }) = unfollowed {
-            return self.tell_not_followed(object, &why).await;
+        let unreadable = self.state().unreadable.get(name).cloned();
+        if let Some(UnreadableMaintenance { object, error, .. }) = unreadable {
+            return self.report_unreadable(object, &error).await;
         }
         let now = self.clock.now();
-        let view = self.update(|state, pods| state.maintenance(name, pods, now));
-        let (seen, plan) = match view {
+        let view = self.update_with_pods(|state, pods| state.maintenance(name, pods, now));
+        let (observed, plan) = match view {
             Ok(Some(view)) => view,
-            Ok(None) => return Ok(Next::Rest(Outcome::Done)),
-            Err(Unsettled) => return Ok(self.later()),
+            Ok(None) => return Ok(Next::Finish(Outcome::Done)),
+            Err(NotConverged) => return Ok(self.wait_for_planner()),
         };
-        let life = seen.life(plan.nodes_unreleased);
-        let paused = self.state().maintenance_writes.pause(name, self.clock.now());
-        let step = stage::next(life);
-        debug!(%name, ?step, ?paused, "looked at a maintenance");
+        let lifecycle = observed.lifecycle(plan.nodes_unreleased);
+        let backoff_until = self.state().maintenance_writes.backoff_until(name, self.clock.now());
+        let step = stage::next_step(lifecycle);
+        debug!(%name, ?step, ?backoff_until, "reconciling NodeMaintenance");
         let patch = match step {
-            Some(Step::AddFinalizer) => json!({"metadata": {"finalizers": seen.finalizers_with_ours(true)}}),
+            Some(Step::AddFinalizer) => {
+                json!({"metadata": {"finalizers": observed.finalizers_with_ours(true)}})
+            }
             Some(Step::RemoveFinalizer) => {
-                json!({"metadata": {"finalizers": seen.finalizers_with_ours(false)}})
+                json!({"metadata": {"finalizers": observed.finalizers_with_ours(false)}})
             }
             Some(Step::SetStage(stage)) => json!({"spec": {"stage": stage}}),
-            Some(Step::Begin(stage)) => return self.begin(&seen, stage).await,
+            Some(Step::Start(stage)) => return self.start_stage(&observed, stage).await,
             None => {
-                let next = self.write_status(name, &seen, &plan, stage::planned(life)).await?;
-                let expires = stage::expires(life, seen.object.spec.ttl_seconds_after_complete);
-                return match expires.filter(|_| matches!(next, Next::Rest(Outcome::Done))) {
-                    Some(when) => self.expire(&seen, when).await,
+                let next = self.write_status(name, &observed, &plan, stage::active_stage(lifecycle)).await?;
+                let expiry = stage::expiry(lifecycle, observed.object.spec.ttl_seconds_after_complete);
+                return match expiry.filter(|_| matches!(next, Next::Finish(Outcome::Done))) {
+                    Some(when) => self.expire(&observed, when).await,
                     None => Ok(next),
                 };
             }
         };
-        if let Some(retry) = paused {
-            let next = self.write_status(name, &seen, &plan, stage::planned(life)).await?;
-            return Ok(if matches!(next, Next::Rest(Outcome::Done)) {
-                Next::Rest(Outcome::Until(retry))
+        if let Some(retry) = backoff_until {
+            let next = self.write_status(name, &observed, &plan, stage::active_stage(lifecycle)).await?;
+            return Ok(if matches!(next, Next::Finish(Outcome::Done)) {
+                Next::Finish(Outcome::Until(retry))
             } else {
                 next
             });
         }
-        let written = match self.writer.patch(&Object::of(&seen.object.metadata), patch).await {
+        let written = match self.writer.patch(&Object::of(&observed.object.metadata), patch).await {
             Ok(written) => written,
             Err(error) => {
-                warn!(%name, %error, ?step, "failed to write a NodeMaintenance");
+                warn!(%name, %error, ?step, "failed to write NodeMaintenance");
                 let now = self.clock.now();
                 let failure = Failure::from(error.source.as_ref());
-                self.tell(|state| {
+                self.update(|state| {
                     state.maintenance_writes.failed(name.clone(), failure, now, fastrand::f64())
                 });
-                return Ok(Next::Again);
+                return Ok(Next::Continue);
             }
         };
         self.state().maintenance_writes.succeeded(name);
-        if life.deleting && step == Some(Step::RemoveFinalizer) && matches!(written, Written::Done(_)) {
-            // With the last finalizer it is gone; if somebody else has one, the watch will tell.
-            return Ok(Next::Rest(Outcome::Done));
+        if lifecycle.deleting && step == Some(Step::RemoveFinalizer) && matches!(written, Written::Done(_)) {
+            // Without other finalizers, the object is gone. Otherwise, the watch delivers the change.
+            return Ok(Next::Finish(Outcome::Done));
         }
-        Ok(self.take(written))
+        Ok(self.apply_answer(written))
     }
 
-    /// Deletes a maintenance whose time has come.
-    async fn expire(&self, seen: &MaintenanceSeen, when: Timestamp) -> Result<Next, RequestError> {
+    /// Deletes a maintenance when it expires.
+    async fn expire(&self, observed: &ObservedMaintenance, when: Timestamp) -> Result<Next, RequestError> {
         if self.clock.now() < when {
-            return Ok(Next::Rest(Outcome::Until(when)));
+            return Ok(Next::Finish(Outcome::Until(when)));
         }
-        let object = Object::of(&seen.object.metadata);
+        let object = Object::of(&observed.object.metadata);
         let written = self.writer.delete::<NodeMaintenance>(&object).await?;
-        // The watch tells that it is gone, or what is new about it.
-        Ok(Next::Rest(if matches!(written, Written::Outdated) { Outcome::Failed } else { Outcome::Done }))
+        // The watch delivers the deletion or the change.
+        Ok(Next::Finish(if matches!(written, Written::Conflict) { Outcome::Failed } else { Outcome::Done }))
     }
 
-    async fn begin(&self, seen: &MaintenanceSeen, stage: Stage) -> Result<Next, RequestError> {
-        let old = seen.object.status.clone().unwrap_or_default();
-        let new = status::begun(&old, stage, self.clock.now());
-        let written = api::write_status(&self.writer, &seen.object, json!(new)).await?;
+    async fn start_stage(&self, observed: &ObservedMaintenance, stage: Stage) -> Result<Next, RequestError> {
+        let old = observed.object.status.clone().unwrap_or_default();
+        let new = status::with_stage_started(&old, stage, self.clock.now());
+        let written = api::write_status(&self.writer, &observed.object, json!(new)).await?;
         if matches!(written, Written::Done(_)) {
-            for notice in status::notices(&old, &new) {
-                self.events.publish(events::of(&seen.object, notice));
+            for event in status::transition_events(&old, &new) {
+                self.events.publish(events::for_maintenance(&observed.object, event));
             }
         }
-        Ok(self.take(written))
+        Ok(self.apply_answer(written))
     }
 
-    /// Says in its status that a maintenance is not followed, if at least the object can be read.
-    async fn tell_not_followed(
+    /// Reports in its status that a maintenance is unreadable, if the object can be deserialized.
+    async fn report_unreadable(
         &self,
         object: Option<Arc<NodeMaintenance>>,
-        why: &str,
+        error: &str,
     ) -> Result<Next, RequestError> {
-        let Some(object) = object else { return Ok(Next::Rest(Outcome::Done)) };
+        let Some(object) = object else { return Ok(Next::Finish(Outcome::Done)) };
         let old = object.status.clone().unwrap_or_default();
-        let new = status::not_followed(&old, object.metadata.generation, why, self.clock.now());
+        let new = status::unreadable(&old, object.metadata.generation, error, self.clock.now());
         if new != old {
-            // What comes of it, the watch will tell.
+            // The watch delivers the result.
             api::write_status(&self.writer, &object, json!(new)).await?;
         }
-        Ok(Next::Rest(Outcome::Done))
+        Ok(Next::Finish(Outcome::Done))
     }
 
     async fn write_status(
         &self,
         name: &Arc<str>,
-        seen: &MaintenanceSeen,
+        observed: &ObservedMaintenance,
         plan: &MaintenancePlan,
         stage: Stage,
     ) -> Result<Next, RequestError> {
         let (now, none) = (self.clock.now(), NodeMaintenanceStatus::default());
-        let old = seen.object.status.as_ref().unwrap_or(&none);
-        let generation = seen.object.metadata.generation;
+        let old = observed.object.status.as_ref().unwrap_or(&none);
+        let generation = observed.object.metadata.generation;
         let new = status::status(status::Context { old, generation, stage, now }, plan);
         if new == *old {
-            return Ok(Next::Rest(Outcome::Done));
+            return Ok(Next::Finish(Outcome::Done));
         }
-        let seldom = if status::differs_in_words_alone(old, &new) { WORDS } else { 1 };
-        let allowed = self.state().maintenance_writes.ask(name.clone(), seldom, now);
+        let interval_factor =
+            if status::only_messages_differ(old, &new) { MESSAGE_INTERVAL_FACTOR } else { 1 };
+        let allowed = self.state().maintenance_writes.try_acquire(name.clone(), interval_factor, now);
         if let Err(when) = allowed {
-            return Ok(Next::Rest(Outcome::Until(when)));
+            return Ok(Next::Finish(Outcome::Until(when)));
         }
-        let written = api::write_status(&self.writer, &seen.object, json!(new)).await?;
+        let written = api::write_status(&self.writer, &observed.object, json!(new)).await?;
         if matches!(written, Written::Done(_)) {
             self.metrics.status_written(old, &new, now);
             let forwarded = {
                 let mut known = self.state();
                 status::fast_forwarded(plan, known.forwarded.entry(name.clone()).or_default())
             };
-            for notice in status::notices(old, &new).into_iter().chain(forwarded) {
-                self.events.publish(events::of(&seen.object, notice));
+            for event in status::transition_events(old, &new).into_iter().chain(forwarded) {
+                self.events.publish(events::for_maintenance(&observed.object, event));
             }
         }
-        Ok(self.take(written))
+        Ok(self.apply_answer(written))
     }
 
-    /// Takes in what the API server answered to a write.
-    fn take(&self, written: Written<api::Answer>) -> Next {
+    /// Applies the API server's answer to a write.
+    fn apply_answer(&self, written: Written<api::Answer>) -> Next {
         match written {
             Written::Done(DeserializeGuard(Ok(maintenance))) => {
-                self.tell(|state| state.refresh_maintenance(maintenance));
-                Next::Again
+                self.update(|state| state.refresh_maintenance(maintenance));
+                Next::Continue
             }
-            // The watch will tell.
-            Written::Done(_) | Written::Gone => Next::Rest(Outcome::Done),
-            Written::Outdated => Next::Rest(Outcome::Failed),
+            // The watch delivers the change.
+            Written::Done(_) | Written::Gone => Next::Finish(Outcome::Done),
+            Written::Conflict => Next::Finish(Outcome::Failed),
         }
     }
 }

@@ -1,63 +1,64 @@
-//! The Evacuation of one pod: made, shared or given up.
+//! Reconciles the Evacuation of one pod: creates it, adds our finalizer, or withdraws.
 
 use std::collections::BTreeSet;
 
 use haulout_api_types::evacuators::evacuation_for;
 use haulout_api_types::names::{MAINTENANCES_ANNOTATION, instigator};
 use haulout_drain_planner::Desired;
-use haulout_drain_planner::facts::EvacuationOf;
 use haulout_service_runtime::api::{RequestError, Written};
 use haulout_service_runtime::pods::{Pod, Uid};
 use haulout_service_runtime::queue::Outcome;
-use haulout_service_runtime::workers::reconciling;
+use haulout_service_runtime::workers::record_object;
 use jiff::Timestamp;
 use tracing::warn;
 
 use super::{Controller, Next};
 use crate::api;
-use crate::seen::EvacuationSeen;
+use crate::observed::ObservedEvacuation;
 use crate::writes::Failure;
 
 impl Controller {
     pub(super) async fn pod(&self, uid: Uid) -> Result<Next, RequestError> {
         let now = self.clock.now();
-        let Some(pod) = self.pods.read().get(uid).cloned() else { return Ok(Next::Rest(Outcome::Done)) };
-        reconciling(&pod.namespace, &pod.name);
-        let view = self.update(|state, pods| state.pod(&pod, pods, now));
-        let Ok((desired, evacuation)) = view else { return Ok(self.later()) };
+        let Some(pod) = self.pods.read().get(uid).cloned() else { return Ok(Next::Finish(Outcome::Done)) };
+        record_object(&pod.namespace, &pod.name);
+        let view = self.update_with_pods(|state, pods| state.pod(&pod, pods, now));
+        let Ok((desired, evacuation)) = view else { return Ok(self.wait_for_planner()) };
         let Some(task) = task(desired, evacuation) else {
-            self.tell(|state| state.pod_succeeded(&pod));
-            return Ok(Next::Rest(Outcome::Done));
+            self.update(|state| state.pod_succeeded(&pod));
+            return Ok(Next::Finish(Outcome::Done));
         };
-        let paused = self.state().pod_pause(uid, now);
-        if let Some(retry) = paused {
-            return Ok(Next::Rest(Outcome::Until(retry)));
+        let backoff_until = self.state().pod_backoff_until(uid, now);
+        if let Some(retry) = backoff_until {
+            return Ok(Next::Finish(Outcome::Until(retry)));
         }
         match task {
-            Task::Create { why } => self.create(&pod, why, now).await,
-            Task::Write { seen, why } => self.write_finalizer(&pod, &seen, why.as_deref()).await,
+            Task::Create { on_behalf_of } => self.create(&pod, on_behalf_of, now).await,
+            Task::Write { observed, on_behalf_of } => {
+                self.write_finalizer(&pod, &observed, on_behalf_of.as_deref()).await
+            }
         }
     }
 
-    async fn create(&self, pod: &Pod, why: String, now: Timestamp) -> Result<Next, RequestError> {
+    async fn create(&self, pod: &Pod, on_behalf_of: String, now: Timestamp) -> Result<Next, RequestError> {
         if let Err(until) = self.state().begin_create(pod.uid, now) {
-            return Ok(Next::Rest(Outcome::Until(until)));
+            return Ok(Next::Finish(Outcome::Until(until)));
         }
-        let made = evacuation_for(&pod.metadata(), instigator::NODE_MAINTENANCE, &BTreeSet::new());
-        let (mut evacuation, violations) = match made {
-            Ok(made) => made,
-            Err(error) => return Ok(self.failed(pod, Failure::impossible(&error))),
+        let built = evacuation_for(&pod.metadata(), instigator::NODE_MAINTENANCE, &BTreeSet::new());
+        let (mut evacuation, violations) = match built {
+            Ok(built) => built,
+            Err(error) => return Ok(self.failed(pod, Failure::permanent(&error))),
         };
         for violation in violations {
-            warn!(namespace = %pod.namespace, pod = %pod.name, %violation, "an annotation is ignored");
+            warn!(namespace = %pod.namespace, pod = %pod.name, %violation, "ignoring invalid annotation of pod");
         }
-        evacuation.metadata.annotations = Some([(MAINTENANCES_ANNOTATION.to_owned(), why)].into());
+        evacuation.metadata.annotations = Some([(MAINTENANCES_ANNOTATION.to_owned(), on_behalf_of)].into());
         match api::create_evacuation(&self.clients.direct, &evacuation).await {
             Ok(()) => {
-                self.tell(|state| state.pod_succeeded(pod));
-                Ok(Next::Rest(Outcome::Done))
+                self.update(|state| state.pod_succeeded(pod));
+                Ok(Next::Finish(Outcome::Done))
             }
-            // There may be one that we have not seen yet, or its namespace is gone, and the pod with it.
+            // There may be an Evacuation that is not observed yet, or the namespace may be gone.
             Err(error) => Ok(self.failed(pod, Failure::from(error.source.as_ref()))),
         }
     }
@@ -65,56 +66,59 @@ impl Controller {
     async fn write_finalizer(
         &self,
         pod: &Pod,
-        seen: &EvacuationSeen,
-        why: Option<&str>,
+        observed: &ObservedEvacuation,
+        on_behalf_of: Option<&str>,
     ) -> Result<Next, RequestError> {
-        match api::write_finalizer(&self.writer, seen, why).await {
+        match api::write_finalizer(&self.writer, observed, on_behalf_of).await {
             Ok(Written::Done(evacuation)) => {
-                let seen = EvacuationSeen::new(evacuation);
-                self.update(|state, pods| {
-                    state.refresh_evacuation(pod.uid, seen, pods);
+                let observed = ObservedEvacuation::new(evacuation);
+                self.update_with_pods(|state, pods| {
+                    state.refresh_evacuation(pod.uid, observed, pods);
                     state.pod_succeeded(pod);
                 });
-                Ok(Next::Rest(Outcome::Done))
+                Ok(Next::Finish(Outcome::Done))
             }
-            Ok(Written::Outdated) => Ok(Next::Rest(Outcome::Failed)),
-            Ok(Written::Gone) => Ok(Next::Rest(Outcome::Done)),
+            Ok(Written::Conflict) => Ok(Next::Finish(Outcome::Failed)),
+            Ok(Written::Gone) => Ok(Next::Finish(Outcome::Done)),
             Err(error) => Ok(self.failed(pod, Failure::from(error.source.as_ref()))),
         }
     }
 
-    /// Takes note of a write that failed, for the status to tell and for the next attempt to wait.
+    /// Records a failed write, for the status and for the backoff.
     fn failed(&self, pod: &Pod, failure: Failure) -> Next {
-        warn!(namespace = %pod.namespace, pod = %pod.name, ?failure, "failed to write an Evacuation");
+        warn!(namespace = %pod.namespace, pod = %pod.name, ?failure, "failed to write Evacuation");
         let now = self.clock.now();
-        let retry = self.tell(|state| state.pod_failed(pod, failure, now, fastrand::f64()));
-        Next::Rest(Outcome::Until(retry))
+        let retry = self.update(|state| state.pod_failed(pod, failure, now, fastrand::f64()));
+        Next::Finish(Outcome::Until(retry))
     }
 }
 
-/// What is to be done about the Evacuation of a pod.
+/// The write that brings the Evacuation of a pod to its desired state.
 enum Task {
     Create {
-        why: String,
+        on_behalf_of: String,
     },
-    /// Puts our finalizer on it with why we want it, or takes both off.
+    /// Add our finalizer and the annotation, or remove both.
     Write {
-        seen: EvacuationSeen,
-        why: Option<String>,
+        observed: ObservedEvacuation,
+        on_behalf_of: Option<String>,
     },
 }
 
-fn task(desired: Option<Desired>, evacuation: Option<EvacuationSeen>) -> Option<Task> {
-    let is_ours = |seen: &EvacuationSeen| seen.of() == EvacuationOf::Us;
+fn task(desired: Option<Desired>, evacuation: Option<ObservedEvacuation>) -> Option<Task> {
     match (desired, evacuation) {
-        (Some(Desired::Evacuate { why }), None) => Some(Task::Create { why }),
-        // One that is being deleted takes no new finalizers: when it is gone, there will be another.
-        (Some(Desired::Evacuate { why }), Some(seen)) if !is_ours(&seen) && !seen.deleting => {
-            Some(Task::Write { seen, why: Some(why) })
+        (Some(Desired::Evacuate { on_behalf_of }), None) => Some(Task::Create { on_behalf_of }),
+        // An Evacuation that is being deleted accepts no new finalizer. When it is gone, a new one is created.
+        (Some(Desired::Evacuate { on_behalf_of }), Some(observed))
+            if !observed.is_ours() && !observed.deleting =>
+        {
+            Some(Task::Write { observed, on_behalf_of: Some(on_behalf_of) })
         }
-        // Without our finalizer, an Evacuation that somebody has deleted would vanish under its evacuator.
-        (Some(Desired::Withdraw), Some(seen)) if seen.forbids_cancellation => None,
-        (Some(Desired::Withdraw), Some(seen)) if is_ours(&seen) => Some(Task::Write { seen, why: None }),
+        // Without our finalizer, a deleted Evacuation would be removed although its evacuator cannot stop.
+        (Some(Desired::Withdraw), Some(observed)) if observed.forbids_cancellation => None,
+        (Some(Desired::Withdraw), Some(observed)) if observed.is_ours() => {
+            Some(Task::Write { observed, on_behalf_of: None })
+        }
         _ => None,
     }
 }

@@ -1,13 +1,13 @@
-//! What is written to the API server, in which order, with which preconditions, and after which answers.
+//! Writes to the API server: their order, their preconditions, and the reaction to answers.
 
 use haulout_api_types::NodeMaintenance;
-use haulout_drain_planner::plan::Served;
+use haulout_drain_planner::plan::ServedPodTypes;
 use haulout_service_runtime::testing::{Call, Writes, recorded, refusal};
 use haulout_service_runtime::watch::{EvacuatedPod, Handler};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::seen::{SlimEvacuation, SlimNode};
+use crate::observed::{SlimEvacuation, SlimNode};
 use crate::state::PodRef;
 
 const POD: &str = "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11";
@@ -17,15 +17,15 @@ const EVACUATIONS: &str = "/apis/evacuation.coordination.k8s.io/v1alpha1/namespa
 const MAINTENANCE: &str = "/apis/nodemaintenance.k8s.io/v1alpha1/nodemaintenances/m";
 
 /// A leader with one node, one pod on it, and one maintenance.
-struct Scene {
+struct Scenario {
     controller: Arc<Controller>,
     writes: Writes,
-    /// The maintenance as the API server has it.
+    /// The maintenance in the API server.
     maintenance: Arc<Mutex<Value>>,
 }
 
-impl Scene {
-    /// The API server answers writes with what `refuse` says, and else with the object as the patch makes it.
+impl Scenario {
+    /// The API server answers writes with the result of `refuse`, or else with the patched object.
     async fn new(refuse: impl Fn(&Call) -> Option<(u16, Value)> + Clone + Send + Sync + 'static) -> Self {
         Self::with_pod(pod(), refuse).await
     }
@@ -41,12 +41,12 @@ impl Scene {
                 Some((200, json!({"metadata": {"resourceVersion": "7"}, "items": [pod]})))
             }
             _ if call.method == http::Method::GET => None,
-            _ => refuse(call).or_else(|| Some((200, carried_out(call, &stored)))),
+            _ => refuse(call).or_else(|| Some((200, apply_write(call, &stored)))),
         };
         let (context, writes) = recorded(answer);
         let metrics = Metrics::new(&context.metrics);
         let queue = WorkQueue::new(context.clock.clone(), crate::BACKOFF, context.metrics.queue("test"));
-        let state = Arc::new(Mutex::new(State::new(Served::DEFAULT, context.clock.now())));
+        let state = Arc::new(Mutex::new(State::new(ServedPodTypes::DEFAULT, context.clock.now())));
         let controller = Arc::new(Controller {
             writer: Writer::new(context.clients.direct.clone(), api::MANAGER),
             clients: context.clients.clone(),
@@ -55,9 +55,9 @@ impl Scene {
             state,
             metrics,
             pods: context.pod_cache(),
-            protect: false,
+            hold_autoscalers: false,
             queue,
-            behind: Notify::new(),
+            plan_changed: Notify::new(),
         });
         controller.pods.ready().await;
         Self { controller, writes, maintenance }
@@ -96,10 +96,10 @@ impl Scene {
         self.handle(Work::Pod(PodRef::of(&pod))).await
     }
 
-    /// What is said to be in the way of the maintenance.
+    /// The reasons of the maintenance's blockers.
     fn blockers(&self) -> Vec<String> {
         let now = self.controller.clock.now();
-        let view = self.controller.update(|state, pods| state.maintenance(&"m".into(), pods, now));
+        let view = self.controller.update_with_pods(|state, pods| state.maintenance(&"m".into(), pods, now));
         let (_, plan) = view.unwrap().unwrap();
         plan.blockers.iter().map(|(_, blocker)| blocker.reason.to_string()).collect()
     }
@@ -128,7 +128,7 @@ fn node(unschedulable: bool, annotations: Value) -> Value {
     })
 }
 
-/// A node that is cordoned for the maintenance and announces all pods, as it is before the status of it is written.
+/// A node that is cordoned for the maintenance and lists all Default pods as targets, without conditions.
 fn announced() -> Value {
     let status = json!({
         "maintenances": [{"uid": "uid of m", "name": "m", "stage": "Drain"}],
@@ -160,8 +160,8 @@ fn draining() -> Value {
     maintenance("Drain", &["Cordon", "Drain"], &[haulout_api_types::names::COMPLETION_FINALIZER])
 }
 
-/// The object as a write makes it, with a later version.
-fn carried_out(call: &Call, maintenance: &Mutex<Value>) -> Value {
+/// The object after a write, with a later version.
+fn apply_write(call: &Call, maintenance: &Mutex<Value>) -> Value {
     if call.path.starts_with(MAINTENANCE) {
         let mut stored = maintenance.lock();
         let version: u32 = stored["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
@@ -195,14 +195,14 @@ fn merge(object: &mut Value, patch: &Value) {
 }
 
 #[tokio::test]
-async fn node_announces_before_a_pod_is_asked_to_leave() {
-    let scene = Scene::new(|_| None).await;
-    scene.node(node(false, json!({})));
-    scene.maintenance(draining());
-    scene.handle_pod().await;
-    assert_eq!(scene.writes.take_names(), [""; 0], "not yet");
-    scene.handle_node().await;
-    let writes = scene.writes.take();
+async fn node_lists_targets_before_a_pod_is_evacuated() {
+    let scenario = Scenario::new(|_| None).await;
+    scenario.node(node(false, json!({})));
+    scenario.maintenance(draining());
+    scenario.handle_pod().await;
+    assert_eq!(scenario.writes.take_names(), [""; 0], "not yet");
+    scenario.handle_node().await;
+    let writes = scenario.writes.take();
     let names: Vec<_> = writes.iter().map(ToString::to_string).collect();
     assert_eq!(names, [format!("PATCH {NODE}"), format!("PATCH {NODE_STATUS}")]);
     let metadata = &writes[0].body["metadata"];
@@ -210,8 +210,8 @@ async fn node_announces_before_a_pod_is_asked_to_leave() {
     assert_eq!(writes[0].body["spec"]["unschedulable"], true);
     assert!(metadata["annotations"]["nodemaintenance.k8s.io/maintenance-status"].is_string());
     assert_eq!(writes[1].body["metadata"]["uid"], "uid of n1");
-    scene.handle_pod().await;
-    let writes = scene.writes.take();
+    scenario.handle_pod().await;
+    let writes = scenario.writes.take();
     assert_eq!(writes.iter().map(ToString::to_string).collect::<Vec<_>>(), [format!("POST {EVACUATIONS}")]);
     let metadata = &writes[0].body["metadata"];
     assert_eq!(metadata["name"], format!("{POD}-web-1"));
@@ -219,37 +219,42 @@ async fn node_announces_before_a_pod_is_asked_to_leave() {
         metadata["finalizers"],
         json!([haulout_api_types::instigators::finalizer("nodemaintenance.k8s.io")])
     );
-    scene.handle_pod().await;
-    assert_eq!(scene.writes.take_names(), [""; 0], "it was created, and the watch is late");
+    scenario.handle_pod().await;
+    assert_eq!(
+        scenario.writes.take_names(),
+        [""; 0],
+        "it was created, but the watch has not delivered it yet"
+    );
 }
 
 #[tokio::test]
-async fn node_that_somebody_changed_meanwhile_is_left_alone_for_now() {
-    let scene = Scene::new(|call| (call.path == NODE).then(|| refusal(409, "conflict")).flatten()).await;
-    scene.node(node(false, json!({})));
-    scene.maintenance(draining());
-    assert_eq!(scene.handle_node().await, Outcome::Failed);
-    assert_eq!(scene.writes.take_names(), [format!("PATCH {NODE}")], "nothing after the conflict");
-    assert_eq!(scene.blockers(), [""; 0], "and nobody is alarmed");
+async fn node_write_conflict_is_retried() {
+    let scenario =
+        Scenario::new(|call| (call.path == NODE).then(|| refusal(409, "conflict")).flatten()).await;
+    scenario.node(node(false, json!({})));
+    scenario.maintenance(draining());
+    assert_eq!(scenario.handle_node().await, Outcome::Failed);
+    assert_eq!(scenario.writes.take_names(), [format!("PATCH {NODE}")], "nothing after the conflict");
+    assert_eq!(scenario.blockers(), [""; 0], "a conflict is not a blocker");
 }
 
 #[tokio::test]
-async fn node_that_may_not_be_written_keeps_its_pods_and_says_so() {
-    let scene = Scene::new(|call| (call.path == NODE).then(|| refusal(403, "no")).flatten()).await;
-    scene.node(node(false, json!({})));
-    scene.maintenance(draining());
-    assert!(matches!(scene.handle_node().await, Outcome::Until(_)));
-    scene.handle_pod().await;
-    assert_eq!(scene.writes.take_names(), [format!("PATCH {NODE}")]);
-    assert_eq!(scene.blockers(), ["NodeUpdateRefused"]);
-    assert!(matches!(scene.handle_node().await, Outcome::Until(_)));
-    assert_eq!(scene.writes.take_names(), [""; 0], "not before its pause is over");
+async fn rejected_node_write_blocks_the_drain() {
+    let scenario = Scenario::new(|call| (call.path == NODE).then(|| refusal(403, "no")).flatten()).await;
+    scenario.node(node(false, json!({})));
+    scenario.maintenance(draining());
+    assert!(matches!(scenario.handle_node().await, Outcome::Until(_)));
+    scenario.handle_pod().await;
+    assert_eq!(scenario.writes.take_names(), [format!("PATCH {NODE}")]);
+    assert_eq!(scenario.blockers(), ["NodeUpdateRefused"]);
+    assert!(matches!(scenario.handle_node().await, Outcome::Until(_)));
+    assert_eq!(scenario.writes.take_names(), [""; 0], "not before its backoff has ended");
 }
 
 #[tokio::test]
-async fn annotation_that_a_webhook_takes_off_is_not_written_in_a_loop() {
-    // The node is cordoned, and nothing else of the patch is there afterwards.
-    let scene = Scene::new(|call| {
+async fn dropped_annotation_is_not_written_in_a_loop() {
+    // Only the cordon of the patch is applied.
+    let scenario = Scenario::new(|call| {
         call.path.starts_with(NODE).then(|| {
             let mut node = node(true, json!({}));
             node["metadata"]["resourceVersion"] = json!("21");
@@ -257,35 +262,36 @@ async fn annotation_that_a_webhook_takes_off_is_not_written_in_a_loop() {
         })
     })
     .await;
-    scene.node(node(false, json!({})));
-    scene.maintenance(draining());
-    assert!(matches!(scene.handle_node().await, Outcome::Until(_)));
-    assert_eq!(scene.writes.take_names().len(), 2);
-    assert_eq!(scene.blockers(), ["NodeUpdateRefused"]);
+    scenario.node(node(false, json!({})));
+    scenario.maintenance(draining());
+    assert!(matches!(scenario.handle_node().await, Outcome::Until(_)));
+    assert_eq!(scenario.writes.take_names().len(), 2);
+    assert_eq!(scenario.blockers(), ["NodeUpdateRefused"]);
 }
 
 #[tokio::test]
-async fn refused_evacuation_is_a_blocker_and_waits() {
-    let scene = Scene::new(|call| (call.path == EVACUATIONS).then(|| refusal(403, "policy")).flatten()).await;
-    scene.node(announced());
-    scene.maintenance(draining());
-    assert!(matches!(scene.handle_pod().await, Outcome::Until(_)));
-    assert_eq!(scene.writes.take_names(), [format!("POST {EVACUATIONS}")]);
-    assert_eq!(scene.blockers(), ["EvacuationRefused"]);
-    assert!(matches!(scene.handle_pod().await, Outcome::Until(_)));
-    assert_eq!(scene.writes.take_names(), [""; 0]);
+async fn rejected_evacuation_is_a_blocker_with_backoff() {
+    let scenario =
+        Scenario::new(|call| (call.path == EVACUATIONS).then(|| refusal(403, "policy")).flatten()).await;
+    scenario.node(announced());
+    scenario.maintenance(draining());
+    assert!(matches!(scenario.handle_pod().await, Outcome::Until(_)));
+    assert_eq!(scenario.writes.take_names(), [format!("POST {EVACUATIONS}")]);
+    assert_eq!(scenario.blockers(), ["EvacuationRefused"]);
+    assert!(matches!(scenario.handle_pod().await, Outcome::Until(_)));
+    assert_eq!(scenario.writes.take_names(), [""; 0]);
 }
 
 #[tokio::test]
-async fn evacuation_of_others_gets_our_finalizer_until_the_end() {
-    let scene = Scene::new(|_| None).await;
+async fn evacuation_of_others_gets_our_finalizer() {
+    let scenario = Scenario::new(|_| None).await;
     let ours = haulout_api_types::instigators::finalizer("nodemaintenance.k8s.io");
-    scene.node(announced());
-    scene.maintenance(draining());
-    scene.evacuation(&["x/y"]);
-    scene.handle_pod().await;
+    scenario.node(announced());
+    scenario.maintenance(draining());
+    scenario.evacuation(&["x/y"]);
+    scenario.handle_pod().await;
     let evacuation = format!("PATCH {EVACUATIONS}/{POD}-web-1");
-    let writes = scene.writes.take();
+    let writes = scenario.writes.take();
     assert_eq!(writes.iter().map(ToString::to_string).collect::<Vec<_>>(), [evacuation.as_str()]);
     let metadata = &writes[0].body["metadata"];
     assert_eq!(metadata["finalizers"], json!(["x/y", ours]));
@@ -294,9 +300,9 @@ async fn evacuation_of_others_gets_our_finalizer_until_the_end() {
     let mut complete =
         maintenance("Complete", &["Drain", "Complete"], &[haulout_api_types::names::COMPLETION_FINALIZER]);
     complete["metadata"]["resourceVersion"] = json!("32");
-    scene.maintenance(complete);
-    scene.handle_pod().await;
-    let writes = scene.writes.take();
+    scenario.maintenance(complete);
+    scenario.handle_pod().await;
+    let writes = scenario.writes.take();
     assert_eq!(writes.iter().map(ToString::to_string).collect::<Vec<_>>(), [evacuation]);
     let metadata = &writes[0].body["metadata"];
     assert_eq!(metadata["finalizers"], json!(["x/y"]));
@@ -304,14 +310,14 @@ async fn evacuation_of_others_gets_our_finalizer_until_the_end() {
 }
 
 #[tokio::test]
-async fn maintenance_gets_its_finalizer_before_its_stage_begins() {
-    let scene = Scene::new(|_| None).await;
-    scene.node(node(false, json!({})));
-    scene.maintenance(maintenance("Drain", &[], &[]));
-    scene.handle_node().await;
-    assert_eq!(scene.writes.take_names(), [""; 0], "the node is not touched before");
-    scene.handle(Work::Maintenance("m".into())).await;
-    let writes = scene.writes.take();
+async fn finalizer_is_added_before_the_stage_starts() {
+    let scenario = Scenario::new(|_| None).await;
+    scenario.node(node(false, json!({})));
+    scenario.maintenance(maintenance("Drain", &[], &[]));
+    scenario.handle_node().await;
+    assert_eq!(scenario.writes.take_names(), [""; 0], "the node is not changed before");
+    scenario.handle(Work::Maintenance("m".into())).await;
+    let writes = scenario.writes.take();
     let names: Vec<_> = writes.iter().map(ToString::to_string).collect();
     assert_eq!(names[..2], [format!("PATCH {MAINTENANCE}"), format!("PATCH {MAINTENANCE}/status")]);
     let metadata = &writes[0].body["metadata"];
@@ -323,34 +329,34 @@ async fn maintenance_gets_its_finalizer_before_its_stage_begins() {
 
 #[tokio::test]
 async fn completed_maintenance_is_released_after_its_nodes() {
-    let scene = Scene::new(|_| None).await;
+    let scenario = Scenario::new(|_| None).await;
     let complete =
         maintenance("Complete", &["Drain", "Complete"], &[haulout_api_types::names::COMPLETION_FINALIZER]);
-    scene.node(announced());
-    scene.maintenance(complete);
-    scene.handle(Work::Maintenance("m".into())).await;
-    let names = scene.writes.take_names();
+    scenario.node(announced());
+    scenario.maintenance(complete);
+    scenario.handle(Work::Maintenance("m".into())).await;
+    let names = scenario.writes.take_names();
     assert!(!names.contains(&format!("PATCH {MAINTENANCE}")), "the node is not released yet: {names:?}");
-    scene.node({
+    scenario.node({
         let mut released = node(false, json!({}));
         released["metadata"]["resourceVersion"] = json!("25");
         released
     });
-    scene.handle(Work::Maintenance("m".into())).await;
-    let writes = scene.writes.take();
+    scenario.handle(Work::Maintenance("m".into())).await;
+    let writes = scenario.writes.take();
     assert_eq!(writes[0].to_string(), format!("PATCH {MAINTENANCE}"));
     assert_eq!(writes[0].body["metadata"]["finalizers"], json!([]));
 }
 
 #[tokio::test]
-async fn node_is_looked_at_again_when_a_terminating_pod_is_overdue() {
+async fn node_is_requeued_when_a_terminating_pod_is_overdue() {
     let soon = Timestamp::now() + jiff::SignedDuration::from_secs(600);
-    let scene = Scene::with_pod(terminating(soon), |_| None).await;
-    scene.node(announced());
-    scene.maintenance(draining());
-    let overdue = Timestamp::from_second(soon.as_second()).unwrap()
-        + haulout_api_types::conditions::TERMINATION_PATIENCE;
-    assert_eq!(scene.handle_node().await, Outcome::Until(overdue));
-    assert_eq!(scene.handle_node().await, Outcome::Until(overdue), "each time");
-    assert_eq!(scene.blockers(), [""; 0]);
+    let scenario = Scenario::with_pod(terminating(soon), |_| None).await;
+    scenario.node(announced());
+    scenario.maintenance(draining());
+    let overdue =
+        Timestamp::from_second(soon.as_second()).unwrap() + haulout_api_types::conditions::TERMINATION_MARGIN;
+    assert_eq!(scenario.handle_node().await, Outcome::Until(overdue));
+    assert_eq!(scenario.handle_node().await, Outcome::Until(overdue), "each time");
+    assert_eq!(scenario.blockers(), [""; 0]);
 }

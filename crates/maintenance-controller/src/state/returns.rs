@@ -1,107 +1,117 @@
-//! Pods that come back to a node that is being drained. Each time, the next one of the same owner may stay longer before
-//! it is asked to leave, so that no pod is killed in a loop.
+//! Pods that return to a node that is being drained. With each return, the next pod of the same owner may stay longer before
+//! it is asked to leave, so that pods are not evacuated in a loop.
 //!
-//! Where nothing is remembered, as after a restart, how often a pod has come back is estimated from when the drain began
-//! and when the pod was created: as if it had come back at once each time.
+//! After a restart, the number of returns is estimated from the start of the drain and the creation of the pod, as if the pod
+//! had returned immediately each time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use haulout_drain_planner::facts::{Return, Returned};
-use haulout_drain_planner::pause;
+use haulout_drain_planner::backoff;
+use haulout_drain_planner::facts::{ReturnCause, Returned};
 use haulout_service_runtime::pods::{Pod, Uid};
 use jiff::Timestamp;
 
-use crate::seen::tolerates_cordon;
+use crate::observed::tolerates_cordon;
 
 /// The owner of a pod, by its UID; for a pod without one, the pod's namespace and name.
 type Owner = Box<str>;
 
 pub(super) struct Returns {
-    /// Since when pods are observed.
+    /// When this replica started to observe pods.
     started: Timestamp,
-    /// Of each node, whose pods have come back and left again.
-    nodes: HashMap<Arc<str>, HashMap<Owner, Left>>,
-    /// Which time it is that a pod of its owner has come back, for pods created after the drain began.
-    times: HashMap<Uid, u32>,
+    /// For each node, the owners whose pods have returned and left again.
+    nodes: HashMap<Arc<str>, HashMap<Owner, Departure>>,
+    /// For pods created after the drain started, how often a pod of the owner has returned.
+    counts: HashMap<Uid, u32>,
 }
 
-/// A pod that had come back has left.
+/// The last departure of a pod that had returned.
 #[derive(Clone, Copy)]
-struct Left {
-    times: u32,
+struct Departure {
+    returns: u32,
     at: Timestamp,
 }
 
 impl Returns {
     pub fn new(started: Timestamp) -> Self {
-        Self { started, nodes: HashMap::new(), times: HashMap::new() }
+        Self { started, nodes: HashMap::new(), counts: HashMap::new() }
     }
 
-    /// Takes in a pod on a node whose drain began at this time; says whether the pod has come back.
-    /// `is_new` says that the pod was not there before, `was_uncordoned` that somebody uncordoned the node meanwhile.
+    /// Applies a pod on a node whose drain started at `drain_started`. Returns whether the pod has returned.
+    /// `is_new` says that the pod was not on the node before, `was_uncordoned` that somebody has uncordoned the node meanwhile.
     pub fn observe(
         &mut self,
         pod: &Pod,
         is_new: bool,
-        began: Timestamp,
+        drain_started: Timestamp,
         was_uncordoned: bool,
         now: Timestamp,
     ) -> Option<Returned> {
         let (node, created) = (pod.node.as_ref()?, pod.created_at()?);
-        let known = self.times.get(&pod.uid).copied();
-        // Creation times are whole seconds: within the second in which the drain began, what is new came later.
+        let known = self.counts.get(&pod.uid).copied();
+        // Creation times are whole seconds: a new pod with the same second as the start of the drain was created later.
         let new = known.is_some() || (is_new && created >= whole_second(self.started));
-        if !(created > began || (new && created >= whole_second(began))) {
-            self.times.remove(&pod.uid);
+        if !(created > drain_started || (new && created >= whole_second(drain_started))) {
+            self.counts.remove(&pod.uid);
             return None;
         }
-        let times = known.unwrap_or_else(|| self.times(pod, node, began, created, now));
-        self.times.insert(pod.uid, times);
+        let returns = known.unwrap_or_else(|| self.count_returns(pod, node, drain_started, created, now));
+        self.counts.insert(pod.uid, returns);
         if pod.terminating || pod.is_finished() {
-            self.left(pod, times, now);
+            self.record_departure(pod, returns, now);
         }
-        let how = match tolerates_cordon(&pod.tolerations) {
-            true => Return::ToleratesCordon,
-            false if was_uncordoned => Return::Uncordoned,
-            false => Return::BypassesScheduler,
+        let cause = match tolerates_cordon(&pod.tolerations) {
+            true => ReturnCause::ToleratesCordon,
+            false if was_uncordoned => ReturnCause::Uncordoned,
+            false => ReturnCause::BypassesScheduler,
         };
-        let leaves = created.saturating_add(pause::after(times.saturating_sub(1))).unwrap_or(Timestamp::MAX);
-        // The first time it may have been scheduled right before the cordon.
-        (how == Return::ToleratesCordon || times > 1).then_some(Returned {
-            how,
+        let delay = backoff::delay(returns.saturating_sub(1));
+        let until = created.saturating_add(delay).unwrap_or(Timestamp::MAX);
+        // The first pod may have been scheduled right before the cordon.
+        (cause == ReturnCause::ToleratesCordon || returns > 1).then_some(Returned {
+            cause,
             since: created,
-            until: leaves,
+            until,
         })
     }
 
-    fn times(&self, pod: &Pod, node: &str, began: Timestamp, created: Timestamp, now: Timestamp) -> u32 {
-        let left = self.nodes.get(node).and_then(|owners| owners.get(&owner(pod)));
-        match left {
-            Some(left) if now.duration_since(left.at) < pause::QUIET => left.times.saturating_add(1),
+    fn count_returns(
+        &self,
+        pod: &Pod,
+        node: &str,
+        drain_started: Timestamp,
+        created: Timestamp,
+        now: Timestamp,
+    ) -> u32 {
+        let last = self.nodes.get(node).and_then(|owners| owners.get(&owner(pod)));
+        match last {
+            Some(last) if now.duration_since(last.at) < backoff::RESET_AFTER => {
+                last.returns.saturating_add(1)
+            }
             None if created < self.started => {
-                pause::times_within(created.duration_since(began)).saturating_add(1)
+                backoff::repetitions_within(created.duration_since(drain_started)).saturating_add(1)
             }
             _ => 1,
         }
     }
 
-    fn left(&mut self, pod: &Pod, times: u32, now: Timestamp) {
+    fn record_departure(&mut self, pod: &Pod, returns: u32, now: Timestamp) {
         let Some(node) = &pod.node else { return };
         let owners = self.nodes.entry(node.clone()).or_default();
-        owners.retain(|_, left| now.duration_since(left.at) < pause::QUIET);
-        let left = owners.entry(owner(pod)).or_insert(Left { times, at: now });
-        *left = Left { times: left.times.max(times), at: now };
+        owners.retain(|_, last| now.duration_since(last.at) < backoff::RESET_AFTER);
+        let last = owners.entry(owner(pod)).or_insert(Departure { returns, at: now });
+        *last = Departure { returns: last.returns.max(returns), at: now };
     }
 
-    /// A pod is gone.
-    pub fn remove(&mut self, pod: &Pod, now: Timestamp) {
-        if let Some(times) = self.times.remove(&pod.uid) {
-            self.left(pod, times, now);
+    /// Deletes a pod.
+    pub fn delete(&mut self, pod: &Pod, now: Timestamp) {
+        if let Some(returns) = self.counts.remove(&pod.uid) {
+            self.record_departure(pod, returns, now);
         }
     }
 
-    /// A node is gone, or nobody drains it any more.
+    /// Forgets a node that was deleted or is no longer drained.
     pub fn forget(&mut self, node: &str) {
         self.nodes.remove(node);
     }
@@ -144,10 +154,10 @@ mod tests {
         Pod::from_json(object.to_string().as_bytes()).unwrap()
     }
 
-    /// Lets a pod come back at once each time it is asked to leave, which begins at second 0; the seconds at which
-    /// it is asked.
-    fn asked(returns: &mut Returns, owner: Option<&str>, tolerates: bool, until: i64) -> Vec<i64> {
-        let (mut now, mut asked) = (1, Vec::new());
+    /// Simulates a pod that returns immediately each time it is evacuated. The drain starts at second 0. Returns the seconds at
+    /// which it is evacuated.
+    fn evacuation_times(returns: &mut Returns, owner: Option<&str>, tolerates: bool, until: i64) -> Vec<i64> {
+        let (mut now, mut times) = (1, Vec::new());
         for n in 0.. {
             let returned =
                 returns.observe(&pod(n, now, owner, tolerates, false), true, at(0), false, at(now));
@@ -158,28 +168,32 @@ mod tests {
             if now > until {
                 break;
             }
-            asked.push(now);
-            // A ReplicaSet makes another as soon as this one is asked; without one, when it is gone.
+            times.push(now);
+            // A ReplicaSet creates the next pod when this one terminates. Without a ReplicaSet, it is created when this one is gone.
             if owner.is_some() {
                 returns.observe(&pod(n, created, owner, tolerates, true), false, at(0), false, at(now));
             } else {
-                returns.remove(&pod(n, created, owner, tolerates, false), at(now));
+                returns.delete(&pod(n, created, owner, tolerates, false), at(now));
             }
         }
-        asked
+        times
     }
 
     #[test]
-    fn a_pod_that_comes_back_stays_longer_each_time() {
+    fn returning_pod_stays_longer_each_time() {
         let expected = [1, 11, 31, 71, 151, 311, 631, 1271, 2171, 3071];
         for (owner, tolerates) in [(Some("u1"), true), (Some("u1"), false), (None, true)] {
             let mut returns = Returns::new(at(-100));
-            assert_eq!(asked(&mut returns, owner, tolerates, 3600), expected, "{owner:?} {tolerates}");
+            assert_eq!(
+                evacuation_times(&mut returns, owner, tolerates, 3600),
+                expected,
+                "{owner:?} {tolerates}"
+            );
         }
     }
 
     #[test]
-    fn a_restart_does_not_start_the_loop_again() {
+    fn backoff_survives_a_restart() {
         for (created, expected) in [(5, at(15)), (40, at(80)), (400, at(720)), (9000, at(9900))] {
             let mut returns = Returns::new(at(created + 1));
             let returned = returns.observe(
@@ -194,28 +208,34 @@ mod tests {
     }
 
     #[test]
-    fn only_pods_that_came_after_the_drain_began_are_held() {
+    fn only_pods_created_during_the_drain_are_delayed() {
         let mut returns = Returns::new(at(-100));
-        let put = |returns: &mut Returns, n, created, tolerates, began| {
+        let put = |returns: &mut Returns, n, created, tolerates, drain_started| {
             let pod = pod(n, created, Some("u1"), tolerates, false);
-            returns.observe(&pod, false, began, false, at(created)).map(|r| r.until)
+            returns.observe(&pod, false, drain_started, false, at(created)).map(|r| r.until)
         };
-        assert_eq!(put(&mut returns, 1, -5, true, at(0)), None, "it was there before");
+        assert_eq!(put(&mut returns, 1, -5, true, at(0)), None, "it existed before");
         assert_eq!(put(&mut returns, 3, 5, false, at(0)), None, "scheduled right before the cordon");
-        assert_eq!(put(&mut returns, 4, 5, true, at(0)), Some(at(5)), "the first one leaves at once");
+        assert_eq!(put(&mut returns, 4, 5, true, at(0)), Some(at(5)), "the first pod leaves at once");
     }
 
     #[test]
     fn pods_created_in_the_second_the_drain_began_have_returned() {
-        let began = at(5).saturating_add(jiff::SignedDuration::from_millis(300)).unwrap();
+        let drain_started = at(5).saturating_add(jiff::SignedDuration::from_millis(300)).unwrap();
         let put = |returns: &mut Returns, n, is_new| {
-            let returned = returns.observe(&pod(n, 5, Some("u1"), true, false), is_new, began, false, began);
+            let returned = returns.observe(
+                &pod(n, 5, Some("u1"), true, false),
+                is_new,
+                drain_started,
+                false,
+                drain_started,
+            );
             let leaving = returned.is_some();
-            returns.observe(&pod(n, 5, Some("u1"), true, true), false, began, false, began);
+            returns.observe(&pod(n, 5, Some("u1"), true, true), false, drain_started, false, drain_started);
             (leaving, returned.map(|returned| returned.until))
         };
         let mut returns = Returns::new(at(-100));
-        assert_eq!(put(&mut returns, 1, false), (false, None), "it was there before");
+        assert_eq!(put(&mut returns, 1, false), (false, None), "it existed before");
         assert_eq!(put(&mut returns, 2, true), (true, Some(at(5))), "it leaves at once");
         assert_eq!(put(&mut returns, 3, true), (true, Some(at(15))));
         let mut returns = Returns::new(at(9));
@@ -223,9 +243,9 @@ mod tests {
     }
 
     #[test]
-    fn owners_and_nodes_are_counted_apart_and_forgotten_when_quiet() {
+    fn returns_are_counted_per_owner_and_node() {
         let mut returns = Returns::new(at(-100));
-        assert_eq!(asked(&mut returns, Some("u1"), true, 20), [1, 11]);
+        assert_eq!(evacuation_times(&mut returns, Some("u1"), true, 20), [1, 11]);
         let fresh = |returns: &mut Returns, n, owner: &str, now: i64| {
             let returned =
                 returns.observe(&pod(n, now, Some(owner), true, false), true, at(0), false, at(now));
@@ -233,8 +253,8 @@ mod tests {
         };
         assert!(fresh(&mut returns, 100, "u2", 12), "another owner");
         assert!(!fresh(&mut returns, 101, "u1", 13));
-        assert!(fresh(&mut returns, 102, "u1", 13 + 30 * 60), "after a quiet time");
-        asked(&mut returns, Some("u1"), true, 20);
+        assert!(fresh(&mut returns, 102, "u1", 13 + 30 * 60), "after the reset time");
+        evacuation_times(&mut returns, Some("u1"), true, 20);
         returns.forget("n1");
         assert!(fresh(&mut returns, 103, "u1", 25), "the node was deleted");
     }

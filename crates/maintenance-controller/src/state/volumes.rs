@@ -1,7 +1,7 @@
-//! Which volumes are attached to which node, and which belong to the claims of which pods.
+//! Maps nodes to attached volumes, and pods to the volumes of their claims.
 //!
-//! A VolumeAttachment names a persistent volume, a node's `volumesAttached` the driver and its handle: the same volume
-//! is in both as a rule, and counts once when it is known what it is called there.
+//! A VolumeAttachment has the name of the persistent volume. A node's `volumesAttached` has the driver and the volume handle.
+//! Usually the same volume is in both. It is counted once when its handle is known.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -12,44 +12,44 @@ use haulout_service_runtime::queue::Backoff;
 use jiff::Timestamp;
 
 use super::Claim;
-use crate::seen::AttachmentSeen;
+use crate::observed::ObservedAttachment;
 
 #[derive(Default)]
 pub(super) struct Volumes {
-    attachments: HashMap<Arc<str>, AttachmentSeen>,
-    /// The volumes of each node; twice where two attachments name the same.
+    attachments: HashMap<Arc<str>, ObservedAttachment>,
+    /// The volumes of each node. A volume with two attachments occurs twice.
     attached: HashMap<Arc<str>, Vec<Arc<str>>>,
-    /// The volumes of claims, as long as a pod names them.
-    claims: HashMap<Claim, Bound>,
-    /// What persistent volumes are called in `volumesAttached`, as far as that had to be looked up.
+    /// The volumes of claims that pods use.
+    claims: HashMap<Claim, Binding>,
+    /// The names of persistent volumes in `volumesAttached`, as far as they were looked up.
     handles: HashMap<Arc<str>, Option<Arc<str>>>,
     none: Arc<[Arc<str>]>,
 }
 
 /// Whether a claim has a volume.
-enum Bound {
-    To(Arc<str>),
-    /// It had none, so often in a row; when to ask again.
-    Not {
-        times: u32,
-        again: Timestamp,
+enum Binding {
+    Bound(Arc<str>),
+    /// It was unbound at the last lookups.
+    Unbound {
+        lookups: u32,
+        retry_at: Timestamp,
     },
 }
 
-impl Bound {
+impl Binding {
     fn volume(&self) -> Option<&Arc<str>> {
         match self {
-            Self::To(volume) => Some(volume),
-            Self::Not { .. } => None,
+            Self::Bound(volume) => Some(volume),
+            Self::Unbound { .. } => None,
         }
     }
 }
 
-/// How long to wait before a claim without a volume is asked for again.
-const ASK_AGAIN: Backoff = Backoff { first: Duration::from_secs(1), most: Duration::from_secs(300) };
+/// Backoff of lookups of an unbound claim.
+const LOOKUP_BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(300) };
 
 impl Volumes {
-    /// What is attached to a node, which reports these itself.
+    /// The volumes that are attached to a node. `reported` is the node's `volumesAttached`.
     pub fn attached_to(&self, node: &str, reported: &[Arc<str>]) -> BTreeSet<Arc<str>> {
         let known: BTreeSet<_> = self.attached.get(node).into_iter().flatten().cloned().collect();
         let handles: BTreeSet<_> = known.iter().filter_map(|volume| self.handle(volume)).collect();
@@ -61,8 +61,8 @@ impl Volumes {
         self.handles.get(volume)?.as_ref()
     }
 
-    /// The persistent volumes that are attached to a node, or belong to these pods, and whose handle is not known.
-    pub fn unknown_handles(&self, node: &str, pods: &[Arc<Pod>]) -> BTreeSet<Arc<str>> {
+    /// The persistent volumes that are attached to a node, or belong to these pods, and whose handle is not known yet.
+    pub fn handles_to_look_up(&self, node: &str, pods: &[Arc<Pod>]) -> BTreeSet<Arc<str>> {
         let attached = self.attached.get(node).into_iter().flatten().cloned();
         let claimed = pods
             .iter()
@@ -71,40 +71,44 @@ impl Volumes {
         attached.chain(claimed).filter(|volume| !self.handles.contains_key(volume)).collect()
     }
 
-    pub fn learn_handle(&mut self, volume: Arc<str>, handle: Option<Arc<str>>) {
+    pub fn set_volume_handle(&mut self, volume: Arc<str>, handle: Option<Arc<str>>) {
         self.handles.insert(volume, handle);
     }
 
-    /// Takes in an attachment, `None` if it is gone; the nodes that this concerns.
-    pub fn put_attachment(&mut self, name: Arc<str>, seen: Option<AttachmentSeen>) -> Vec<Arc<str>> {
-        let known = match &seen {
-            Some(seen) => self.attachments.insert(name, seen.clone()),
+    /// Applies an attachment; `None` if it was deleted. Returns the affected nodes.
+    pub fn apply_attachment(
+        &mut self,
+        name: Arc<str>,
+        observed: Option<ObservedAttachment>,
+    ) -> Vec<Arc<str>> {
+        let known = match &observed {
+            Some(observed) => self.attachments.insert(name, observed.clone()),
             None => self.attachments.remove(&name),
         };
-        if known == seen {
+        if known == observed {
             return Vec::new();
         }
-        let mut concerned = Vec::new();
+        let mut affected = Vec::new();
         if let Some(known) = known {
             self.handles.remove(&known.volume);
             if let Some(volumes) = self.attached.get_mut(&known.node) {
-                if let Some(place) = volumes.iter().position(|volume| *volume == known.volume) {
-                    volumes.swap_remove(place);
+                if let Some(index) = volumes.iter().position(|volume| *volume == known.volume) {
+                    volumes.swap_remove(index);
                 }
                 if volumes.is_empty() {
                     self.attached.remove(&known.node);
                 }
             }
-            concerned.push(known.node);
+            affected.push(known.node);
         }
-        if let Some(seen) = seen {
-            self.attached.entry(seen.node.clone()).or_default().push(seen.volume);
-            concerned.push(seen.node);
+        if let Some(observed) = observed {
+            self.attached.entry(observed.node.clone()).or_default().push(observed.volume);
+            affected.push(observed.node);
         }
-        concerned
+        affected
     }
 
-    /// The volumes of a pod, as far as they are known, under both names.
+    /// The known volumes of a pod, under both names.
     pub fn of_pod(&self, pod: &Pod) -> Arc<[Arc<str>]> {
         if pod.claims.is_empty() || self.claims.is_empty() {
             return self.none.clone();
@@ -113,44 +117,44 @@ impl Volumes {
         volumes.flat_map(|volume| [self.handle(&volume).cloned(), Some(volume)]).flatten().collect()
     }
 
-    /// The claims of these pods that have to be asked for.
-    pub fn unknown_claims(&self, pods: &[Arc<Pod>], now: Timestamp) -> BTreeSet<Claim> {
+    /// The claims of these pods that have to be looked up.
+    pub fn claims_to_look_up(&self, pods: &[Arc<Pod>], now: Timestamp) -> BTreeSet<Claim> {
         let all = pods.iter().flat_map(|pod| claims_of(pod));
-        let unknown = |claim: &Claim| match self.claims.get(claim) {
+        let is_due = |claim: &Claim| match self.claims.get(claim) {
             None => true,
-            Some(Bound::To(_)) => false,
-            Some(Bound::Not { again, .. }) => *again <= now,
+            Some(Binding::Bound(_)) => false,
+            Some(Binding::Unbound { retry_at, .. }) => *retry_at <= now,
         };
-        all.filter(unknown).collect()
+        all.filter(is_due).collect()
     }
 
-    /// When the next claim of these pods has to be asked for again.
-    pub fn next_claim(&self, pods: &[Arc<Pod>]) -> Option<Timestamp> {
+    /// When the next unbound claim of these pods has to be looked up again.
+    pub fn next_claim_lookup(&self, pods: &[Arc<Pod>]) -> Option<Timestamp> {
         let all = pods.iter().flat_map(|pod| claims_of(pod));
-        let again = all.filter_map(|claim| match self.claims.get(&claim)? {
-            Bound::To(_) => None,
-            Bound::Not { again, .. } => Some(*again),
+        let retries = all.filter_map(|claim| match self.claims.get(&claim)? {
+            Binding::Bound(_) => None,
+            Binding::Unbound { retry_at, .. } => Some(*retry_at),
         });
-        again.min()
+        retries.min()
     }
 
-    pub fn learn_claim(&mut self, claim: Claim, volume: Option<Arc<str>>, now: Timestamp) {
-        let bound = if let Some(volume) = volume {
-            Bound::To(volume)
+    pub fn set_claim_volume(&mut self, claim: Claim, volume: Option<Arc<str>>, now: Timestamp) {
+        let binding = if let Some(volume) = volume {
+            Binding::Bound(volume)
         } else {
-            let times = match self.claims.get(&claim) {
-                Some(Bound::Not { times, .. }) => times.saturating_add(1),
+            let lookups = match self.claims.get(&claim) {
+                Some(Binding::Unbound { lookups, .. }) => lookups.saturating_add(1),
                 _ => 1,
             };
-            let pause = ASK_AGAIN.delay(times, 1.0);
-            Bound::Not { times, again: now.saturating_add(pause).unwrap_or(Timestamp::MAX) }
+            let delay = LOOKUP_BACKOFF.delay(lookups, 1.0);
+            Binding::Unbound { lookups, retry_at: now.saturating_add(delay).unwrap_or(Timestamp::MAX) }
         };
-        self.claims.insert(claim, bound);
+        self.claims.insert(claim, binding);
     }
 
     pub fn forget_claims(&mut self, pod: &Pod) {
         for claim in claims_of(pod) {
-            if let Some(Bound::To(volume)) = self.claims.remove(&claim) {
+            if let Some(Binding::Bound(volume)) = self.claims.remove(&claim) {
                 self.handles.remove(&volume);
             }
         }

@@ -1,4 +1,4 @@
-//! Statuses over the course of a maintenance: what they say, that they come to rest, and that they fit.
+//! The status through the stages of a maintenance: its content, that it is stable, and its size.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::*;
 use crate::testing::{at, entry};
 use haulout_api_types::node_maintenance::PodType;
 use haulout_drain_planner::facts::{Blocked, PodKey};
-use haulout_drain_planner::{Blocker as Found, Counts, Waits};
+use haulout_drain_planner::{Blocker as Found, Counts, WaitCounts};
 
 fn plan() -> MaintenancePlan {
     MaintenancePlan {
@@ -20,8 +20,8 @@ fn plan() -> MaintenancePlan {
             pending: 3,
             evacuating: 2,
             targeted: 2,
-            left: 5,
-            waiting: waits(&[Waiting::Requested; 2]),
+            remaining: 5,
+            waiting: waits(&[WaitReason::Requested; 2]),
             ..Counts::default()
         },
         evacuated: 4,
@@ -43,8 +43,8 @@ fn plan() -> MaintenancePlan {
     }
 }
 
-fn waits(all: &[Waiting]) -> Waits {
-    let mut waits = Waits::default();
+fn waits(all: &[WaitReason]) -> WaitCounts {
+    let mut waits = WaitCounts::default();
     for waiting in all {
         waits.add(*waiting);
     }
@@ -71,9 +71,9 @@ fn show(status: &NodeMaintenanceStatus) -> Vec<String> {
 }
 
 #[test]
-fn pods_that_stay_are_counted_and_named() {
+fn skipped_pods_are_counted_and_listed() {
     let say = |skipped: u32, names: &[&str], drained: bool| {
-        let counts = Counts { skipped, left: u32::from(!drained), pending: 1, ..Counts::default() };
+        let counts = Counts { skipped, remaining: u32::from(!drained), pending: 1, ..Counts::default() };
         let skipped = names.iter().map(|name| pod_key(name)).collect();
         let plan = MaintenancePlan { drained, counts, skipped, nodes_drained: 2, ..plan() };
         let new = status(context(&NodeMaintenanceStatus::default(), Stage::Drain, 1), &plan);
@@ -115,7 +115,7 @@ fn conditions_from_stage_to_stage() {
     let counts = Counts { unsupported: 2, ..Counts::default() };
     let drained = MaintenancePlan { drained: true, counts, nodes_drained: 2, ..base.clone() };
     let volumes = MaintenancePlan {
-        counts: Counts { volumes: 1, left: 1, ..Counts::default() },
+        counts: Counts { volumes: 1, remaining: 1, ..Counts::default() },
         message: "Waiting for 1 volume to be detached.".into(),
         blockers_by_reason: BTreeMap::from([("VolumesAttached".into(), 1)]),
         ..base.clone()
@@ -133,7 +133,7 @@ fn conditions_from_stage_to_stage() {
             Stage::Drain,
             &blocked,
             &[
-                "Blocked=True DisruptionBudgetExhausted: Not leaving: 2 DisruptionBudgetExhausted, 1 Terminating",
+                "Blocked=True DisruptionBudgetExhausted: Blockers: 2 DisruptionBudgetExhausted, 1 Terminating",
                 all,
                 "Drained=False Evacuating: 5 pods have yet to leave",
             ],
@@ -143,7 +143,7 @@ fn conditions_from_stage_to_stage() {
             Stage::Drain,
             &waiting,
             &[
-                "Blocked=False WaitingForMaintenance: It waits for another maintenance",
+                "Blocked=False WaitingForMaintenance: Waiting for another maintenance",
                 all,
                 "Drained=False WaitingForMaintenance: Waiting for a",
             ],
@@ -153,7 +153,7 @@ fn conditions_from_stage_to_stage() {
             Stage::Drain,
             &volumes,
             &[
-                "Blocked=True VolumesAttached: Not leaving: 1 VolumesAttached",
+                "Blocked=True VolumesAttached: Blockers: 1 VolumesAttached",
                 all,
                 "Drained=False VolumesAttached: Waiting for 1 volume to be detached",
             ],
@@ -165,11 +165,11 @@ fn conditions_from_stage_to_stage() {
             &[
                 "Blocked=False NotBlocked: Nothing is left to evacuate",
                 all,
-                "Drained=True Complete: Every pod that has to leave has left; 2 pods are left alone, because nothing here evacuates their type (Unsupported)",
+                "Drained=True Complete: Every pod that has to leave has left; 2 pods stay, because this installation does not evacuate their type (Unsupported)",
             ],
         ),
         (
-            "without nodes any more",
+            "no nodes left",
             Stage::Drain,
             &nothing,
             &[
@@ -183,9 +183,9 @@ fn conditions_from_stage_to_stage() {
             Stage::Complete,
             &base,
             &[
-                "Blocked=False NotBlocked: Nothing is evacuated now",
+                "Blocked=False NotBlocked: No drain is in progress",
                 "Cordoned=False Released: The nodes are released",
-                "Drained=False Released: Completed before everything had left",
+                "Drained=False Released: Completed before the drain had finished",
             ],
         ),
     ];
@@ -193,7 +193,7 @@ fn conditions_from_stage_to_stage() {
     for (second, (what, stage, plan, expected)) in (0..).zip(cases) {
         let new = status(context(&old, stage, second), plan);
         assert_eq!(show(&new), expected, "{what}");
-        assert_eq!(status(context(&new, stage, second + 100), plan), new, "{what}: nothing to write twice");
+        assert_eq!(status(context(&new, stage, second + 100), plan), new, "{what}: no second write");
         assert_eq!(new.drain_status.is_some(), stage >= Stage::Drain);
         old = new;
     }
@@ -251,7 +251,7 @@ fn drained_needs_nodes_that_exist_and_are_cordoned() {
         (
             "uncordoned again and again",
             &race,
-            "Cordoned=False CordonRace: 1 of 2 nodes are cordoned; somebody makes n1 schedulable again and again, and it is cordoned again at 2023-11-14T22:13:27Z",
+            "Cordoned=False CordonRace: 1 of 2 nodes are cordoned; n1 is uncordoned repeatedly and is cordoned again at 2023-11-14T22:13:27Z",
             "Drained=False Cordoning: Waiting for 1 of 2 nodes to be cordoned",
         ),
         (
@@ -280,12 +280,12 @@ fn drained_needs_nodes_that_exist_and_are_cordoned() {
     for (what, plan, cordoned, drained) in cases {
         let new = status(context(&NodeMaintenanceStatus::default(), Stage::Drain, 1), plan);
         assert_eq!(show(&new)[1..], [cordoned, drained], "{what}");
-        assert_eq!(status(context(&new, Stage::Drain, 9), plan), new, "{what}: nothing to write twice");
+        assert_eq!(status(context(&new, Stage::Drain, 9), plan), new, "{what}: no second write");
     }
 }
 
 #[test]
-fn a_condition_keeps_its_time_as_long_as_its_status_holds_and_others_keep_theirs() {
+fn condition_time_changes_only_with_its_status() {
     let foreign = Condition {
         type_: "Approved".into(),
         status: "True".into(),
@@ -307,7 +307,7 @@ fn a_condition_keeps_its_time_as_long_as_its_status_holds_and_others_keep_theirs
 }
 
 #[test]
-fn the_first_twenty_blockers_are_sorted_and_keep_their_time() {
+fn first_blockers_are_sorted_and_keep_their_time() {
     let many = |from: usize| -> Vec<_> {
         (from..30).rev().map(|i| pod_blocker("n", &format!("pod-{i:02}"), "Terminating", None)).collect()
     };
@@ -344,8 +344,8 @@ fn the_first_twenty_blockers_are_sorted_and_keep_their_time() {
 }
 
 #[test]
-fn an_evacuator_at_work_does_not_block() {
-    let waiting = waits(&[Waiting::GracePeriod, Waiting::EvacuatorActive, Waiting::Order]);
+fn active_evacuator_is_not_a_blocker() {
+    let waiting = waits(&[WaitReason::GracePeriod, WaitReason::EvacuatorActive, WaitReason::Order]);
     let plan = MaintenancePlan { counts: Counts { waiting, ..plan().counts }, ..plan() };
     let new = status(context(&NodeMaintenanceStatus::default(), Stage::Drain, 1), &plan);
     assert_eq!(
@@ -355,7 +355,7 @@ fn an_evacuator_at_work_does_not_block() {
 }
 
 #[test]
-fn what_was_drained_stays_readable_after_completion() {
+fn drain_status_stays_after_completion() {
     let drained = MaintenancePlan { drained: true, message: "Drained".into(), evacuated: 4, ..plan() };
     let old = status(context(&NodeMaintenanceStatus::default(), Stage::Drain, 1), &drained);
     let over = MaintenancePlan { message: String::new(), counts: Counts::default(), evacuated: 5, ..plan() };
@@ -366,15 +366,18 @@ fn what_was_drained_stays_readable_after_completion() {
         show(&new).contains(&"Drained=True Complete: Every pod that has to leave has left".into()),
         "{new:?}"
     );
-    // One that was completed halfway says so, and nothing that is no longer true.
+    // A maintenance that was completed before the drain had finished says so, and does not list what it waited for.
     let old = status(context(&NodeMaintenanceStatus::default(), Stage::Drain, 1), &leaving("x", "copying"));
     let new = status(context(&old, Stage::Complete, 2), &over);
     let drain = new.drain_status.unwrap();
-    assert_eq!((drain.drain_message.as_str(), drain.pods_left), ("Completed before everything had left", 5));
+    assert_eq!(
+        (drain.drain_message.as_str(), drain.pods_left),
+        ("Completed before the drain had finished", 5)
+    );
     assert_eq!((drain.waiting_for, drain.blockers), (vec![], vec![]));
 }
 
-/// One pod in the hands of an evacuator and one in its grace period.
+/// One pod with an active evacuator and one in its grace period.
 fn leaving(class: &str, message: &str) -> MaintenancePlan {
     let turn = Turn {
         class: class.into(),
@@ -383,20 +386,20 @@ fn leaving(class: &str, message: &str) -> MaintenancePlan {
         until: at(600),
         expected: Some(at(300)),
     };
-    let one = |pod: &str, waiting, turn: Option<Turn>, deadline| {
-        ("n".into(), Awaited { pod: pod_key(pod), waiting, turn: turn.map(Arc::new), deadline })
+    let one = |pod: &str, reason, turn: Option<Turn>, deadline| {
+        ("n".into(), WaitingPod { pod: pod_key(pod), reason, turn: turn.map(Arc::new), deadline })
     };
     MaintenancePlan {
         waiting_for: vec![
-            one("a", Waiting::EvacuatorActive, Some(turn), None),
-            one("b", Waiting::GracePeriod, None, Some(at(30))),
+            one("a", WaitReason::EvacuatorActive, Some(turn), None),
+            one("b", WaitReason::GracePeriod, None, Some(at(30))),
         ],
         ..plan()
     }
 }
 
 #[test]
-fn what_is_waited_for_is_listed_with_until_when() {
+fn waiting_pods_are_listed_with_times() {
     let shown = |status: &NodeMaintenanceStatus| {
         let drain = status.drain_status.clone().unwrap();
         let second = |time: Time| time.0.duration_since(at(0)).as_secs();
@@ -415,46 +418,46 @@ fn what_is_waited_for_is_listed_with_until_when() {
     };
     let old = NodeMaintenanceStatus::default();
     let first = status(context(&old, Stage::Drain, 1), &leaving("x.example.com", "copying"));
-    let ending = "b TerminationGracePeriod: it is terminating, and its grace period is not over";
+    let ending = "b TerminationGracePeriod: the pod is terminating within its grace period";
     assert_eq!(
         shown(&first),
         [
-            "a EvacuatorActive: evacuator x.example.com is in charge: copying since 1 until Some(600) expected Some(300)".into(),
+            "a EvacuatorActive: evacuator x.example.com is active: copying since 1 until Some(600) expected Some(300)".into(),
             format!("{ending} since 1 until Some(30) expected None"),
         ]
     );
-    // Words alone are no new wait, and written less often; another evacuator is.
+    // A new message alone does not start a new wait, and is written less often. Another evacuator does.
     let second = status(context(&first, Stage::Drain, 5), &leaving("x.example.com", "half done"));
-    assert!(differs_in_words_alone(&first, &second) && first != second);
+    assert!(only_messages_differ(&first, &second) && first != second);
     assert!(shown(&second)[0].contains("half done since 1"), "{:?}", shown(&second));
     let third = status(context(&second, Stage::Drain, 9), &leaving("y.example.com", ""));
-    assert!(!differs_in_words_alone(&second, &third));
-    assert!(shown(&third)[0].contains("evacuator y.example.com is in charge since 9"), "{:?}", shown(&third));
+    assert!(!only_messages_differ(&second, &third));
+    assert!(shown(&third)[0].contains("evacuator y.example.com is active since 9"), "{:?}", shown(&third));
     assert!(shown(&third)[1].contains("since 1"), "{:?}", shown(&third));
 }
 
 #[test]
-fn refused_writes_are_reported_in_every_stage() {
+fn rejected_writes_are_reported_in_every_stage() {
     let refused = Blocked { reason: "NodeUpdateRefused".into(), message: "no".into(), since: None };
     let mut plan = plan();
     plan.blockers = vec![(Some("n1".into()), Found::new(None, &refused))];
     plan.blockers_by_reason = BTreeMap::from([("NodeUpdateRefused".into(), 1)]);
-    let said = |stage| {
+    let message = |stage| {
         let new = status(context(&NodeMaintenanceStatus::default(), stage, 1), &plan);
         show(&new).into_iter().find(|text| text.starts_with("Blocked"))
     };
-    let elsewhere = "Blocked=True NodeUpdateRefused: Not written: 1 NodeUpdateRefused; node n1: no";
+    let elsewhere = "Blocked=True NodeUpdateRefused: Rejected writes: 1 NodeUpdateRefused; node n1: no";
     for stage in [Stage::Idle, Stage::Cordon, Stage::Complete] {
-        assert_eq!(said(stage).as_deref(), Some(elsewhere), "{stage:?}");
+        assert_eq!(message(stage).as_deref(), Some(elsewhere), "{stage:?}");
     }
-    let drain = "Blocked=True NodeUpdateRefused: Not leaving: 1 NodeUpdateRefused";
-    assert_eq!(said(Stage::Drain).as_deref(), Some(drain));
+    let drain = "Blocked=True NodeUpdateRefused: Blockers: 1 NodeUpdateRefused";
+    assert_eq!(message(Stage::Drain).as_deref(), Some(drain));
 }
 
 #[test]
-fn events_tell_what_has_begun_and_what_has_changed() {
+fn status_changes_emit_events() {
     let reasons = |old: &NodeMaintenanceStatus, new: &NodeMaintenanceStatus| -> Vec<&str> {
-        notices(old, new).into_iter().map(|notice| notice.reason).collect()
+        transition_events(old, new).into_iter().map(|event| event.reason).collect()
     };
     let empty = NodeMaintenanceStatus::default();
     let by_reason = BTreeMap::from([("Terminating".into(), 1)]);
@@ -464,7 +467,7 @@ fn events_tell_what_has_begun_and_what_has_changed() {
         &MaintenancePlan { blockers_by_reason: by_reason, ..plan() },
     );
     let drained = status(context(&blocked, Stage::Drain, 3), &MaintenancePlan { drained: true, ..plan() });
-    assert_eq!(reasons(&empty, &draining), ["StageStarted"; 2], "who drains at once cordons, too");
+    assert_eq!(reasons(&empty, &draining), ["StageStarted"; 2], "Drain includes Cordon");
     assert_eq!(reasons(&draining, &blocked), ["Blocked"]);
     assert_eq!(reasons(&blocked, &drained), ["Drained", "Unblocked"]);
     assert_eq!(reasons(&drained, &drained), [""; 0]);
@@ -475,29 +478,29 @@ fn events_tell_what_has_begun_and_what_has_changed() {
         ..plan()
     };
     assert_eq!(fast_forwarded(&plan(), &mut known), None);
-    let told = fast_forwarded(&forwarded(&["a", "b"]), &mut known).unwrap();
+    let reported = fast_forwarded(&forwarded(&["a", "b"]), &mut known).unwrap();
     assert!(
-        told.message.starts_with("Fast-forwarded: on nodes that it shares or has shared with a, b, pods"),
+        reported.message.starts_with("Fast-forwarded: on nodes shared with a, b, pods"),
         "{}",
-        told.message
+        reported.message
     );
-    assert_eq!(fast_forwarded(&forwarded(&["b"]), &mut known), None, "once is enough");
+    assert_eq!(fast_forwarded(&forwarded(&["b"]), &mut known), None, "it is reported only once");
     assert!(fast_forwarded(&forwarded(&["b", "c"]), &mut known).unwrap().message.contains("with c, pods"));
 }
 
 #[test]
-fn cordons_are_told_of_when_they_race_or_stay() {
-    let told = |notice| {
-        let notice = cordon_notice("n", notice);
-        (notice.reason, notice.warning)
+fn cordon_events_have_reason_and_severity() {
+    let reported = |event| {
+        let event = cordon_event("n", event);
+        (event.reason, event.warning)
     };
-    assert_eq!(told(CordonNotice::Reverted), ("CordonRace", true));
-    assert_eq!(told(CordonNotice::LeftCordoned), ("LeftCordoned", false));
+    assert_eq!(reported(CordonEvent::Reverted), ("CordonRace", true));
+    assert_eq!(reported(CordonEvent::LeftCordoned), ("LeftCordoned", false));
 }
 
-/// Names as long as they may be, a plan as long as it may be, messages that go on and on: etcd takes 1.5 MiB.
+/// With names and plans of maximum length, and very long messages. The limit of etcd is 1.5 MiB.
 #[test]
-fn the_status_of_five_thousand_nodes_fits_its_object() {
+fn status_of_five_thousand_nodes_fits() {
     let long = "x".repeat(253);
     let selector = "y".repeat(63);
     let mut plan = plan();

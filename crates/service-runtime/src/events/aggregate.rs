@@ -1,6 +1,6 @@
-//! Decides which events are written. The first of its kind on an object is written at once, repeats as a
-//! series at growing intervals; and when very many objects have the same news at once, some get an event of
-//! their own and one tells of the rest.
+//! Decides which events are written. The first event is written at once, equal ones as a series at growing intervals.
+//! If very many objects have events with the same reason at once, some get their own event, and one event summarizes
+//! the rest.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -8,14 +8,14 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 
-use super::{MAX_NOTE, News, Severity, shorten};
+use super::{MAX_NOTE_BYTES, NewEvent, Severity, truncate};
 
-/// How long a repeat waits to be written: doubling from the first to the last.
+/// Delay of the update of a series. It doubles from the first to the last value.
 const REPEAT_FIRST: Duration = Duration::from_secs(10);
 const REPEAT_LAST: Duration = Duration::from_secs(320);
-/// After this long without a repeat, the next one is a new event.
+/// After this time without a repeat, an equal event is a new event.
 const FORGET_AFTER: Duration = Duration::from_secs(640);
-/// How many events of one reason are written at once, and how many more a second after that.
+/// Number of events with one reason that are written at once, and per second after that.
 const BURST: u32 = 50;
 const PER_SECOND: u32 = 10;
 
@@ -23,12 +23,12 @@ const PER_SECOND: u32 = 10;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Write {
     /// A new event.
-    Create { name: String, news: News, first: Timestamp },
-    /// It has happened again, this often in all.
+    Create { name: String, event: NewEvent, first: Timestamp },
+    /// An update of the total count.
     Repeat { name: String, regarding: ObjectReference, count: i32, last: Timestamp },
 }
 
-/// News on the same object that say the same.
+/// The fields in which equal events agree.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     kind: String,
@@ -48,73 +48,75 @@ struct Series {
     count: i32,
     written: i32,
     last: Timestamp,
-    /// When the last write was, and how long the next one waits after it.
+    /// The time of the last write, and the delay of the next.
     wrote: Timestamp,
     wait: Duration,
 }
 
-/// The budget of one reason, and who had to go without.
+/// The rate limit of one reason, and its suppressed events.
 #[derive(Debug)]
 struct Budget {
     left: u32,
     refilled: Timestamp,
-    /// The latest that was held back, and how many others.
-    held: Option<(News, Timestamp, u32)>,
+    /// The latest suppressed event, its time, and the number of others.
+    suppressed: Option<(NewEvent, Timestamp, u32)>,
 }
 
-/// All that has been seen lately.
+/// The recent events.
 #[derive(Debug, Default)]
 pub(super) struct Aggregator {
     series: HashMap<Key, Series>,
     budgets: BTreeMap<&'static str, Budget>,
     new: Vec<Write>,
-    /// Makes names unique that begin in the same microsecond.
+    /// Makes names unique within one microsecond.
     number: u64,
 }
 
 impl Aggregator {
-    /// Takes news.
-    pub(super) fn observe(&mut self, news: News, now: Timestamp) {
-        let key = Key::of(&news);
+    /// Adds an event.
+    pub(super) fn observe(&mut self, event: NewEvent, now: Timestamp) {
+        let key = Key::of(&event);
         if let Some(series) = self.series.get_mut(&key)
-            && !is_over(series, now)
+            && !is_expired(series, now)
         {
             series.count = series.count.saturating_add(1);
             series.last = now;
             return;
         }
-        let budget =
-            self.budgets.entry(news.reason).or_insert(Budget { left: BURST, refilled: now, held: None });
+        let budget = self.budgets.entry(event.reason).or_insert(Budget {
+            left: BURST,
+            refilled: now,
+            suppressed: None,
+        });
         budget.refill(now);
         if budget.left == 0 {
-            let others = budget.held.take().map_or(0, |(_, _, others)| others + 1);
-            budget.held = Some((news, now, others));
+            let others = budget.suppressed.take().map_or(0, |(_, _, others)| others + 1);
+            budget.suppressed = Some((event, now, others));
             return;
         }
         budget.left -= 1;
-        self.begin(key, news, now, now);
+        self.start_series(key, event, now, now);
     }
 
-    /// What is to be written by now.
+    /// The writes that are due.
     pub(super) fn due(&mut self, now: Timestamp) -> Vec<Write> {
         let mut released = Vec::new();
         for budget in self.budgets.values_mut() {
             budget.refill(now);
             if budget.left > 0
-                && let Some((mut news, seen, others)) = budget.held.take()
+                && let Some((mut event, time, others)) = budget.suppressed.take()
             {
                 budget.left -= 1;
                 if others > 0 {
-                    let rest =
-                        format!(" (and the like for {others} others, in one event to spare the API server)");
-                    shorten(&mut news.note, MAX_NOTE - rest.len());
-                    news.note.push_str(&rest);
+                    let rest = format!(" (and {others} similar events on other objects)");
+                    truncate(&mut event.note, MAX_NOTE_BYTES - rest.len());
+                    event.note.push_str(&rest);
                 }
-                released.push((news, seen));
+                released.push((event, time));
             }
         }
-        for (news, seen) in released {
-            self.begin(Key::of(&news), news, seen, now);
+        for (event, time) in released {
+            self.start_series(Key::of(&event), event, time, now);
         }
         let mut writes = std::mem::take(&mut self.new);
         self.series.retain(|_, series| {
@@ -129,13 +131,13 @@ impl Aggregator {
                     last: series.last,
                 });
             }
-            series.count > series.written || !is_over(series, now)
+            series.count > series.written || !is_expired(series, now)
         });
         writes
     }
 
-    /// All that would be written later, for the end.
-    pub(super) fn rest(&mut self, now: Timestamp) -> Vec<Write> {
+    /// All pending writes, for shutdown.
+    pub(super) fn flush(&mut self, now: Timestamp) -> Vec<Write> {
         for budget in self.budgets.values_mut() {
             budget.left = budget.left.max(1);
         }
@@ -145,24 +147,24 @@ impl Aggregator {
         self.due(now)
     }
 
-    /// The event of this name is not there: what would repeat it begins anew.
+    /// The event with this name does not exist: the next equal event is a new event.
     pub(super) fn forget(&mut self, name: &str) {
         self.series.retain(|_, series| series.name != name);
     }
 
-    /// When to look again, if nothing is observed before.
+    /// The time of the next write, if no event is added before.
     pub(super) fn next_due(&self) -> Option<Timestamp> {
         let repeats = self.series.values().map(|series| {
             if series.count > series.written { next_write(series) } else { after(series.last, FORGET_AFTER) }
         });
-        let held = self.budgets.values().filter(|budget| budget.held.is_some());
-        repeats.chain(held.map(|budget| after(budget.refilled, Duration::from_secs(1)))).min()
+        let suppressed = self.budgets.values().filter(|budget| budget.suppressed.is_some());
+        repeats.chain(suppressed.map(|budget| after(budget.refilled, Duration::from_secs(1)))).min()
     }
 
-    fn begin(&mut self, key: Key, news: News, first: Timestamp, now: Timestamp) {
+    fn start_series(&mut self, key: Key, event: NewEvent, first: Timestamp, now: Timestamp) {
         self.number += 1;
-        // As client-go names them: the object's name and something unique.
-        let object: String = news.regarding.name.as_deref().unwrap_or("unnamed").chars().take(200).collect();
+        // Like in client-go: the name of the object and a unique suffix.
+        let object: String = event.regarding.name.as_deref().unwrap_or("unnamed").chars().take(200).collect();
         let name = format!(
             "{}.{:x}{:04x}",
             object.trim_end_matches(['-', '.']),
@@ -171,7 +173,7 @@ impl Aggregator {
         );
         let series = Series {
             name: name.clone(),
-            regarding: news.regarding.clone(),
+            regarding: event.regarding.clone(),
             count: 1,
             written: 1,
             last: now,
@@ -179,29 +181,29 @@ impl Aggregator {
             wait: REPEAT_FIRST,
         };
         self.series.insert(key, series);
-        self.new.push(Write::Create { name, news, first });
+        self.new.push(Write::Create { name, event, first });
     }
 }
 
 impl Key {
-    fn of(news: &News) -> Self {
+    fn of(event: &NewEvent) -> Self {
         let part = |text: &Option<String>| text.clone().unwrap_or_default();
         Self {
-            kind: part(&news.regarding.kind),
-            namespace: part(&news.regarding.namespace),
-            name: part(&news.regarding.name),
-            uid: part(&news.regarding.uid),
-            severity: news.severity,
-            reason: news.reason,
-            action: news.action,
-            note: news.note.clone(),
+            kind: part(&event.regarding.kind),
+            namespace: part(&event.regarding.namespace),
+            name: part(&event.regarding.name),
+            uid: part(&event.regarding.uid),
+            severity: event.severity,
+            reason: event.reason,
+            action: event.action,
+            note: event.note.clone(),
         }
     }
 }
 
 impl Budget {
     fn refill(&mut self, now: Timestamp) {
-        // Somebody has set the clock back.
+        // The clock may have been set back.
         self.refilled = self.refilled.min(now);
         let seconds = u32::try_from(now.duration_since(self.refilled).as_secs()).unwrap_or(0);
         if seconds > 0 {
@@ -219,7 +221,7 @@ fn next_write(series: &Series) -> Timestamp {
     after(series.wrote, series.wait)
 }
 
-fn is_over(series: &Series, now: Timestamp) -> bool {
+fn is_expired(series: &Series, now: Timestamp) -> bool {
     now >= after(series.last, FORGET_AFTER)
 }
 
@@ -231,8 +233,8 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn news(object: &str, note: &str) -> News {
-        News {
+    fn event(object: &str, note: &str) -> NewEvent {
+        NewEvent {
             regarding: ObjectReference {
                 name: Some(object.into()),
                 uid: Some(object.into()),
@@ -254,8 +256,8 @@ mod tests {
         (creates, repeats.collect())
     }
 
-    /// Runs the aggregator on until nothing is due any more, and gives all that it writes.
-    fn settle(aggregator: &mut Aggregator, mut now: Timestamp) -> Vec<Write> {
+    /// Advances the time until nothing is pending, and returns all writes.
+    fn run_to_end(aggregator: &mut Aggregator, mut now: Timestamp) -> Vec<Write> {
         let mut writes = aggregator.due(now);
         while let Some(due) = aggregator.next_due() {
             now = due.max(now);
@@ -265,21 +267,21 @@ mod tests {
     }
 
     #[test]
-    fn a_thousand_alike_on_one_object_cost_two_writes() {
+    fn thousand_equal_events_on_one_object_cost_two_writes() {
         let mut aggregator = Aggregator::default();
         for _ in 0..1000 {
-            aggregator.observe(news("a", "x"), at(0));
+            aggregator.observe(event("a", "x"), at(0));
         }
-        assert_eq!(count(&settle(&mut aggregator, at(0))), (1, vec![1000]));
-        assert!(aggregator.series.is_empty(), "nothing is kept for ever");
+        assert_eq!(count(&run_to_end(&mut aggregator, at(0))), (1, vec![1000]));
+        assert!(aggregator.series.is_empty(), "old series are removed");
     }
 
     #[test]
-    fn the_first_is_written_at_once_and_repeats_at_growing_intervals() {
+    fn first_event_is_immediate_and_repeats_back_off() {
         let mut aggregator = Aggregator::default();
         let mut log = Vec::new();
         for second in 0..200 {
-            aggregator.observe(news("a", "x"), at(second));
+            aggregator.observe(event("a", "x"), at(second));
             for write in aggregator.due(at(second)) {
                 log.push((second, count(&[write])));
             }
@@ -290,38 +292,35 @@ mod tests {
     }
 
     #[test]
-    fn other_objects_and_other_notes_are_other_events() {
+    fn different_objects_or_notes_are_different_events() {
         let mut aggregator = Aggregator::default();
         for (object, note) in [("a", "x"), ("b", "x"), ("a", "y")] {
-            aggregator.observe(news(object, note), at(0));
+            aggregator.observe(event(object, note), at(0));
         }
         assert_eq!(count(&aggregator.due(at(0))), (3, vec![]));
     }
 
     #[test]
-    fn the_same_news_on_a_thousand_objects_spare_the_api_server_and_say_so() {
+    fn same_event_on_a_thousand_objects_is_summarized() {
         let mut aggregator = Aggregator::default();
         for number in 0..1000 {
-            aggregator.observe(news(&format!("pod-{number}"), "leaving"), at(0));
+            aggregator.observe(event(&format!("pod-{number}"), "leaving"), at(0));
         }
-        let writes = settle(&mut aggregator, at(0));
+        let writes = run_to_end(&mut aggregator, at(0));
         assert_eq!(count(&writes), (51, vec![]));
-        let mut told = writes.iter().filter_map(|write| match write {
-            Write::Create { news, .. } => Some(news.note.as_str()),
+        let mut notes = writes.iter().filter_map(|write| match write {
+            Write::Create { event, .. } => Some(event.note.as_str()),
             Write::Repeat { .. } => None,
         });
-        assert_eq!(
-            told.next_back().unwrap(),
-            "leaving (and the like for 949 others, in one event to spare the API server)"
-        );
+        assert_eq!(notes.next_back().unwrap(), "leaving (and 949 similar events on other objects)");
     }
 
     #[test]
-    fn after_a_long_silence_it_is_a_new_event() {
+    fn repeat_after_a_long_pause_is_a_new_event() {
         let mut aggregator = Aggregator::default();
-        aggregator.observe(news("a", "x"), at(0));
+        aggregator.observe(event("a", "x"), at(0));
         aggregator.due(at(0));
-        aggregator.observe(news("a", "x"), at(641));
+        aggregator.observe(event("a", "x"), at(641));
         assert_eq!(count(&aggregator.due(at(641))), (1, vec![]));
     }
 }

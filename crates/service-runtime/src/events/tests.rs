@@ -1,4 +1,4 @@
-//! Which events reach the API server, and how they look there.
+//! Tests of the events that the API server receives.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,15 +10,15 @@ use tower::service_fn;
 
 use super::*;
 
-/// What the API server was asked to do, in order.
-type Asked = Arc<Mutex<Vec<(Method, Value)>>>;
+/// The requests to the API server, in order.
+type SentRequests = Arc<Mutex<Vec<(Method, Value)>>>;
 
-/// A recorder whose events go to an API server that answers with these codes, and then with 200.
+/// A publisher for an API server that answers with these codes, and then with 200.
 fn start(
     codes: impl Into<Vec<u16>>,
-) -> (Events, Asked, Metrics, CancellationToken, tokio::task::JoinHandle<()>) {
-    let asked = Asked::default();
-    let (log, codes) = (Arc::clone(&asked), Arc::new(Mutex::new(codes.into().into_iter())));
+) -> (Events, SentRequests, Metrics, CancellationToken, tokio::task::JoinHandle<()>) {
+    let sent = SentRequests::default();
+    let (log, codes) = (Arc::clone(&sent), Arc::new(Mutex::new(codes.into().into_iter())));
     let service = service_fn(move |request: Request<Body>| {
         let (log, code) = (Arc::clone(&log), codes.lock().unwrap().next().unwrap_or(200));
         async move {
@@ -40,11 +40,11 @@ fn start(
         Events::new(client, "haulout-test".into(), "test-1".into(), Clock::default(), metrics.clone());
     let stop = CancellationToken::new();
     let task = tokio::spawn(writer.run(stop.clone()));
-    (events, asked, metrics, stop, task)
+    (events, sent, metrics, stop, task)
 }
 
-fn news(name: &str, note: &str) -> News {
-    News {
+fn event(name: &str, note: &str) -> NewEvent {
+    NewEvent {
         regarding: ObjectReference {
             name: Some(name.into()),
             uid: Some(name.into()),
@@ -57,35 +57,35 @@ fn news(name: &str, note: &str) -> News {
     }
 }
 
-async fn until_asked(asked: &Asked, times: usize) -> Vec<(Method, Value)> {
+async fn wait_for_requests(sent: &SentRequests, times: usize) -> Vec<(Method, Value)> {
     let wait = async {
-        while asked.lock().unwrap().len() < times {
+        while sent.lock().unwrap().len() < times {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), wait).await.expect("it is asked in time");
-    asked.lock().unwrap().clone()
+    tokio::time::timeout(Duration::from_secs(20), wait).await.expect("it is sent in time");
+    sent.lock().unwrap().clone()
 }
 
 #[tokio::test]
-async fn an_event_after_a_long_silence_carries_the_time_at_which_it_happened() {
-    let (events, asked, ..) = start([]);
+async fn event_after_idle_time_has_its_own_timestamp() {
+    let (events, sent, ..) = start([]);
     tokio::time::sleep(Duration::from_millis(200)).await;
     let before = Timestamp::now();
-    events.publish(news("a", "x"));
-    let written = until_asked(&asked, 1).await;
+    events.publish(event("a", "x"));
+    let written = wait_for_requests(&sent, 1).await;
     let time: Timestamp = written[0].1["eventTime"].as_str().unwrap().parse().unwrap();
     assert!(time.as_microsecond() >= before.as_microsecond(), "{time} is before {before}");
 }
 
 #[tokio::test]
-async fn a_note_is_as_long_as_the_api_server_takes_it_in_bytes() {
-    let (events, asked, ..) = start([]);
+async fn note_is_truncated_to_the_api_server_limit() {
+    let (events, sent, ..) = start([]);
     let cases = ["x".repeat(1024), "x".repeat(1025), "ä".repeat(600), format!("x{}", "…".repeat(1500))];
     for note in &cases {
-        events.publish(news("a", note));
+        events.publish(event("a", note));
     }
-    for ((_, event), note) in until_asked(&asked, cases.len()).await.iter().zip(&cases) {
+    for ((_, event), note) in wait_for_requests(&sent, cases.len()).await.iter().zip(&cases) {
         let written = event["note"].as_str().unwrap();
         let start = written.strip_suffix('…').unwrap_or(written);
         assert!(written.len() <= 1024 && written.len() >= note.len().min(1019), "{} bytes", written.len());
@@ -94,43 +94,44 @@ async fn a_note_is_as_long_as_the_api_server_takes_it_in_bytes() {
 }
 
 #[tokio::test]
-async fn an_event_that_could_not_be_written_is_written_when_it_happens_again() {
+async fn failed_event_is_written_when_it_recurs() {
     for code in [500, 404] {
-        let (events, asked, metrics, ..) = start([code]);
-        events.publish(news("a", "x"));
-        until_asked(&asked, 1).await;
-        let dropped = || metrics.encode().unwrap().contains("events_dropped_total 1");
+        let (events, sent, metrics, ..) = start([code]);
+        events.publish(event("a", "x"));
+        wait_for_requests(&sent, 1).await;
+        let dropped = || metrics.encode().unwrap().contains("haulout_events_dropped_total 1");
         while !dropped() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        events.publish(news("a", "x"));
-        let methods: Vec<_> = until_asked(&asked, 2).await.into_iter().map(|(method, _)| method).collect();
+        events.publish(event("a", "x"));
+        let methods: Vec<_> =
+            wait_for_requests(&sent, 2).await.into_iter().map(|(method, _)| method).collect();
         assert_eq!(methods, [Method::POST, Method::POST], "{code}");
     }
 }
 
 #[tokio::test]
-async fn what_waits_for_its_time_is_written_at_the_end() {
-    let (events, asked, _, stop, task) = start([]);
-    events.publish(news("a", "x"));
-    until_asked(&asked, 1).await;
+async fn pending_events_are_written_at_shutdown() {
+    let (events, sent, _, stop, task) = start([]);
+    events.publish(event("a", "x"));
+    wait_for_requests(&sent, 1).await;
     for _ in 0..9 {
-        events.publish(news("a", "x"));
+        events.publish(event("a", "x"));
     }
     for number in 0..100 {
-        events.publish(news(&format!("pod-{number}"), "y"));
+        events.publish(event(&format!("pod-{number}"), "y"));
     }
     stop.cancel();
     task.await.unwrap();
-    let asked = asked.lock().unwrap();
-    let counts: Vec<_> = asked.iter().filter_map(|(_, body)| body["series"]["count"].as_i64()).collect();
+    let sent = sent.lock().unwrap();
+    let counts: Vec<_> = sent.iter().filter_map(|(_, body)| body["series"]["count"].as_i64()).collect();
     assert_eq!(counts.last(), Some(&10), "{counts:?}");
-    // How many get an event of their own depends on how much time has passed; nobody is left out.
-    let notes: Vec<_> = asked.iter().filter_map(|(_, body)| body["note"].as_str()).collect();
+    // The number of individual events depends on timing, but every object is counted.
+    let notes: Vec<_> = sent.iter().filter_map(|(_, body)| body["note"].as_str()).collect();
     let of_their_own = notes.iter().filter(|note| note.starts_with('y')).count();
     let others =
-        |note: &&str| note.split_once("the like for ")?.1.split_once(" others")?.0.parse::<usize>().ok();
+        |note: &&str| note.split_once("(and ")?.1.split_once(" similar events")?.0.parse::<usize>().ok();
     let others: usize = notes.iter().filter_map(others).sum();
-    assert_eq!(of_their_own + others, 100, "{:?}", asked.last());
-    assert!(others > 0, "they were not too many");
+    assert_eq!(of_their_own + others, 100, "{:?}", sent.last());
+    assert!(others > 0, "no event was suppressed");
 }

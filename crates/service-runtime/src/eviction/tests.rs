@@ -1,4 +1,4 @@
-//! Every answer with its meaning. The bodies are those of an API server v1.36.3.
+//! Tests of the classification of answers. The bodies are from an API server v1.36.3.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ fn failure(body: &str) -> Result<(), kube::Error> {
     Err(kube::Error::Api(serde_json::from_str(body).unwrap()))
 }
 
-/// What is left to say of a meaning.
+/// The meaning as text.
 fn word(meaning: &Meaning) -> String {
     match meaning {
         Meaning::Failed(failure) => failure.reason.to_owned(),
@@ -24,7 +24,7 @@ fn word(meaning: &Meaning) -> String {
     }
 }
 
-/// Answer, meaning, and how the message begins.
+/// Answer, meaning, and prefix of the message.
 const ANSWERS: &[(&str, &str, &str)] = &[
     (
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"pods \"web-1\" not found","reason":"NotFound","details":{"name":"web-1","kind":"pods"},"code":404}"#,
@@ -39,7 +39,7 @@ const ANSWERS: &[(&str, &str, &str)] = &[
     (
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"namespaces \"shop\" not found","reason":"NotFound","details":{"name":"shop","kind":"namespaces"},"code":404}"#,
         "LookUp, or else ServerBusy",
-        "The API server did not find what the eviction needs: namespaces \"shop\" not found",
+        "The API server did not find an object that the eviction needs: namespaces \"shop\" not found",
     ),
     (
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"the server could not find the requested resource","reason":"NotFound","details":{},"code":404}"#,
@@ -49,7 +49,7 @@ const ANSWERS: &[(&str, &str, &str)] = &[
     (
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"admission webhook \"x.example.com\" denied the request: pods \"web-1\" not found","reason":"NotFound","details":{"name":"web-1","kind":"pods"},"code":404}"#,
         reason::EVICTION_FORBIDDEN,
-        "The eviction was refused by an admission webhook or policy: admission webhook \"x.example.com\"",
+        "The eviction was rejected by an admission webhook or policy: admission webhook \"x.example.com\"",
     ),
     (
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"Operation cannot be fulfilled on Pod \"web-1\": the UID in the precondition (1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11) does not match the UID in record (2f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11). The object might have been deleted and then recreated","reason":"Conflict","details":{"name":"web-1","kind":"Pod"},"code":409}"#,
@@ -69,7 +69,7 @@ const ANSWERS: &[(&str, &str, &str)] = &[
     (
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"admission webhook \"x.example.com\" denied the request: the UID in the precondition (a) does not match","reason":"Conflict","code":409}"#,
         reason::EVICTION_FORBIDDEN,
-        "The eviction was refused by an admission webhook or policy: ",
+        "The eviction was rejected by an admission webhook or policy: ",
     ),
     (
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"Cannot evict pod as it would violate the pod's disruption budget.","reason":"TooManyRequests","details":{"causes":[{"reason":"DisruptionBudget","message":"The disruption budget web needs 2 healthy pods and has 2 currently"}]},"code":429}"#,
@@ -89,7 +89,7 @@ const ANSWERS: &[(&str, &str, &str)] = &[
     (
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.","code":500}"#,
         reason::SEVERAL_BUDGETS,
-        "The Eviction API refuses pods with several PodDisruptionBudgets",
+        "The Eviction API rejects pods with more than one PodDisruptionBudget",
     ),
     (
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"pods \"web-1\" is forbidden: unable to create new content in namespace shop because it is being terminated","reason":"Forbidden","details":{"name":"web-1","kind":"pods","causes":[{"reason":"NamespaceTerminating","message":"namespace shop is being terminated","field":"metadata.namespace"}]},"code":403}"#,
@@ -99,22 +99,22 @@ const ANSWERS: &[(&str, &str, &str)] = &[
     (
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"admission webhook \"virt-launcher-eviction-interceptor.kubevirt.io\" denied the request: Eviction triggered evacuation of VMI \"shop/vm\"","code":429}"#,
         reason::HANDLED_ELSEWHERE,
-        "Somebody else is moving the pod: admission webhook \"virt-launcher-eviction-interceptor.kubevirt.io\"",
+        "Another program is moving the pod: admission webhook \"virt-launcher-eviction-interceptor.kubevirt.io\"",
     ),
     (
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"admission webhook \"x.example.com\" denied the request: later","reason":"TooManyRequests","code":429}"#,
         reason::EVICTION_FORBIDDEN,
-        "The eviction was refused by an admission webhook or policy: ",
+        "The eviction was rejected by an admission webhook or policy: ",
     ),
     (
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"admission webhook \"x.example.com\" denied the request without explanation","code":500}"#,
         reason::EVICTION_FORBIDDEN,
-        "The eviction was refused by an admission webhook or policy: ",
+        "The eviction was rejected by an admission webhook or policy: ",
     ),
     (
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"pods \"web-1\" is forbidden: ValidatingAdmissionPolicy 'stay' with binding 'stay' denied request: not now","reason":"Invalid","details":{"name":"web-1","kind":"pods","causes":[{"message":"ValidatingAdmissionPolicy 'stay' with binding 'stay' denied request: not now"}]},"code":422}"#,
         reason::EVICTION_FORBIDDEN,
-        "The eviction was refused by an admission webhook or policy: pods \"web-1\" is forbidden: Validating",
+        "The eviction was rejected by an admission webhook or policy: pods \"web-1\" is forbidden: Validating",
     ),
     (
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"pods \"web-1\" is forbidden: User \"x\" cannot create resource \"pods/eviction\" in API group \"\" in the namespace \"shop\"","reason":"Forbidden","details":{"name":"web-1","kind":"pods"},"code":403}"#,
@@ -129,13 +129,13 @@ const ANSWERS: &[(&str, &str, &str)] = &[
     (
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"name in URL does not match name in Eviction object","reason":"BadRequest","code":400}"#,
         reason::EVICTION_FORBIDDEN,
-        "The eviction was refused with 400: name in URL",
+        "The eviction was rejected with 400: name in URL",
     ),
-    // Of a body that is no JSON, kube makes this.
+    // kube creates this from a body that is not JSON.
     (
         r#"{"status":"Failure","message":"Too many requests, please try again later.\n","reason":"Failed to parse error data","code":429}"#,
         reason::SERVER_BUSY,
-        "The API server asks us to slow down: Too many requests, please try again later.",
+        "The API server is overloaded: Too many requests, please try again later.",
     ),
     (
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"Timeout: couldn't update PodDisruptionBudget \"web\" due to conflicts","reason":"Timeout","details":{"retryAfterSeconds":10},"code":504}"#,
@@ -155,7 +155,7 @@ const ANSWERS: &[(&str, &str, &str)] = &[
 ];
 
 #[test]
-fn every_answer_has_its_meaning() {
+fn every_answer_is_classified() {
     assert_eq!(Meaning::of("web-1", Ok(())), Meaning::Evicted);
     for (body, expected, message) in ANSWERS {
         let meaning = Meaning::of("web-1", failure(body));
@@ -168,7 +168,7 @@ fn every_answer_has_its_meaning() {
 }
 
 #[test]
-fn no_answer_is_a_failure_that_passes() {
+fn missing_answer_is_a_transient_failure() {
     let error = kube::Error::Service("connection reset by peer".into());
     let Meaning::Failed(failure) = Meaning::of("web-1", Err(error)) else { panic!("it is not known") };
     assert!(is_transient(failure.reason));
@@ -176,14 +176,14 @@ fn no_answer_is_a_failure_that_passes() {
 }
 
 #[test]
-fn very_long_answers_are_cut() {
+fn long_answers_are_truncated() {
     let body = serde_json::json!({"status": "Failure", "code": 403, "message": "ä\n".repeat(5000)});
     let Meaning::Failed(failure) = Meaning::of("web-1", failure(&body.to_string())) else { panic!() };
     assert!(failure.message.chars().count() < 1100 && !failure.message.contains('\n'));
 }
 
 #[test]
-fn another_request_with_a_uid_is_answered_alike() {
+fn is_gone_agrees_with_the_answers_to_evictions() {
     let gone: Vec<_> = ANSWERS
         .iter()
         .filter(|(body, ..)| is_gone(&serde_json::from_str(body).unwrap()))
@@ -205,7 +205,7 @@ fn pod(owner: Option<&str>) -> Pod {
 }
 
 #[test]
-fn only_names_that_are_made_up_are_unique() {
+fn only_generated_names_are_unique() {
     let kinds = [
         None,
         Some("StatefulSet"),
@@ -218,15 +218,15 @@ fn only_names_that_are_made_up_are_unique() {
     assert_eq!(unique, ["ReplicaSet", "ReplicationController", "Job"]);
 }
 
-/// An API server that answers evictions with this, and has the pod with this UID.
+/// An API server that answers evictions with this, and has a pod with this UID.
 fn server(
     answer: (u16, &'static str),
     uid: Option<&'static str>,
 ) -> (Client, Arc<AtomicUsize>, Arc<Mutex<Value>>) {
     let (reads, sent) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Value::Null)));
-    let (counted, seen) = (Arc::clone(&reads), Arc::clone(&sent));
+    let (read_count, recorded) = (Arc::clone(&reads), Arc::clone(&sent));
     let service = tower::service_fn(move |request: Request<Body>| {
-        let (reads, sent) = (Arc::clone(&counted), Arc::clone(&seen));
+        let (reads, sent) = (Arc::clone(&read_count), Arc::clone(&recorded));
         async move {
             let (code, text) = if request.method() == http::Method::POST {
                 assert_eq!(request.uri().path(), "/api/v1/namespaces/shop/pods/web-1/eviction");
@@ -251,7 +251,7 @@ fn server(
 }
 
 #[tokio::test]
-async fn evictions_carry_the_uid_and_doubts_are_looked_up() {
+async fn evictions_carry_the_uid_and_unclear_answers_are_checked() {
     let other = "2f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11";
     let conflict = (409, ANSWERS[7].0);
     let namespace = (404, ANSWERS[2].0);

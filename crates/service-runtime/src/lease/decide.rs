@@ -1,10 +1,9 @@
-//! What a candidate does next: plain data in, plain data out, no clock and no client.
+//! Decides what a candidate does next, without a clock and without a client.
 //!
 //! Three rules keep two candidates from leading at once:
-//! - A leader holds until `act_for` after it *sent* its last successful renewal, by its own clock.
-//! - A standby counts `lease_duration`, which is longer, from when it *saw* the last renewal, by its own.
-//! - Every write replaces one version of the Lease, so that a renewal and a take-over, or two
-//!   take-overs, cannot both succeed.
+//! - A leader leads until `act_for` after it *sent* its last successful renewal, by its own clock.
+//! - A standby waits for `lease_duration`, which is longer, after it *observed* the last renewal, by its own clock.
+//! - Every write replaces one version of the Lease, so that a renewal and a takeover, or two takeovers, cannot both succeed.
 
 #[cfg(test)]
 mod model;
@@ -19,54 +18,54 @@ use super::moment::Moment;
 use super::record::{duration, holder, is_renewed};
 use super::timing::Timing;
 
-/// What a candidate hears.
+/// An input of a candidate.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Observation {
-    /// The watch showed the Lease, or that there is none.
+    /// The watch reported the Lease, or that it does not exist.
     Watched(Option<Lease>),
-    /// The request on its way has come to an end.
+    /// The request in flight has ended.
     Answered(Answer),
-    /// The moment of an [`Action::Wait`] has come, or nothing has happened.
+    /// The wait of an [`Action::Wait`] has ended, or nothing has happened.
     Tick,
-    /// The candidate is to give the Lease up and to claim it no more.
+    /// The candidate has to release the Lease and must not claim it again.
     Resign,
 }
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Answer {
-    /// The Lease as it was written.
+    /// The written Lease.
     Written(Lease),
-    /// The Lease as it was read, or that there is none.
+    /// The Lease, or `None` if it does not exist.
     Read(Option<Lease>),
-    /// Somebody else has written in between.
+    /// The Lease has changed meanwhile.
     Conflict,
-    /// The Lease that was to be replaced does not exist.
+    /// The Lease to replace does not exist.
     Missing,
-    /// Refused, failed or not answered in time: it may have been done all the same.
+    /// The request was rejected, failed or timed out. It may have taken effect.
     Failed,
 }
 
-/// A request to the API server; only one is on its way at a time.
+/// A request to the API server. Only one is in flight at a time.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Request {
     /// Read the Lease.
     Read,
-    /// Hold the Lease: replace this version, or make it when there is none.
+    /// Acquire or renew the Lease: replace this version, or create it if it does not exist.
     Hold(Option<Lease>),
-    /// Give up this version of the Lease.
+    /// Release this version of the Lease.
     Release(Lease),
 }
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::large_enum_variant, reason = "it is taken apart where it is returned")]
+#[expect(clippy::large_enum_variant, reason = "it is destructured immediately")]
 pub(super) enum Action {
     /// Send this.
     Send(Request),
-    /// Nothing until something is heard, or until this moment.
+    /// Wait for an observation, at most until this moment.
     Wait(Option<Moment>),
-    /// Nothing any more: the candidate has resigned.
+    /// Stop: the candidate has resigned.
     Done,
 }
 
@@ -74,47 +73,47 @@ pub(super) enum Action {
 enum Role {
     Standby,
     Leader { until: Moment, renew_at: Moment },
-    Leaving,
+    Resigning,
 }
 
-/// The Lease as last heard of.
+/// The last observed state of the Lease.
 #[derive(Clone, Debug)]
-struct Seen {
-    /// `None` when it does not exist.
+struct ObservedLease {
+    /// `None` if it does not exist.
     lease: Option<Lease>,
-    /// When its holder was last seen to write it.
-    changed: Moment,
-    /// How long after that it may be taken from its holder.
-    patience: Duration,
+    /// When a renewal by its holder was last observed.
+    renewed_at: Moment,
+    /// How long after that another candidate can take it over.
+    takeover_after: Duration,
 }
 
 /// One candidate.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
-    me: String,
+    identity: String,
     timing: Timing,
     random: fastrand::Rng,
     role: Role,
-    /// `None` until the watch has shown something.
-    seen: Option<Seen>,
-    /// When the request on its way was sent.
+    /// `None` until the first watch event.
+    observed: Option<ObservedLease>,
+    /// When the request in flight was sent.
     sent: Option<Moment>,
-    /// What we know of the Lease is out of date.
+    /// Whether the observed Lease is outdated.
     must_read: bool,
-    /// How many requests have failed in a row.
+    /// Number of consecutive failed requests.
     failures: u32,
-    /// The pause after a failure.
+    /// The end of the backoff.
     not_before: Moment,
 }
 
 impl Candidate {
-    pub fn new(me: impl Into<String>, timing: Timing, random: fastrand::Rng) -> Self {
+    pub fn new(identity: impl Into<String>, timing: Timing, random: fastrand::Rng) -> Self {
         Self {
-            me: me.into(),
+            identity: identity.into(),
             timing,
             random,
             role: Role::Standby,
-            seen: None,
+            observed: None,
             sent: None,
             must_read: false,
             failures: 0,
@@ -126,17 +125,17 @@ impl Candidate {
     pub fn leads_until(&self) -> Option<Moment> {
         match self.role {
             Role::Leader { until, .. } => Some(until),
-            Role::Standby | Role::Leaving => None,
+            Role::Standby | Role::Resigning => None,
         }
     }
 
-    /// Takes in what was heard and says what to do next. A returned [`Action::Send`] counts as sent
-    /// at `now`, so that `now` must have been read before.
+    /// Applies an observation and returns the next action. A returned [`Action::Send`] counts as sent at `now`, so
+    /// `now` must be read before.
     pub fn decide(&mut self, observation: Observation, now: Moment) -> Action {
-        // Before anything else: news that comes too late prolongs nothing.
-        self.lapse(now);
+        // Expire first, so that a late answer does not extend the leadership.
+        self.expire(now);
         self.observe(observation, now);
-        self.lapse(now);
+        self.expire(now);
         let action = self.next(now);
         if matches!(action, Action::Send(_)) {
             self.sent = Some(now);
@@ -144,7 +143,7 @@ impl Candidate {
         action
     }
 
-    fn lapse(&mut self, now: Moment) {
+    fn expire(&mut self, now: Moment) {
         if self.leads_until().is_some_and(|until| now >= until) {
             self.role = Role::Standby;
         }
@@ -153,49 +152,49 @@ impl Candidate {
     fn observe(&mut self, observation: Observation, now: Moment) {
         match observation {
             Observation::Tick => {}
-            Observation::Resign => self.role = Role::Leaving,
-            Observation::Watched(lease) => self.watched(lease, now),
+            Observation::Resign => self.role = Role::Resigning,
+            Observation::Watched(lease) => self.on_watched(lease, now),
             Observation::Answered(answer) => {
                 if let Some(sent) = self.sent.take() {
-                    self.answered(answer, sent, now);
+                    self.on_answer(answer, sent, now);
                 }
             }
         }
     }
 
-    fn watched(&mut self, lease: Option<Lease>, now: Moment) {
+    fn on_watched(&mut self, lease: Option<Lease>, now: Moment) {
         match &mut self.role {
-            // A watch may be behind our own writes, so that a leader does not believe it, but looks.
+            // The watch can be behind our own writes. The leader verifies the event by a renewal.
             Role::Leader { renew_at, .. } => {
-                if lease.as_ref().and_then(holder) != Some(&self.me) {
+                if lease.as_ref().and_then(holder) != Some(&self.identity) {
                     *renew_at = now;
                 }
             }
-            Role::Standby | Role::Leaving => self.see(lease, now),
+            Role::Standby | Role::Resigning => self.update_observed(lease, now),
         }
     }
 
-    fn answered(&mut self, answer: Answer, sent: Moment, now: Moment) {
+    fn on_answer(&mut self, answer: Answer, sent: Moment, now: Moment) {
         match answer {
             Answer::Written(lease) => {
                 self.failures = 0;
                 self.must_read = false;
-                let ours = holder(&lease) == Some(&self.me);
-                self.see(Some(lease), now);
-                if ours && self.role != Role::Leaving {
+                let ours = holder(&lease) == Some(&self.identity);
+                self.update_observed(Some(lease), now);
+                if ours && self.role != Role::Resigning {
                     let renew_at = sent + self.jittered(self.timing.renew_every, 0.9, 1.1);
                     self.role = Role::Leader { until: sent + self.timing.act_for, renew_at };
                 }
             }
             Answer::Read(lease) => {
                 self.must_read = false;
-                self.found(lease, now);
+                self.on_read(lease, now);
             }
-            Answer::Missing => self.found(None, now),
+            Answer::Missing => self.on_read(None, now),
             Answer::Conflict => {
                 self.must_read = true;
                 self.failures = self.failures.saturating_add(1);
-                // One conflict is everyday life; more in a row are somebody who is at it all the time.
+                // A single conflict is normal. Repeated conflicts mean that somebody writes the Lease continuously.
                 if self.failures > 1 {
                     self.pause(now);
                 }
@@ -203,59 +202,58 @@ impl Candidate {
             Answer::Failed => {
                 self.failures = self.failures.saturating_add(1);
                 self.pause(now);
-                // It may have made us the holder, and then there is something to give up.
-                self.must_read |= self.role == Role::Leaving;
+                // The request may have acquired the Lease, which then has to be released.
+                self.must_read |= self.role == Role::Resigning;
             }
         }
     }
 
-    /// The Lease as the API server knows it now.
-    fn found(&mut self, lease: Option<Lease>, now: Moment) {
+    /// Applies the current state of the Lease on the API server.
+    fn on_read(&mut self, lease: Option<Lease>, now: Moment) {
         if let Role::Leader { renew_at, .. } = &mut self.role {
             match lease.as_ref().map(holder) {
-                // Deleted: nobody else may have it before we would have lost it, so that it is made anew.
+                // The Lease was deleted. Nobody else can acquire it before our leadership ends, so it is created again.
                 None => *renew_at = now,
-                Some(holder) if holder == Some(&self.me) => *renew_at = now,
+                Some(holder) if holder == Some(&self.identity) => *renew_at = now,
                 Some(_) => self.role = Role::Standby,
             }
         }
-        self.see(lease, now);
+        self.update_observed(lease, now);
     }
 
-    fn see(&mut self, lease: Option<Lease>, now: Moment) {
+    fn update_observed(&mut self, lease: Option<Lease>, now: Moment) {
         let own = Duration::from_secs(self.timing.lease_seconds().unsigned_abs().into());
         let theirs = lease.as_ref().map(duration).unwrap_or_default();
-        let changed = match &self.seen {
+        let is_renewal = match &self.observed {
             None => true,
-            Some(seen) => match (&seen.lease, &lease) {
+            Some(observed) => match (&observed.lease, &lease) {
                 (Some(before), Some(after)) => is_renewed(before, after),
                 (before, after) => before.is_some() != after.is_some(),
             },
         };
-        match &mut self.seen {
-            Some(seen) if !changed => seen.lease = lease,
-            // The first that we see is that there is none: a new installation, and not a Lease
-            // that was deleted under its leader.
+        match &mut self.observed {
+            Some(observed) if !is_renewal => observed.lease = lease,
+            // At the start, a missing Lease means a new installation, not a deleted Lease of an active leader.
             None if lease.is_none() => {
-                self.seen = Some(Seen { lease, changed: now, patience: Duration::ZERO });
+                self.observed =
+                    Some(ObservedLease { lease, renewed_at: now, takeover_after: Duration::ZERO });
             }
-            // A holder with another timing is waited for as long as it wants, and never shorter than
-            // we would want ourselves.
+            // Wait for the longer of the holder's lease duration and our own.
             _ => {
-                let patience = self.jittered(own.max(theirs), 1.0, 1.1);
-                self.seen = Some(Seen { lease, changed: now, patience });
+                let takeover_after = self.jittered(own.max(theirs), 1.0, 1.1);
+                self.observed = Some(ObservedLease { lease, renewed_at: now, takeover_after });
             }
         }
     }
 
     fn next(&mut self, now: Moment) -> Action {
         let waiting = self.sent.is_some();
-        let due = match (&self.role, &self.seen) {
+        let due = match (&self.role, &self.observed) {
             (Role::Leader { until, .. }, _) if waiting => return Action::Wait(Some(*until)),
             (_, _) if waiting => return Action::Wait(None),
-            (Role::Leaving, seen) => {
-                let lease = seen.as_ref().and_then(|seen| seen.lease.as_ref());
-                if !self.must_read && lease.and_then(holder) != Some(&self.me) {
+            (Role::Resigning, observed) => {
+                let lease = observed.as_ref().and_then(|observed| observed.lease.as_ref());
+                if !self.must_read && lease.and_then(holder) != Some(&self.identity) {
                     return Action::Done;
                 }
                 now
@@ -263,22 +261,22 @@ impl Candidate {
             (Role::Standby, None) => return Action::Wait(None),
             (_, _) if self.must_read => now,
             (Role::Leader { renew_at, .. }, _) => *renew_at,
-            (Role::Standby, Some(seen)) => match seen.lease.as_ref().map(holder) {
+            (Role::Standby, Some(observed)) => match observed.lease.as_ref().map(holder) {
                 Some(None) => now,
-                // Ours alone, though it may have lapsed: nobody else has this identity.
-                Some(Some(holder)) if holder == self.me => now,
-                Some(Some(_)) | None => seen.changed + seen.patience,
+                // The Lease is ours, even if it has expired: identities are unique.
+                Some(Some(holder)) if holder == self.identity => now,
+                Some(Some(_)) | None => observed.renewed_at + observed.takeover_after,
             },
         }
         .max(self.not_before);
         if now < due {
-            let lapse = self.leads_until().unwrap_or(due);
-            return Action::Wait(Some(due.min(lapse)));
+            let expire = self.leads_until().unwrap_or(due);
+            return Action::Wait(Some(due.min(expire)));
         }
-        let lease = self.seen.as_ref().and_then(|seen| seen.lease.clone());
+        let lease = self.observed.as_ref().and_then(|observed| observed.lease.clone());
         Action::Send(match (self.role, lease) {
             (_, _) if self.must_read => Request::Read,
-            (Role::Leaving, Some(lease)) => Request::Release(lease),
+            (Role::Resigning, Some(lease)) => Request::Release(lease),
             (_, lease) => Request::Hold(lease),
         })
     }

@@ -1,5 +1,5 @@
-//! Turns a candidate's decisions into requests, and what comes back into observations. It decides
-//! nothing itself and runs on a task of its own, so that a busy leader does not keep it from renewing.
+//! Sends the requests of a candidate and passes the answers to it. The driver runs in its own task, so that a busy
+//! leader does not delay renewals. The decisions are in `decide`.
 
 use std::pin::pin;
 
@@ -20,11 +20,11 @@ use super::leadership::Leadership;
 use super::moment::Moment;
 use super::record::{held, holder, released};
 use super::timing::Timing;
-use crate::causes::chain;
+use crate::error_chain::error_chain;
 
-/// Where the Lease is and who wants it.
+/// The Lease, the identity and the timing of a candidate.
 #[derive(Clone)]
-pub(super) struct Place {
+pub(super) struct CandidateConfig {
     pub api: Api<Lease>,
     pub name: String,
     /// The Lease as `namespace/name`.
@@ -34,28 +34,32 @@ pub(super) struct Place {
 }
 
 pub(super) struct Driver {
-    place: Place,
+    config: CandidateConfig,
     candidate: Candidate,
-    office: Office,
-    requests: Troubles,
-    watching: Troubles,
+    term: TermPublisher,
+    requests: FailureLog,
+    watching: FailureLog,
 }
 
 impl Driver {
-    pub fn new(place: Place, terms: watch::Sender<Option<Leadership>>, leading: watch::Sender<bool>) -> Self {
-        let candidate = Candidate::new(&place.identity, place.timing, fastrand::Rng::new());
-        let office = Office { current: None, terms, leading };
-        Self { place, candidate, office, requests: Troubles::default(), watching: Troubles::default() }
+    pub fn new(
+        config: CandidateConfig,
+        sender: watch::Sender<Option<Leadership>>,
+        leading: watch::Sender<bool>,
+    ) -> Self {
+        let candidate = Candidate::new(&config.identity, config.timing, fastrand::Rng::new());
+        let term = TermPublisher { current: None, sender, leading };
+        Self { config, candidate, term, requests: FailureLog::default(), watching: FailureLog::default() }
     }
 
-    /// Runs until it has given up the Lease, which it does when `resign` is cancelled.
+    /// Runs until the Lease is released, after `resign` is cancelled.
     pub async fn run(mut self, resign: CancellationToken) {
-        let mut events = pin!(watch_lease(&self.place));
+        let mut events = pin!(watch_lease(&self.config));
         let mut request: Option<BoxFuture<'static, Outcome>> = None;
         let mut resigning = false;
         let mut observation = Observation::Tick;
         loop {
-            // Read before the request is sent: leadership counts from here.
+            // Read the clock before the request is sent: leadership starts at this time.
             let now = Moment::now();
             let action = self.candidate.decide(observation, now);
             self.publish(resigning);
@@ -63,13 +67,13 @@ impl Driver {
                 Action::Done => return,
                 Action::Wait(until) => until,
                 Action::Send(what) => {
-                    request = Some(send(self.place.clone(), what).boxed());
+                    request = Some(send(self.config.clone(), what).boxed());
                     self.candidate.leads_until()
                 }
             };
             observation = tokio::select! {
-                outcome = answered(&mut request) => self.heard(outcome),
-                event = events.next() => self.watched(event),
+                outcome = answered(&mut request) => self.on_answer(outcome),
+                event = events.next() => self.on_watch_event(event),
                 () = wait_until(wake) => Observation::Tick,
                 () = resign.cancelled(), if !resigning => {
                     resigning = true;
@@ -79,121 +83,121 @@ impl Driver {
         }
     }
 
-    fn heard(&mut self, outcome: Outcome) -> Observation {
+    fn on_answer(&mut self, outcome: Outcome) -> Observation {
         let Outcome { what, answer } = outcome;
         let answer = match answer {
             Ok(answer) => {
-                self.requests.over(&self.place);
+                self.requests.recovered(&self.config);
                 answer
             }
             Err(error) => {
-                self.requests.had(&self.place, what, error);
+                self.requests.failed(&self.config, what, error);
                 Answer::Failed
             }
         };
         Observation::Answered(answer)
     }
 
-    fn watched(&mut self, event: Option<Result<Option<Lease>, watcher::Error>>) -> Observation {
+    fn on_watch_event(&mut self, event: Option<Result<Option<Lease>, watcher::Error>>) -> Observation {
         match event {
             Some(Ok(lease)) => {
-                self.watching.over(&self.place);
-                // A standby sends no request by which it would find out.
-                self.requests.over(&self.place);
+                self.watching.recovered(&self.config);
+                // A standby sends no requests, so the watch also shows that the API server works again.
+                self.requests.recovered(&self.config);
                 Observation::Watched(lease)
             }
             Some(Err(error)) => {
-                self.watching.had(&self.place, "watch", explain_watch(&error));
+                self.watching.failed(&self.config, "watch", explain_watch(&error));
                 Observation::Tick
             }
-            // It never ends.
+            // The stream never ends.
             None => Observation::Tick,
         }
     }
 
-    /// Tells those who wait for it what the candidate has come to.
+    /// Publishes changes of leadership.
     fn publish(&mut self, resigning: bool) {
-        let Place { lease, identity, .. } = &self.place;
-        match (self.candidate.leads_until(), &self.office.current) {
+        let CandidateConfig { lease, identity, .. } = &self.config;
+        match (self.candidate.leads_until(), &self.term.current) {
             (None, None) => {}
-            (Some(until), Some(leadership)) if leadership.prolong(until) => {}
+            (Some(until), Some(leadership)) if leadership.extend(until) => {}
             (Some(until), _) => {
-                info!(lease, identity, "leading");
-                self.office.begin(Leadership::new(lease, identity, until));
+                info!(lease, identity, "acquired leadership");
+                self.term.begin(Leadership::new(lease, identity, until));
             }
             (None, Some(_)) => {
-                self.office.end();
+                self.term.end();
                 if resigning {
-                    info!(lease, identity, "giving up leadership");
+                    info!(lease, identity, "released leadership");
                 } else {
-                    let trouble = self.requests.last.as_ref().map(|(_, error)| error);
-                    warn!(lease, identity, trouble, "leadership lost: standing by");
+                    let last_error = self.requests.last.as_ref().map(|(_, error)| error);
+                    warn!(lease, identity, last_error, "lost leadership, waiting as standby");
                 }
             }
         }
     }
 }
 
-/// The present term, if there is one, and those who want to know of it.
-struct Office {
+/// The current term of leadership, and the channels that publish it.
+struct TermPublisher {
     current: Option<Leadership>,
-    terms: watch::Sender<Option<Leadership>>,
+    sender: watch::Sender<Option<Leadership>>,
     leading: watch::Sender<bool>,
 }
 
-impl Office {
+impl TermPublisher {
     fn begin(&mut self, leadership: Leadership) {
         if let Some(before) = self.current.replace(leadership.clone()) {
             before.end();
         }
-        self.terms.send_replace(Some(leadership));
+        self.sender.send_replace(Some(leadership));
         self.leading.send_replace(true);
     }
 
     fn end(&mut self) {
         if let Some(leadership) = self.current.take() {
             leadership.end();
-            self.terms.send_replace(None);
+            self.sender.send_replace(None);
             self.leading.send_replace(false);
         }
     }
 }
 
-impl Drop for Office {
-    /// Nobody renews any more.
+impl Drop for TermPublisher {
+    /// The Lease is no longer renewed.
     fn drop(&mut self) {
         self.end();
     }
 }
 
-/// Failures in a row are told once for each kind.
+/// Logs repeated failures of the same kind only once.
 #[derive(Default)]
-struct Troubles {
-    /// What was tried, and why it failed.
+struct FailureLog {
+    /// The failed operation and its error.
     last: Option<(&'static str, String)>,
 }
 
-impl Troubles {
-    fn had(&mut self, place: &Place, what: &'static str, error: String) {
-        let Place { lease, identity, .. } = place;
+impl FailureLog {
+    fn failed(&mut self, config: &CandidateConfig, what: &'static str, error: String) {
+        let CandidateConfig { lease, identity, .. } = config;
         if self.last.as_ref().is_some_and(|last| last.0 == what && last.1 == error) {
-            debug!(lease, identity, error, "could not {what} the Lease once more");
+            debug!(lease, identity, error, "failed to {what} the Lease again, retrying");
         } else {
-            warn!(lease, identity, error, "could not {what} the Lease, trying again");
+            warn!(lease, identity, error, "failed to {what} the Lease, retrying");
             self.last = Some((what, error));
         }
     }
 
-    fn over(&mut self, place: &Place) {
+    fn recovered(&mut self, config: &CandidateConfig) {
         if let Some((what, _)) = self.last.take() {
-            let Place { lease, identity, .. } = place;
-            info!(lease, identity, failed = what, "the API server answers again");
+            let CandidateConfig { lease, identity, .. } = config;
+            info!(lease, identity, failed = what, "API server responds again");
         }
     }
 }
 
 struct Outcome {
-    /// What was tried, as a verb.
+    /// The operation, as a verb.
     what: &'static str,
     answer: Result<Answer, String>,
 }
@@ -212,29 +216,29 @@ async fn wait_until(moment: Option<Moment>) {
     }
 }
 
-async fn send(place: Place, request: Request) -> Outcome {
+async fn send(config: CandidateConfig, request: Request) -> Outcome {
     let what = match &request {
         Request::Read => "read",
         Request::Release(_) => "release",
         Request::Hold(None) => "create",
-        Request::Hold(Some(over)) if holder(over) == Some(&place.identity) => "renew",
+        Request::Hold(Some(over)) if holder(over) == Some(&config.identity) => "renew",
         Request::Hold(Some(_)) => "take over",
     };
-    let answer = match timeout(place.timing.request_timeout, perform(&place, request)).await {
+    let answer = match timeout(config.timing.request_timeout, perform(&config, request)).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) => Err(explain(&error)),
-        Err(_) => Err(format!("no answer within {:?}", place.timing.request_timeout)),
+        Err(_) => Err(format!("no response within {:?}", config.timing.request_timeout)),
     };
     Outcome { what, answer }
 }
 
-async fn perform(place: &Place, request: Request) -> Result<Answer, kube::Error> {
-    let Place { api, name, identity, timing, .. } = place;
+async fn perform(config: &CandidateConfig, request: Request) -> Result<Answer, kube::Error> {
+    let CandidateConfig { api, name, identity, timing, .. } = config;
     let post = PostParams::default();
     let now = Timestamp::now();
     let (written, replaces) = match request {
         Request::Read => {
-            // With the right that the watch needs too.
+            // A list needs no other permissions than the watch.
             let own = ListParams::default().fields(&format!("metadata.name={name}"));
             return Ok(Answer::Read(api.list(&own).await?.items.into_iter().next()));
         }
@@ -243,7 +247,7 @@ async fn perform(place: &Place, request: Request) -> Result<Answer, kube::Error>
             lease.metadata.name = Some(name.clone());
             (api.create(&post, &lease).await, false)
         }
-        // The resourceVersion is in it.
+        // The Lease contains the resourceVersion.
         Request::Hold(Some(over)) => {
             (api.replace(name, &post, &held(Some(&over), identity, timing, now)).await, true)
         }
@@ -252,15 +256,17 @@ async fn perform(place: &Place, request: Request) -> Result<Answer, kube::Error>
     match written {
         Ok(lease) => Ok(Answer::Written(lease)),
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(Answer::Conflict),
-        // On create it would be the namespace that is missing.
+        // On create, 404 would mean that the namespace is missing.
         Err(kube::Error::Api(status)) if status.code == 404 && replaces => Ok(Answer::Missing),
         Err(error) => Err(error),
     }
 }
 
-/// The Lease whenever it changes, and that it is gone.
-fn watch_lease(place: &Place) -> impl Stream<Item = Result<Option<Lease>, watcher::Error>> + Send + use<> {
-    let Place { api, name, timing, .. } = place.clone();
+/// A stream of changes of the Lease; `None` if it is deleted.
+fn watch_lease(
+    config: &CandidateConfig,
+) -> impl Stream<Item = Result<Option<Lease>, watcher::Error>> + Send + use<> {
+    let CandidateConfig { api, name, timing, .. } = config.clone();
     let watch = move || watcher::watch_object(api.clone(), &name).boxed();
     futures::stream::unfold((watch(), false), move |(mut events, mut failed)| {
         let watch = watch.clone();
@@ -270,8 +276,8 @@ fn watch_lease(place: &Place) -> impl Stream<Item = Result<Option<Lease>, watche
                     let spread = timing.renew_every.saturating_sub(timing.retry_after);
                     sleep(timing.retry_after + spread.mul_f64(fastrand::f64())).await;
                 }
-                // A leader writes far more often than that: after so much silence the connection may
-                // be dead, and what is left of it would be noticed only minutes later.
+                // A leader renews far more often. Without events for this long, the connection may be dead, which would be
+                // detected only minutes later.
                 match timeout(timing.lease_duration, events.next()).await {
                     Ok(Some(event)) => {
                         let failed = event.is_err();
@@ -296,10 +302,10 @@ fn explain_watch(error: &watcher::Error) -> String {
     }
 }
 
-/// What the API server said, or everything down to the cause for what never reached it.
+/// The message of the API server, or the error with its causes if the request did not reach it.
 fn explain(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error {
         return format!("{} ({})", status.message, status.code);
     }
-    chain(error)
+    error_chain(error)
 }

@@ -1,8 +1,8 @@
-//! A client that can change nothing without leadership.
+//! A client that rejects writes without leadership.
 //!
-//! The fence looks when a request comes and again whenever the request goes on, so that a retry inside
-//! the fenced client is stopped too. What it cannot stop is a request that is already with the kernel:
-//! writes that decide something carry a resourceVersion all the same.
+//! The fence checks leadership when a request starts and whenever it continues, so that it also stops retries inside
+//! the client. It cannot stop a request that the kernel has already sent. Writes that depend on the object's state
+//! therefore also carry a resourceVersion.
 
 use std::error::Error as _;
 use std::future::poll_fn;
@@ -16,29 +16,29 @@ use tower::{BoxError, service_fn};
 
 use super::leadership::Leadership;
 
-/// Why the fence let a request not pass.
+/// Why the fence rejected a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotLeading {
-    /// It was not sent.
-    #[error("did not send {method} {path}: {identity} does not hold Lease {lease} (any more)")]
+    /// The request was not sent.
+    #[error("did not send {method} {path}: {identity} does not hold Lease {lease}")]
     Refused {
         /// The method of the request.
         method: Method,
         /// Its path.
         path: String,
-        /// Who wanted to send it.
+        /// The identity of the sender.
         identity: String,
         /// The Lease as `namespace/name`.
         lease: String,
     },
-    /// It was given up on its way.
-    #[error("gave up {method} {path}, which may have taken effect: {identity} has lost Lease {lease}")]
+    /// The request was aborted while in flight.
+    #[error("aborted {method} {path}, which may have taken effect: {identity} lost Lease {lease}")]
     Lost {
         /// The method of the request.
         method: Method,
         /// Its path.
         path: String,
-        /// Who had sent it.
+        /// The identity of the sender.
         identity: String,
         /// The Lease as `namespace/name`.
         lease: String,
@@ -46,7 +46,7 @@ pub enum NotLeading {
 }
 
 impl NotLeading {
-    /// The fence's reason, if it was the fence that failed this request.
+    /// The fence's error, if the fence rejected this request.
     pub fn find(error: &kube::Error) -> Option<&Self> {
         match error {
             kube::Error::Service(error) => error.downcast_ref(),
@@ -61,7 +61,7 @@ pub(super) fn fence(client: &Client, leadership: &Leadership) -> Client {
     Client::new(service, client.default_namespace()).with_valid_until(*client.valid_until())
 }
 
-/// Lets a request that changes something pass only while leadership is held.
+/// Sends a request. Writes are sent only while leadership is held.
 async fn send(
     client: Client,
     leadership: Leadership,
@@ -79,7 +79,7 @@ async fn send(
     let mut answer = pin!(client.send(request));
     let mut lost = pin!(leadership.lost());
     let passed = poll_fn(|context| {
-        // A process that wakes from being frozen may be polled before its timers are.
+        // After a freeze of the process, this future can be polled before its timers.
         if !leadership.is_held() || lost.as_mut().poll(context).is_ready() {
             return Poll::Ready(None);
         }
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_deadline_that_has_passed_refuses_though_nobody_has_told() {
+    async fn fence_rejects_writes_after_the_deadline() {
         let (plain, sent) = client(true);
         let maps: Api<ConfigMap> = Api::default_namespaced(leadership(Duration::ZERO).fence(&plain));
         let error = maps.create(&PostParams::default(), &ConfigMap::default()).await.unwrap_err();
@@ -162,13 +162,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_on_its_way_is_given_up_when_leadership_is_lost() {
+    async fn request_in_flight_is_aborted_when_leadership_is_lost() {
         let (plain, sent) = client(false);
         let leadership = leadership(Duration::from_secs(600));
         let maps: Api<ConfigMap> = Api::default_namespaced(leadership.fence(&plain));
         let params = DeleteParams::default();
         let lose = async {
-            // Not before the request is on its way.
+            // Wait until the request is in flight.
             while sent.load(Ordering::Relaxed) == 0 {
                 tokio::task::yield_now().await;
             }
@@ -180,8 +180,8 @@ mod tests {
         let reason = NotLeading::find(&error).unwrap().to_string();
         assert_eq!(
             reason,
-            "gave up DELETE /api/v1/namespaces/test/configmaps/x, which may have taken effect: \
-             me has lost Lease test/lease"
+            "aborted DELETE /api/v1/namespaces/test/configmaps/x, which may have taken effect: \
+             me lost Lease test/lease"
         );
     }
 }

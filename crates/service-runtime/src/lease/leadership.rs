@@ -1,4 +1,4 @@
-//! What a leader holds in its hands: the right to act, until its deadline.
+//! One term of leadership, which ends at its deadline unless it is extended.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,21 +10,21 @@ use tokio_util::sync::CancellationToken;
 use super::fence;
 use super::moment::Moment;
 
-/// One term of office. Once lost it never comes back: whoever leads again is given another one.
+/// One term of leadership. After it has ended, it never becomes valid again. The next term has another `Leadership`.
 #[derive(Clone)]
-pub struct Leadership(Arc<Term>);
+pub struct Leadership(Arc<Inner>);
 
-struct Term {
+struct Inner {
     lease: String,
     identity: String,
-    /// A [`Moment`] as nanoseconds; that of the past when the term has ended.
+    /// A [`Moment`] in nanoseconds. [`Moment::PAST`] if the term has ended.
     until: AtomicU64,
     ended: CancellationToken,
 }
 
 impl Leadership {
     pub(super) fn new(lease: &str, identity: &str, until: Moment) -> Self {
-        Self(Arc::new(Term {
+        Self(Arc::new(Inner {
             lease: lease.to_owned(),
             identity: identity.to_owned(),
             until: AtomicU64::new(until.as_nanos()),
@@ -32,12 +32,12 @@ impl Leadership {
         }))
     }
 
-    /// Whether leadership holds right now.
+    /// Whether this term is valid now.
     pub fn is_held(&self) -> bool {
         self.until() > Moment::now()
     }
 
-    /// Resolves when leadership is lost, even when nobody could tell us.
+    /// Resolves when leadership is lost, at the latest at the deadline.
     pub async fn lost(&self) {
         loop {
             let left = self.until().left(Moment::now());
@@ -51,28 +51,28 @@ impl Leadership {
         }
     }
 
-    /// A client that sends nothing but GET and HEAD while leadership is not held. Other requests fail with
-    /// [`NotLeading`](super::NotLeading), also those that are on their way when leadership is lost.
+    /// A client that sends only GET and HEAD requests without leadership. Other requests fail with
+    /// [`NotLeading`](super::NotLeading), including those in flight when leadership is lost.
     #[must_use]
     pub fn fence(&self, client: &Client) -> Client {
         fence::fence(client, self)
     }
 
-    /// The Lease that it stands on, as `namespace/name`.
+    /// The Lease, as `namespace/name`.
     pub fn lease(&self) -> &str {
         &self.0.lease
     }
 
-    /// Who leads.
+    /// The identity of the leader.
     pub fn identity(&self) -> &str {
         &self.0.identity
     }
 
-    /// Prolongs the term; false when it has ended, because somebody may already know.
-    pub(super) fn prolong(&self, until: Moment) -> bool {
+    /// Extends the term. Returns false if it has ended, because it must not become valid again.
+    pub(super) fn extend(&self, until: Moment) -> bool {
         let now = Moment::now().as_nanos();
-        let prolong = |before: u64| (before > now).then(|| before.max(until.as_nanos()));
-        self.0.until.fetch_update(Ordering::AcqRel, Ordering::Acquire, prolong).is_ok()
+        let extend = |before: u64| (before > now).then(|| before.max(until.as_nanos()));
+        self.0.until.fetch_update(Ordering::AcqRel, Ordering::Acquire, extend).is_ok()
     }
 
     pub(super) fn end(&self) {
@@ -87,7 +87,7 @@ impl Leadership {
 
 impl fmt::Debug for Leadership {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Term { lease, identity, .. } = &*self.0;
+        let Inner { lease, identity, .. } = &*self.0;
         f.debug_struct("Leadership").field("lease", lease).field("identity", identity).finish_non_exhaustive()
     }
 }
@@ -103,28 +103,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_is_lost_at_its_deadline_though_nobody_tells() {
+    async fn leadership_ends_at_its_deadline() {
         assert!(held_for(Duration::from_secs(600)).is_held());
         let leadership = held_for(Duration::from_millis(50));
         leadership.lost().await;
         assert!(!leadership.is_held());
-        assert!(!leadership.prolong(Moment::now() + Duration::from_secs(10)), "what is lost stays lost");
+        assert!(!leadership.extend(Moment::now() + Duration::from_secs(10)), "what is lost stays lost");
         assert!(!leadership.is_held());
     }
 
     #[tokio::test]
-    async fn it_can_be_prolonged_and_ended_and_all_clones_know() {
-        // Long enough for a busy machine to prolong it in time.
+    async fn clones_share_extension_and_end() {
+        // Long enough for a busy machine to extend it in time.
         let held = Duration::from_secs(2);
         let leadership = held_for(held);
         let clone = leadership.clone();
-        assert!(leadership.prolong(Moment::now() + Duration::from_secs(600)));
+        assert!(leadership.extend(Moment::now() + Duration::from_secs(600)));
         let waiting = tokio::spawn(async move { clone.lost().await });
         let early = tokio::time::timeout(held + held / 4, leadership.lost()).await;
         assert!(early.is_err() && leadership.is_held());
         leadership.end();
-        let told = tokio::time::timeout(Duration::from_secs(60), waiting).await;
-        told.expect("a clone is told of the end, and not only of the deadline").unwrap();
+        let ended = tokio::time::timeout(Duration::from_secs(60), waiting).await;
+        ended.expect("a clone waits for the end, not only for the deadline").unwrap();
         assert!(!leadership.is_held());
     }
 }

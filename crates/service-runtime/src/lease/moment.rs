@@ -1,19 +1,19 @@
-//! The clock that leadership is measured by.
+//! The clock for leadership.
 
 use std::ops::Add;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// A moment on this machine's clock: nanoseconds since it booted, with the time it was suspended.
+/// Nanoseconds since the machine booted, including the time while it was suspended.
 ///
-/// Not `std::time::Instant`, which stands still while a virtual machine is suspended, and not the
-/// wall clock, which people and NTP set.
+/// This is not `std::time::Instant`, which stops while a virtual machine is suspended, and not the wall clock, which
+/// people and NTP set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Moment(u64);
 
 impl Moment {
-    /// The moment that has always passed.
+    /// A moment that is always in the past.
     pub const PAST: Self = Self(0);
 
     pub fn now() -> Self {
@@ -28,7 +28,7 @@ impl Moment {
         self.0
     }
 
-    /// How long it is from `now` to this moment; nothing when it has passed.
+    /// The time from `now` to this moment; zero if it has passed.
     pub fn left(self, now: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(now.0))
     }
@@ -38,7 +38,7 @@ impl Add<Duration> for Moment {
     type Output = Self;
 
     fn add(self, duration: Duration) -> Self {
-        // The end of what fits is 584 years of uptime away.
+        // This overflows after 584 years of uptime.
         Self(self.0.saturating_add(duration.as_nanos().try_into().unwrap_or(u64::MAX)))
     }
 }
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_are_ordered_and_what_has_passed_has_nothing_left() {
+    fn moments_are_ordered_and_past_ones_have_no_time_left() {
         let now = Moment::now();
         let later = now + Duration::from_millis(1500);
         assert!(now > Moment::PAST && later > now && Moment::now() >= now);

@@ -1,4 +1,4 @@
-//! What the Lease object says, and what it is to say next.
+//! Reads and builds the Lease object.
 
 use std::time::Duration;
 
@@ -8,32 +8,32 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
 use super::timing::Timing;
 
-/// Who holds the Lease; `None` when it is free.
+/// The holder of the Lease; `None` if it is free.
 pub(super) fn holder(lease: &Lease) -> Option<&str> {
     lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
 }
 
-/// How long the holder keeps others away.
+/// The lease duration of the holder.
 pub(super) fn duration(lease: &Lease) -> Duration {
     let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds).unwrap_or_default();
     Duration::from_secs(seconds.try_into().unwrap_or_default())
 }
 
-/// Whether the holder has written between these two. Changes of metadata do not count: else somebody who
-/// relabels the Lease every second would keep a dead leader in office.
+/// Whether the holder has renewed the Lease between these two states. Changes of metadata do not count: otherwise,
+/// somebody who changes a label every second would keep the Lease of a dead leader alive.
 pub(super) fn is_renewed(before: &Lease, after: &Lease) -> bool {
-    let told = |lease: &Lease| lease.spec.as_ref().and_then(|spec| spec.renew_time.clone());
-    holder(before) != holder(after) || told(before) != told(after)
+    let renew_time = |lease: &Lease| lease.spec.as_ref().and_then(|spec| spec.renew_time.clone());
+    holder(before) != holder(after) || renew_time(before) != renew_time(after)
 }
 
-/// The Lease held by `me`, written over the last known one, of which everything else is kept.
+/// The Lease held by `me`. All other fields of the last known Lease are kept.
 pub(super) fn held(over: Option<&Lease>, me: &str, timing: &Timing, now: Timestamp) -> Lease {
     let mut lease = over.cloned().unwrap_or_default();
     let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
     if spec.holder_identity.as_deref() != Some(me) {
         spec.holder_identity = Some(me.to_owned());
         spec.acquire_time = Some(MicroTime(now));
-        // The first holder of a new Lease took it from nobody.
+        // The first holder of a new Lease is not a transition.
         spec.lease_transitions = Some(spec.lease_transitions.map_or(0, |count| count.saturating_add(1)));
     }
     spec.lease_duration_seconds = Some(timing.lease_seconds());
@@ -41,19 +41,18 @@ pub(super) fn held(over: Option<&Lease>, me: &str, timing: &Timing, now: Timesta
     lease
 }
 
-/// The Lease given up by its holder.
+/// The Lease, released by its holder.
 pub(super) fn released(lease: &Lease, now: Timestamp) -> Lease {
     let mut lease = lease.clone();
     let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
-    // The API server refuses an empty string only when coordinated election is in use, and client-go
-    // writes one too.
+    // The API server rejects an empty string only with coordinated leader election. client-go writes an empty string too.
     spec.holder_identity = Some(String::new());
     spec.renew_time = Some(MicroTime(other_than(spec.renew_time.as_ref(), now)));
     lease
 }
 
-/// The wall clock, moved by a microsecond if it has stood still: the API server drops a write that
-/// changes nothing, and standbys would take the holder for dead.
+/// The wall clock, plus one microsecond if it has not advanced. The API server ignores a write that changes nothing,
+/// and standbys would then consider the holder dead.
 fn other_than(before: Option<&MicroTime>, now: Timestamp) -> Timestamp {
     match before {
         Some(before) if before.0.as_microsecond() == now.as_microsecond() => {
@@ -76,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn acquisition_renewal_release_and_take_over_are_told_apart() {
+    fn acquire_renew_release_and_takeover_set_the_spec() {
         let timing = Timing::default();
         let made = held(None, "a", &timing, at(1));
         assert_eq!((holder(&made), duration(&made)), (Some("a"), Duration::from_secs(15)));
@@ -101,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_survive_and_are_no_renewal() {
+    fn labels_are_kept_and_do_not_renew() {
         let made = held(None, "a", &Timing::default(), at(1));
         let mut labelled = made.clone();
         labelled.metadata.labels = Some([("team".to_owned(), "x".to_owned())].into());
@@ -113,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewal_shows_even_when_the_wall_clock_stands_still_or_goes_back() {
+    fn renewal_is_visible_if_the_clock_stops_or_goes_back() {
         let made = held(None, "a", &Timing::default(), at(5));
         for now in [at(5), at(4), at(6)] {
             assert!(is_renewed(&made, &held(Some(&made), "a", &Timing::default(), now)), "{now}");

@@ -1,32 +1,30 @@
-//! How long things take in an election, and which combinations are safe.
+//! The durations of a leader election, and which combinations are safe.
 
 use std::time::Duration;
 
-/// The durations of an election. All candidates for one Lease should have the same.
+/// The durations of a leader election. All candidates for a Lease should use the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// How long a Lease that is not renewed keeps others away. The Lease stores whole seconds: a
-    /// fraction counts as a full one.
+    /// How long a Lease is valid after a renewal. The Lease stores whole seconds, so fractions are rounded up.
     pub lease_duration: Duration,
-    /// How long a leader acts after it began its last successful renewal.
+    /// How long a leader acts after it sent its last successful renewal.
     pub act_for: Duration,
     /// How often a leader renews.
     pub renew_every: Duration,
-    /// The first pause after a failed request. It doubles with every further failure, up to
-    /// `renew_every`.
+    /// The backoff after a failed request. It doubles with every further failure, up to `renew_every`.
     pub retry_after: Duration,
-    /// How long one request may take.
+    /// Timeout of a request.
     pub request_timeout: Duration,
-    /// How long the leading future may take to end after the shutdown has begun.
+    /// Timeout for the future of the leader to end after shutdown starts.
     pub stop_within: Duration,
 }
 
-/// A [`Timing`] with which two could lead at once, or nobody for long.
+/// A [`Timing`] with which two candidates could lead at once, or nobody for a long time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("leader election cannot work with this timing: {0}")]
+#[error("invalid leader election timing: {0}")]
 pub struct InvalidTiming(&'static str);
 
-/// What a service has unless it is told otherwise.
+/// The default of services.
 #[cfg(test)]
 impl Default for Timing {
     fn default() -> Self {
@@ -35,8 +33,8 @@ impl Default for Timing {
 }
 
 impl Timing {
-    /// The usual proportions for this lease duration: of 15 seconds a leader acts for 10 without
-    /// renewal, renews every 2, gives a request 3 and tries again after half a second.
+    /// The timing for this lease duration. For 15 seconds: a leader acts for 10 seconds without renewal, renews every 2
+    /// seconds, has a request timeout of 3 seconds and retries after half a second.
     pub fn for_lease(lease_duration: Duration) -> Self {
         Self {
             lease_duration,
@@ -44,12 +42,12 @@ impl Timing {
             renew_every: lease_duration * 2 / 15,
             retry_after: lease_duration / 30,
             request_timeout: lease_duration / 5,
-            // With the requests that follow it stays below the ten seconds that a shutdown may take.
+            // Together with the following requests, this is less than the ten seconds of a shutdown.
             stop_within: Duration::from_secs(3),
         }
     }
 
-    /// What the Lease says, and what a standby waits at least.
+    /// The duration in the Lease, which a standby waits at least.
     pub(super) fn lease_seconds(&self) -> i32 {
         let seconds = self.lease_duration.as_secs() + u64::from(self.lease_duration.subsec_nanos() > 0);
         seconds.try_into().unwrap_or(i32::MAX)
@@ -58,18 +56,17 @@ impl Timing {
     pub(super) fn check(&self) -> Result<(), InvalidTiming> {
         let wrong = |what| Err(InvalidTiming(what));
         if self.lease_duration.is_zero() || self.lease_duration.as_secs() >= 86_400 {
-            return wrong("lease_duration must be more than nothing and less than a day");
+            return wrong("lease_duration must be greater than 0 and less than 24h");
         }
-        // Clocks of two machines do not run equally fast, and a take-over may find a request of the
-        // old leader on its way.
+        // Clocks of two machines can differ in speed, and a request of the old leader can be in flight at a takeover.
         if self.act_for * 5 > self.lease_duration * 4 {
             return wrong("act_for must not exceed four fifths of lease_duration");
         }
         if self.renew_every.is_zero() || self.retry_after.is_zero() || self.request_timeout.is_zero() {
-            return wrong("renew_every, retry_after and request_timeout must be more than nothing");
+            return wrong("renew_every, retry_after and request_timeout must be greater than 0");
         }
         if self.renew_every + self.retry_after + self.request_timeout * 2 > self.act_for {
-            return wrong("a renewal that times out and another one must fit into act_for");
+            return wrong("two renewals, the first of which times out, must fit into act_for");
         }
         Ok(())
     }
@@ -80,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_those_that_the_docs_name() {
+    fn defaults_match_the_docs() {
         let timing = Timing::default();
         assert_eq!(
             [timing.act_for, timing.renew_every, timing.retry_after, timing.request_timeout],
@@ -89,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn usual_proportions_are_valid_at_any_length_and_fractions_of_seconds_are_rounded_up() {
+    fn timing_for_any_lease_duration_is_valid() {
         for (millis, expected) in [(1, 1), (999, 1), (1000, 1), (1001, 2), (15_000, 15), (60_000, 60)] {
             let timing = Timing::for_lease(Duration::from_millis(millis));
             assert_eq!(timing.check(), Ok(()), "{millis} ms");
@@ -98,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn unsafe_combinations_are_refused() {
+    fn unsafe_timings_are_rejected() {
         let good = Timing::default();
         let seconds = Duration::from_secs;
         for bad in [

@@ -1,5 +1,4 @@
-//! One cache of all pods for everybody in the process: who reads it, who is told of changes, and whether
-//! it shows the present.
+//! The shared cache of all pods: read access, subscriptions, and whether the cache is up to date.
 
 use std::collections::HashSet;
 use std::ops::Deref;
@@ -19,32 +18,32 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
 use super::Uid;
-use super::feed::Feed;
 use super::index::{Change, PodIndex};
 use super::intern::Interner;
 use super::pod::Pod;
-use super::read::NotAPod;
+use super::read::InvalidPod;
+use super::subscription::ChangeBuffer;
 use super::wire;
 use crate::metrics::Metrics;
 use crate::watch::{self as watches, PAGE_SIZE, Reflector, Sink, Source};
 
-/// Whether the cache shows the present. A gap is a time in which it may not have: a watch that was broken,
-/// or that could not be resumed, so that all pods had to be listed anew. Short gaps are counted too.
+/// Whether the cache is up to date. During a watch gap it may not be: the watch is broken, or could not be resumed, so that
+/// all pods have to be listed again. Short gaps count too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Continuity {
     /// Whether all pods have been listed once.
     pub ready: bool,
-    /// How many gaps have begun since then.
+    /// Number of gaps since then.
     pub gaps: u64,
-    /// Since when there is a gap, if there is one now.
+    /// Start of the current gap, if any.
     pub gap_since: Option<Instant>,
-    /// When the present or last gap began.
+    /// Start of the current or last gap.
     pub last_gap_began: Option<Instant>,
-    /// When the last gap ended. What happened in it is being caught up with from then on.
+    /// End of the last gap. The cache then processes the events of the gap.
     pub last_gap_ended: Option<Instant>,
 }
 
-/// All pods of the cluster, kept up to date. Clones share one cache; its watch ends with the last of them.
+/// All pods of the cluster. Clones share one cache. Its watch ends when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct PodCache {
     shared: Arc<Shared>,
@@ -52,12 +51,12 @@ pub struct PodCache {
 }
 
 impl PodCache {
-    /// Starts watching. The client should not retry by itself: that would hide a gap while it lasts.
+    /// Starts the watch. The client must not retry by itself, because that would hide watch gaps.
     pub fn start(client: Client, metrics: Metrics) -> Self {
         Self::with_page_size(client, metrics, PAGE_SIZE)
     }
 
-    /// The same, with this many pods in each page of a list.
+    /// Like [`PodCache::start`], with this number of pods per page of a list.
     pub fn with_page_size(client: Client, metrics: Metrics, page_size: u32) -> Self {
         let shared = Arc::new(Shared::default());
         let sink = PodSink { shared: Arc::clone(&shared), interner: Interner::default() };
@@ -69,32 +68,32 @@ impl PodCache {
 
     /// Waits until all pods have been listed once.
     pub async fn ready(&self) {
-        // The sender lives as long as we do, so that it cannot fail.
+        // This cannot fail: the sender lives as long as `self`.
         let _ = self.shared.continuity.subscribe().wait_for(|continuity| continuity.ready).await;
     }
 
-    /// The pods as they are known now. The cache stands still meanwhile: look, and let go.
+    /// The current pods. The guard blocks updates of the cache, so drop it soon.
     pub fn read(&self) -> impl Deref<Target = PodIndex> {
         RwLockReadGuard::map(self.shared.state.read(), |state| &state.index)
     }
 
-    /// A feed of changes that begins with all pods that are known now as new ones.
+    /// Subscribes to changes. The first changes are all existing pods, as new ones.
     pub fn subscribe(&self) -> Subscription {
-        let feed = self.shared.subscribe();
-        Subscription { feed, cache: self.clone() }
+        let buffer = self.shared.subscribe();
+        Subscription { buffer, cache: self.clone() }
     }
 
-    /// Whether the cache shows the present.
+    /// Whether the cache is up to date.
     pub fn continuity(&self) -> Continuity {
         *self.shared.continuity.borrow()
     }
 
-    /// Tells when [`PodCache::continuity`] changes.
+    /// A receiver for changes of [`PodCache::continuity`].
     pub fn watch_continuity(&self) -> watch::Receiver<Continuity> {
         self.shared.continuity.subscribe()
     }
 
-    /// How many times all pods have been listed since the first time.
+    /// Number of relists after the first list.
     pub fn relists(&self) -> u64 {
         self.shared.relists.load(Ordering::Relaxed)
     }
@@ -106,17 +105,17 @@ pub enum FetchError {
     /// The request failed.
     #[error(transparent)]
     Request(#[from] watches::Error),
-    /// The answer is no pod.
+    /// The answer is not a pod.
     #[error(transparent)]
-    NotAPod(#[from] NotAPod),
+    InvalidPod(#[from] InvalidPod),
 }
 
-/// Gets one pod from the API server, past every cache; `None` if there is no pod with this name.
+/// Reads a pod from the API server, not from the cache. `None` if it does not exist.
 pub async fn fetch(client: &Client, namespace: &str, name: &str) -> Result<Option<Pod>, FetchError> {
     let pods = Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
     let mut body = match watches::open(client, pods.get(name, &GetParams::default())).await {
         Ok(body) => body,
-        Err(watches::Error::Refused { code: 404, .. }) => return Ok(None),
+        Err(watches::Error::Rejected { code: 404, .. }) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
     let mut json = Vec::new();
@@ -124,20 +123,19 @@ pub async fn fetch(client: &Client, namespace: &str, name: &str) -> Result<Optio
     Ok(Some(Pod::from_json(&json)?))
 }
 
-/// Changes for one subscriber, in order, from the first state that it does not know to the last of each
-/// pod. However long it does not ask, it costs at most one change for each pod.
+/// The changes for one subscriber, in order. Changes of the same pod are merged, so that at most one change per pod is
+/// pending.
 #[derive(Debug)]
 pub struct Subscription {
-    feed: Arc<Feed>,
-    /// The cache lives as long as somebody listens.
+    buffer: Arc<ChangeBuffer>,
+    /// Keeps the cache alive.
     cache: PodCache,
 }
 
 impl Subscription {
-    /// The changes since it was asked last; waits until there is one. Nothing is lost when the future is
-    /// dropped.
+    /// The changes since the last call. Waits until there is one. No change is lost if the future is dropped.
     pub async fn changes(&mut self) -> Vec<Change> {
-        self.feed.drain().await
+        self.buffer.drain().await
     }
 
     /// The cache that the changes come from.
@@ -146,7 +144,7 @@ impl Subscription {
     }
 }
 
-/// What the watch writes and everybody reads.
+/// The state that the watch writes and all clones read.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     state: RwLock<State>,
@@ -157,11 +155,11 @@ pub(super) struct Shared {
 #[derive(Debug, Default)]
 struct State {
     index: PodIndex,
-    /// Subscribers may have gone.
-    feeds: Vec<Weak<Feed>>,
+    /// Weak, because subscriptions can be dropped at any time.
+    subscribers: Vec<Weak<ChangeBuffer>>,
 }
 
-/// Applies what the API server tells to the cache.
+/// Applies watch events to the cache.
 struct PodSink {
     shared: Arc<Shared>,
     interner: Interner,
@@ -174,7 +172,7 @@ impl Sink for PodSink {
     fn apply(&mut self, _: Uid, object: wire::Object<'_>) {
         match Pod::read(&object, &mut self.interner) {
             Ok(pod) => self.shared.change(|index| index.apply(pod)),
-            Err(problem) => warn!(%problem, "ignoring a pod that cannot be read"),
+            Err(problem) => warn!(%problem, "ignoring pod that cannot be parsed"),
         }
     }
 
@@ -217,32 +215,32 @@ impl Shared {
     fn change<C: IntoIterator<Item = Change>>(&self, change: impl FnOnce(&mut PodIndex) -> C) {
         let mut state = self.state.write();
         for change in change(&mut state.index) {
-            for feed in state.feeds.iter().filter_map(Weak::upgrade) {
-                feed.push(change.clone());
+            for buffer in state.subscribers.iter().filter_map(Weak::upgrade) {
+                buffer.push(change.clone());
             }
         }
     }
 
-    fn subscribe(&self) -> Arc<Feed> {
-        let feed = Arc::new(Feed::default());
+    fn subscribe(&self) -> Arc<ChangeBuffer> {
+        let buffer = Arc::new(ChangeBuffer::default());
         let mut state = self.state.write();
         for pod in state.index.iter() {
-            feed.push(Change { old: None, new: Some(Arc::clone(pod)) });
+            buffer.push(Change { old: None, new: Some(Arc::clone(pod)) });
         }
-        state.feeds.retain(|feed| feed.strong_count() > 0);
-        state.feeds.push(Arc::downgrade(&feed));
-        feed
+        state.subscribers.retain(|buffer| buffer.strong_count() > 0);
+        state.subscribers.push(Arc::downgrade(&buffer));
+        buffer
     }
 }
 
-/// Who is told of changes of pods; see [`Term::subscribe`](crate::term::Term::subscribe).
+/// Receives changes of pods; see [`Term::subscribe`](crate::term::Term::subscribe).
 pub trait Subscriber: Send + Sync + 'static {
-    /// These pods have changed.
+    /// Pods have changed.
     fn apply(&self, changes: Vec<Change>);
 
-    /// A gap begins: changes may be missed from now on, or since so long ago if the watch turned out to be half-open.
+    /// A watch gap starts. `ago` is not zero if the watch was half-open: the gap then started that long ago.
     fn interrupted(&self, _ago: Duration) {}
 
-    /// All pods are known, or a gap has ended.
+    /// All pods have been listed, or a gap has ended.
     fn resumed(&self) {}
 }

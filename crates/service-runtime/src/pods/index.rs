@@ -1,5 +1,5 @@
-//! All pods, findable by UID, by namespace and name, and by node. It is told what happened and tells what
-//! changed; it does no I/O and knows no time.
+//! The index of all pods, by UID, by namespace and name, and by node. Updates return the resulting changes. The index does no
+//! I/O and has no clock.
 
 use std::borrow::Borrow;
 use std::collections::{HashMap, HashSet};
@@ -9,17 +9,17 @@ use std::sync::Arc;
 use super::Uid;
 use super::pod::Pod;
 
-/// What happened to one pod. One of the two is always there.
+/// A change of one pod. At least one of the two states is present.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The pod before; `None` if it is new.
+    /// The old state; `None` if the pod is new.
     pub old: Option<Arc<Pod>>,
-    /// The pod now; `None` if it is gone.
+    /// The new state; `None` if the pod is deleted.
     pub new: Option<Arc<Pod>>,
 }
 
 impl Change {
-    /// The pod in the latest state that is known.
+    /// The latest known state.
     pub fn pod(&self) -> Option<&Arc<Pod>> {
         self.new.as_ref().or(self.old.as_ref())
     }
@@ -30,7 +30,7 @@ impl Change {
 pub struct PodIndex {
     by_uid: HashSet<ByUid>,
     by_namespace: HashMap<Arc<str>, HashSet<ByName>>,
-    /// Sorted by UID. A node has hundreds of pods, so that a shift costs less than a tree's bookkeeping.
+    /// Sorted by UID. A node has at most some hundreds of pods, for which a vector is cheaper than a tree.
     by_node: HashMap<Arc<str>, Vec<Arc<Pod>>>,
 }
 
@@ -55,7 +55,7 @@ impl PodIndex {
         self.by_uid.iter().map(|ByUid(pod)| pod)
     }
 
-    /// How many pods there are.
+    /// The number of pods.
     pub fn len(&self) -> usize {
         self.by_uid.len()
     }
@@ -65,8 +65,8 @@ impl PodIndex {
         self.by_uid.is_empty()
     }
 
-    /// A pod is there, in this state. There is no change if it was already there in this state but for its
-    /// `resourceVersion`, and there are two if it took the name of another, which must have gone unseen.
+    /// Adds or updates a pod. Returns no change if only its `resourceVersion` differs. Returns two changes if the pod
+    /// replaces another pod with the same name, whose deletion was missed.
     pub fn apply(&mut self, mut pod: Pod) -> Vec<Change> {
         let mut changes = Vec::new();
         let old = self.remove(pod.uid);
@@ -87,12 +87,12 @@ impl PodIndex {
         changes
     }
 
-    /// The pod with this UID is gone.
+    /// Deletes the pod with this UID.
     pub fn delete(&mut self, uid: Uid) -> Option<Change> {
         self.remove(uid).map(|old| Change { old: Some(old), new: None })
     }
 
-    /// Only pods with these UIDs are there; all others are gone.
+    /// Deletes all pods except those with these UIDs.
     pub fn retain(&mut self, uids: &HashSet<Uid>) -> Vec<Change> {
         let gone: Vec<_> = self.iter().map(|pod| pod.uid).filter(|uid| !uids.contains(uid)).collect();
         gone.into_iter().filter_map(|uid| self.delete(uid)).collect()
@@ -104,8 +104,8 @@ impl PodIndex {
         namespace.insert(ByName(Arc::clone(pod)));
         if let Some(node) = &pod.node {
             let pods = self.by_node.entry(Arc::clone(node)).or_default();
-            let place = pods.partition_point(|other| other.uid < pod.uid);
-            pods.insert(place, Arc::clone(pod));
+            let position = pods.partition_point(|other| other.uid < pod.uid);
+            pods.insert(position, Arc::clone(pod));
         }
     }
 
@@ -120,8 +120,8 @@ impl PodIndex {
         if let Some(node) = &pod.node
             && let Some(pods) = self.by_node.get_mut(node)
         {
-            if let Ok(place) = pods.binary_search_by_key(&uid, |other| other.uid) {
-                pods.remove(place);
+            if let Ok(position) = pods.binary_search_by_key(&uid, |other| other.uid) {
+                pods.remove(position);
             }
             if pods.is_empty() {
                 self.by_node.remove(node);
@@ -131,7 +131,7 @@ impl PodIndex {
     }
 }
 
-/// A pod as its UID: the sets hold pointers only, and no second copy of what they are sorted by.
+/// A pod that is hashed by its UID, so that the set needs no copy of the key.
 #[derive(Debug)]
 struct ByUid(Arc<Pod>);
 
@@ -155,7 +155,7 @@ impl Borrow<Uid> for ByUid {
     }
 }
 
-/// A pod as its name.
+/// A pod that is hashed by its name.
 #[derive(Debug)]
 struct ByName(Arc<Pod>);
 

@@ -1,5 +1,5 @@
-//! Shares what is equal in many pods: namespaces, node names, label sets, owners, tolerations. Values
-//! that no pod uses any longer are swept out, at a cost in proportion to what comes and goes.
+//! Stores values that many pods share only once: namespaces, node names, label sets, owners, tolerations. A sweep removes
+//! unused values. Its cost is proportional to the number of changes.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, HashSet};
@@ -9,10 +9,10 @@ use std::sync::Arc;
 use super::Toleration;
 use super::pod::Owner;
 
-/// Below this many changes a sweep is not worth it.
-const FEWEST_BETWEEN_SWEEPS: usize = 1024;
+/// Minimum number of changes between two sweeps.
+const MIN_CHANGES_BETWEEN_SWEEPS: usize = 1024;
 
-/// Everything that pods share, by type.
+/// The shared values of pods, by type.
 #[derive(Debug, Default)]
 pub struct Interner {
     /// Namespaces, node names, label sets.
@@ -20,9 +20,9 @@ pub struct Interner {
     pub(super) owners: Pool<Owner>,
     pub(super) tolerations: Pool<[Toleration]>,
     pub(super) annotations: Pool<BTreeMap<String, String>>,
-    /// Pods made or gone since the last sweep, each of which may have left something behind.
+    /// Number of pods created or deleted since the last sweep.
     changes: usize,
-    /// How many values the last sweep left.
+    /// Number of values after the last sweep.
     kept: usize,
 }
 
@@ -32,15 +32,15 @@ impl Interner {
         self.texts.share(text)
     }
 
-    /// Tells that a pod has been made or has gone, and sweeps when it is time.
+    /// Counts a created or deleted pod, and sweeps if enough pods have changed.
     pub fn changed(&mut self) {
         self.changes += 1;
-        if self.changes > FEWEST_BETWEEN_SWEEPS.max(self.kept / 2) {
+        if self.changes > MIN_CHANGES_BETWEEN_SWEEPS.max(self.kept / 2) {
             self.sweep();
         }
     }
 
-    /// Forgets what nobody uses.
+    /// Removes unused values.
     pub(super) fn sweep(&mut self) {
         self.changes = 0;
         self.texts.sweep();
@@ -50,7 +50,7 @@ impl Interner {
         self.kept = self.len();
     }
 
-    /// How many values are held.
+    /// Number of stored values.
     pub(super) fn len(&self) -> usize {
         self.texts.0.len() + self.owners.0.len() + self.tolerations.0.len() + self.annotations.0.len()
     }
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_values_are_one() {
+    fn equal_values_are_shared() {
         let mut interner = Interner::default();
         let (a, b, c) =
             (interner.texts.share("a=1\n"), interner.texts.share("a=1\n"), interner.texts.share("a=2\n"));
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_uses_goes_and_the_rest_stays() {
+    fn sweep_removes_only_unused_values() {
         let mut interner = Interner::default();
         let kept = interner.texts.share("kept");
         drop(interner.texts.share("dropped"));
@@ -114,9 +114,9 @@ mod tests {
         assert_eq!(interner.texts.0.capacity(), 0);
     }
 
-    /// Pods that come and go for ever, each with labels of its own, leave no more behind than a few.
+    /// Pods with unique labels are created and deleted, and the number of stored values stays bounded.
     #[test]
-    fn it_does_not_grow_with_what_comes_and_goes() {
+    fn interner_does_not_grow_with_churn() {
         let mut interner = Interner::default();
         let lasting: Vec<_> =
             (0..5_000).map(|i| interner.texts.share(format!("lasting-{i}").as_str())).collect();
@@ -126,6 +126,6 @@ mod tests {
             interner.changed();
             largest = largest.max(interner.len());
         }
-        assert!(largest <= 2 * lasting.len() + FEWEST_BETWEEN_SWEEPS, "{largest}");
+        assert!(largest <= 2 * lasting.len() + MIN_CHANGES_BETWEEN_SWEEPS, "{largest}");
     }
 }

@@ -1,4 +1,4 @@
-//! What is kept of a pod, as small as it can be without getting in the way of those who read it.
+//! A pod in the cache, in a compact representation.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,18 +12,18 @@ use haulout_api_types::uid::Uid;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 
-/// A pod, reduced to what our controllers read. What cannot be read of an odd pod is absent.
+/// A pod, reduced to the fields that controllers read. Invalid fields are absent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     /// Its namespace.
     pub namespace: Arc<str>,
     /// Its name.
     pub name: Arc<str>,
-    /// What tells it from others that had its name before or will have it later.
+    /// Its UID. Another pod with the same name has a different UID.
     pub uid: Uid,
     /// Its labels.
     pub labels: LabelSet,
-    /// The node that it is on or bound to.
+    /// The node to which it is bound.
     pub node: Option<Arc<str>>,
     /// The owner that manages it.
     pub controller: Option<Arc<Owner>>,
@@ -39,11 +39,11 @@ pub struct Pod {
     pub phase: Phase,
     /// Whether its condition `Ready` is true.
     pub ready: bool,
-    /// Whether it has been asked to end, even if nobody knows when.
+    /// Whether it is terminating, even if its `deletionTimestamp` is unreadable.
     pub terminating: bool,
-    /// Whether somebody holds it back from vanishing once it has ended.
+    /// Whether it has finalizers, which keep the object after the pod has terminated.
     pub has_finalizers: bool,
-    /// Its priority; 0 where it has none.
+    /// Its priority; 0 if it has none.
     pub priority: i32,
     pub(super) version: u64,
     pub(super) created: Packed,
@@ -54,8 +54,7 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// The `resourceVersion` of the state that is seen here; `None` if the API server uses some that are
-    /// no numbers.
+    /// The `resourceVersion` of this state. `None` if it is not a number.
     pub fn resource_version(&self) -> Option<String> {
         (self.version != 0).then(|| self.version.to_string())
     }
@@ -70,28 +69,27 @@ impl Pod {
         self.created.timestamp()
     }
 
-    /// When it was scheduled: when its condition `PodScheduled` became true. One that was bound without
-    /// the scheduler may have no such condition.
+    /// When its condition `PodScheduled` became true. A pod that was bound without the scheduler may have no such condition.
     pub fn scheduled_at(&self) -> Option<Timestamp> {
         self.scheduled.timestamp()
     }
 
-    /// When a terminating pod's grace period ends, which is what its `deletionTimestamp` says.
+    /// The `deletionTimestamp`: the end of the grace period of a terminating pod.
     pub fn deletion_timestamp(&self) -> Option<Timestamp> {
         self.deletion.timestamp()
     }
 
-    /// The grace period in seconds with which a terminating pod was asked to end.
+    /// The grace period of a terminating pod, in seconds.
     pub fn deletion_grace_period_seconds(&self) -> Option<i64> {
         self.deletion_grace.get()
     }
 
-    /// The grace period in seconds that it wants.
+    /// The grace period in its spec, in seconds.
     pub fn termination_grace_period_seconds(&self) -> Option<i64> {
         self.grace.get()
     }
 
-    /// Its metadata as far as they are known here, for functions that want them as the API has them.
+    /// Its metadata as an API type, with the fields that the cache keeps.
     pub fn metadata(&self) -> ObjectMeta {
         let mut annotations = self.evacuator_annotations.as_deref().cloned().unwrap_or_default();
         if self.pod_type == PodType::Static {
@@ -115,8 +113,8 @@ impl Pod {
     }
 }
 
-/// A set of labels in one piece of text, `key=value` a line, sorted: few allocations, and equal sets are
-/// equal texts. Neither keys nor values can have these two characters.
+/// A set of labels as one string: sorted lines of `key=value`. This needs few allocations, and equal sets are equal strings.
+/// Neither keys nor values contain `=` or line breaks.
 #[derive(Clone, PartialEq, Eq)]
 pub struct LabelSet(pub(super) Arc<str>);
 
@@ -127,7 +125,7 @@ impl LabelSet {
     }
 }
 
-/// For labels of other objects than pods, such as nodes.
+/// For labels of other objects, such as nodes.
 impl<'a> FromIterator<(&'a str, &'a str)> for LabelSet {
     fn from_iter<I: IntoIterator<Item = (&'a str, &'a str)>>(labels: I) -> Self {
         let sorted: BTreeMap<_, _> = labels.into_iter().collect();
@@ -160,12 +158,12 @@ pub struct Owner {
     pub kind: Box<str>,
     /// Its name.
     pub name: Box<str>,
-    /// Its UID as the reference has it, which can be any text.
+    /// Its UID in the owner reference, which can be any text.
     pub uid: Box<str>,
 }
 
 impl Owner {
-    /// The reference to it as the API has it.
+    /// The owner reference as an API type.
     pub fn reference(&self) -> OwnerReference {
         OwnerReference {
             api_version: self.api_version.to_string(),
@@ -181,20 +179,19 @@ impl Owner {
 /// How far a pod has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// Not all of its containers have run yet.
+    /// Not all of its containers have started.
     Pending,
-    /// At least one of its containers runs or is about to.
+    /// At least one of its containers runs or starts.
     Running,
-    /// All of its containers have ended well and will not run again.
+    /// All of its containers have succeeded and will not be restarted.
     Succeeded,
-    /// All of its containers have ended, one of them badly, and will not run again.
+    /// All of its containers have terminated, at least one failed, and they will not be restarted.
     Failed,
-    /// Its node cannot be asked, or the phase is none that we know.
+    /// Its node is unreachable, or the phase is unknown.
     Unknown,
 }
 
-/// An optional number in the space of a number: times in seconds, which is all that the API has of them,
-/// and numbers of seconds.
+/// An optional number in 8 bytes, for times and durations in seconds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Packed(i64);
 
@@ -227,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_are_found_by_their_whole_key() {
+    fn labels_are_found_by_the_full_key() {
         let labels = LabelSet("app=web\napp.kubernetes.io/name=\nversion=1.2\n".into());
         let cases = [
             ("app", Some("web")),
@@ -249,13 +246,13 @@ mod tests {
     }
 
     #[test]
-    fn labels_that_are_equal_are_so_in_whatever_order_they_come() {
+    fn label_order_does_not_matter() {
         let labels: LabelSet = [("b", "2"), ("a", "1")].into_iter().collect();
         assert_eq!(labels, LabelSet("a=1\nb=2\n".into()));
     }
 
     #[test]
-    fn a_pod_takes_little_space() {
+    fn pod_is_small() {
         assert!(size_of::<Pod>() <= 208, "{}", size_of::<Pod>());
     }
 }

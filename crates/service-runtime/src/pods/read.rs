@@ -1,4 +1,4 @@
-//! From the API server's JSON to what is kept of a pod, field by field: what cannot be read is left out.
+//! Converts the API server's JSON to a cached pod. Invalid fields are ignored.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,20 +11,20 @@ use thiserror::Error;
 use super::intern::Interner;
 use super::pod::{LabelSet, Owner, Phase, Pod};
 use super::wire;
-use super::{NotAUid, Toleration};
+use super::{InvalidUid, Toleration};
 use crate::lenient_json::Text;
 use crate::watch::Page;
 
-/// An object that cannot be told from others, and so cannot be a pod of any API server.
+/// An object that is not a pod, because it has no valid identity.
 #[derive(Debug, Error)]
-pub enum NotAPod {
-    /// It is not even JSON.
-    #[error("reading a pod: {0}")]
+pub enum InvalidPod {
+    /// It is not JSON.
+    #[error("failed to parse pod: {0}")]
     Json(#[from] serde_json::Error),
     /// It has no name or no namespace.
-    #[error("a pod without {0}")]
-    Nameless(&'static str),
-    /// Its UID is none.
+    #[error("pod has no {0}")]
+    MissingField(&'static str),
+    /// Its UID is invalid.
     #[error("pod {namespace}/{name}: {problem}")]
     Uid {
         /// Its namespace.
@@ -32,22 +32,21 @@ pub enum NotAPod {
         /// Its name.
         name: String,
         /// What is wrong with the UID.
-        problem: NotAUid,
+        problem: InvalidUid,
     },
 }
 
 impl Pod {
-    /// Reads one pod as the API server gives it out. The caches share what is equal in many pods; this
-    /// is for the answer to a single GET, and for tests.
-    pub fn from_json(json: &[u8]) -> Result<Self, NotAPod> {
+    /// Parses one pod, for the answer to a single GET and for tests. Unlike the cache, it shares no values between pods.
+    pub fn from_json(json: &[u8]) -> Result<Self, InvalidPod> {
         Self::read(&serde_json::from_slice(json)?, &mut Interner::default())
     }
 
-    pub(super) fn read(object: &wire::Object<'_>, shared: &mut Interner) -> Result<Self, NotAPod> {
+    pub(super) fn read(object: &wire::Object<'_>, shared: &mut Interner) -> Result<Self, InvalidPod> {
         let (metadata, spec, status) = (&object.metadata, &object.spec, &object.status);
-        let namespace = metadata.namespace.get().ok_or(NotAPod::Nameless("a namespace"))?;
-        let name = metadata.name.get().ok_or(NotAPod::Nameless("a name"))?;
-        let uid = metadata.uid.get().unwrap_or_default().parse().map_err(|problem| NotAPod::Uid {
+        let namespace = metadata.namespace.get().ok_or(InvalidPod::MissingField("namespace"))?;
+        let name = metadata.name.get().ok_or(InvalidPod::MissingField("name"))?;
+        let uid = metadata.uid.get().unwrap_or_default().parse().map_err(|problem| InvalidPod::Uid {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
             problem,
@@ -94,30 +93,29 @@ impl Pod {
     }
 }
 
-/// Decodes one page of a list of pods into what the cache decodes it into, throws it away and tells how many
-/// pods there were. For benchmarks: it is what reading costs without anything else.
+/// Parses one page of a list of pods like the cache, and returns the number of pods. For benchmarks of parsing alone.
 #[doc(hidden)]
 pub fn decode_page(json: &[u8]) -> Result<usize, serde_json::Error> {
     serde_json::from_slice::<Page<'_, wire::Object<'_>>>(json).map(|page| page.items.0.len())
 }
 
-/// The token with which a list of pods goes on after this page.
+/// The token for the next page of a list of pods.
 #[doc(hidden)]
 pub fn continue_token(json: &[u8]) -> Result<Option<String>, serde_json::Error> {
     let page: Page<'_, wire::Object<'_>> = serde_json::from_slice(json)?;
-    Ok(page.metadata.more.get().map(ToOwned::to_owned))
+    Ok(page.metadata.continue_token.get().map(ToOwned::to_owned))
 }
 
 fn text(text: &Text<'_>) -> Box<str> {
     text.get().unwrap_or_default().into()
 }
 
-/// A version that comes out again as it went in.
+/// Parses a version. Accepts only the canonical form, so that it can be printed unchanged.
 fn read_version(text: &str) -> Option<u64> {
     text.parse().ok().filter(|number: &u64| !text.starts_with(['0', '+']) && *number != 0)
 }
 
-/// Times have whole seconds in the API.
+/// Times in the API have a resolution of one second.
 fn seconds(time: &Text<'_>) -> Option<i64> {
     time.get()?.parse::<Timestamp>().ok().map(Timestamp::as_second)
 }
@@ -159,7 +157,7 @@ fn read_toleration(toleration: &wire::Toleration<'_>) -> Toleration {
 fn read_claims(volumes: &[wire::Volume<'_>], pod: &str) -> Box<[Box<str>]> {
     let claim = |volume: &wire::Volume<'_>| match (volume.claim.name.get(), volume.name.get()) {
         (Some(claim), _) => Some(claim.into()),
-        // The name that the ephemeral volume controller gives the claim.
+        // The name of the claim that the ephemeral volume controller creates.
         (None, Some(volume_name)) if volume.ephemeral.0 => Some(format!("{pod}-{volume_name}").into()),
         _ => None,
     };

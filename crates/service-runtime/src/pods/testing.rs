@@ -1,4 +1,4 @@
-//! Pods for the unit tests of this module.
+//! Builders of pods for unit tests.
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ fn uid_text(n: u32) -> String {
     format!("00000000-0000-4000-8000-{n:012x}")
 }
 
-/// A pod as the API server would give it out, with changes.
+/// The JSON of a pod.
 #[derive(Clone, Debug)]
 pub(crate) struct Json(pub(crate) Value);
 
@@ -28,14 +28,14 @@ pub(crate) fn pod(n: u32) -> Json {
 }
 
 impl Json {
-    /// Sets the field at this JSON pointer, whose parent must be there.
+    /// Sets the field at this JSON pointer. Its parent must exist.
     pub(crate) fn with(mut self, pointer: &str, value: impl Into<Value>) -> Self {
         let (parent, field) = pointer.rsplit_once('/').unwrap();
         self.0.pointer_mut(parent).unwrap()[field] = value.into();
         self
     }
 
-    /// As the cache reads it.
+    /// Parses it like the cache.
     pub(crate) fn read(&self) -> Pod {
         Pod::from_json(self.0.to_string().as_bytes()).unwrap()
     }

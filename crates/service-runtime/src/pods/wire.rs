@@ -1,5 +1,5 @@
-//! The parts of the API server's answers that we read, borrowed from the bytes that they came in. What
-//! is kept of a pod is in `pod`; this lives only while an answer is being read.
+//! The fields of a pod in the API server's JSON, borrowed from the received bytes. They exist only while an answer is parsed;
+//! the cached pod is in `pod`.
 
 use std::borrow::Cow;
 
@@ -89,7 +89,7 @@ impl Identified for Object<'_> {
     }
 }
 
-/// Labels, those with a string as value.
+/// Labels. Those whose value is not a string are ignored.
 #[derive(Debug, Default)]
 pub(super) struct Labels<'a>(pub(super) Vec<(Cow<'a, str>, Cow<'a, str>)>);
 
@@ -103,7 +103,7 @@ impl<'de: 'a, 'a> Lenient<'de> for Labels<'a> {
     }
 }
 
-/// The annotations that we know: others can be large, and are skipped.
+/// The annotations that the cache reads. Others can be large and are skipped.
 #[derive(Debug, Default)]
 pub(super) struct Annotations<'a> {
     pub(super) evacuators: Vec<(Cow<'a, str>, Cow<'a, str>)>,

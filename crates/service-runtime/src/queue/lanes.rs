@@ -1,5 +1,4 @@
-//! Lines of ready keys that take turns: each lane is first come, first served, and no lane waits for all of
-//! another's keys.
+//! Lanes of ready keys that take turns. Each lane is first in, first out, and no lane waits for all keys of another lane.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -8,7 +7,7 @@ use std::fmt;
 pub(super) struct Lanes<K> {
     lane: fn(&K) -> u64,
     keys: HashMap<u64, VecDeque<K>>,
-    /// The lanes that have keys, in the order of their turns.
+    /// The lanes with keys, in the order of their turns.
     turns: VecDeque<u64>,
     len: usize,
 }
@@ -18,12 +17,12 @@ impl<K> Lanes<K> {
         Self { lane, keys: HashMap::new(), turns: VecDeque::new(), len: 0 }
     }
 
-    /// The function that tells the lane of a key.
+    /// The function that returns the lane of a key.
     pub(super) fn lane(&self) -> fn(&K) -> u64 {
         self.lane
     }
 
-    /// Puts a key at the end of its lane.
+    /// Appends a key to its lane.
     pub(super) fn push_back(&mut self, key: K) {
         let lane = (self.lane)(&key);
         let keys = self.keys.entry(lane).or_default();
@@ -34,7 +33,7 @@ impl<K> Lanes<K> {
         self.len += 1;
     }
 
-    /// Takes the first key of the lane whose turn it is.
+    /// Removes the first key of the next lane.
     pub(super) fn pop_front(&mut self) -> Option<K> {
         let lane = self.turns.pop_front()?;
         let keys = self.keys.get_mut(&lane)?;
@@ -82,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_with_thousands_of_keys_lets_a_later_one_in_at_once() {
+    fn long_lane_does_not_delay_another_lane() {
         let mut lanes = lanes(&(0..5_000).map(|n| (1, n)).collect::<Vec<_>>());
         lanes.push_back((2, 0));
         let first: Vec<_> = std::iter::from_fn(|| lanes.pop_front()).take(4).collect();
@@ -92,7 +91,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_is_lost_lanes_keep_their_order_and_take_turns(keys in proptest::collection::vec(0u64..4, 0..60)) {
+        fn lanes_keep_order_take_turns_and_lose_nothing(keys in proptest::collection::vec(0u64..4, 0..60)) {
             let keys: Vec<_> = (0..).zip(keys).map(|(n, lane)| (lane, n)).collect();
             let mut lanes = lanes(&keys);
             let served: Vec<_> = std::iter::from_fn(|| lanes.pop_front()).collect();
@@ -101,7 +100,7 @@ mod tests {
                 let of = |all: &[(u64, u32)]| all.iter().filter(|key| key.0 == lane).copied().collect::<Vec<_>>();
                 prop_assert_eq!(of(&served), of(&keys));
             }
-            // Of two lanes that both still have keys, none is served twice before the other.
+            // If two lanes have keys, neither is served twice before the other.
             for (place, pair) in served.windows(2).enumerate() {
                 let others = served.iter().skip(place + 2).any(|key| key.0 != pair[0].0);
                 prop_assert!(pair[0].0 != pair[1].0 || !others);

@@ -1,5 +1,4 @@
-//! Tables and properties of the queue: no key lost, none at work twice at once, order by due time,
-//! coalescing, fairness.
+//! Tests of the queue: no key is lost or runs twice at once, order by due time, coalescing, fairness.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +11,7 @@ fn at(second: i64) -> Timestamp {
 }
 
 fn queue() -> Queue<&'static str> {
-    Queue::new(Backoff { first: Duration::from_secs(1), most: Duration::from_secs(60) })
+    Queue::new(Backoff { first: Duration::from_secs(1), max: Duration::from_secs(60) })
 }
 
 fn drain(queue: &mut Queue<&'static str>, now: Timestamp) -> Vec<&'static str> {
@@ -20,14 +19,14 @@ fn drain(queue: &mut Queue<&'static str>, now: Timestamp) -> Vec<&'static str> {
 }
 
 #[test]
-fn a_key_is_worked_on_once_however_often_it_was_added() {
+fn key_added_several_times_runs_once() {
     let mut queue = queue();
     assert_eq!([queue.add("a", at(0)), queue.add("a", at(0)), queue.add("b", at(0))], [true, false, true]);
     assert_eq!(drain(&mut queue, at(0)), ["a", "b"]);
 }
 
 #[test]
-fn what_is_added_while_a_key_runs_makes_it_ready_once_more_behind_the_others() {
+fn key_added_while_running_is_requeued_once() {
     let mut queue = queue();
     queue.add("a", at(0));
     assert_eq!(queue.next(at(0)).unwrap().0, "a");
@@ -40,7 +39,7 @@ fn what_is_added_while_a_key_runs_makes_it_ready_once_more_behind_the_others() {
 }
 
 #[test]
-fn sleeping_keys_wake_in_the_order_of_their_times() {
+fn sleeping_keys_wake_in_order_of_due_time() {
     let mut queue = queue();
     queue.add_at("late", at(30));
     queue.add_at("early", at(10));
@@ -54,7 +53,7 @@ fn sleeping_keys_wake_in_the_order_of_their_times() {
 }
 
 #[test]
-fn a_finished_key_says_itself_when_to_look_again() {
+fn finished_key_can_schedule_itself() {
     let mut queue = queue();
     queue.add_at("a", at(50));
     queue.add("a", at(0));
@@ -72,7 +71,7 @@ fn a_finished_key_says_itself_when_to_look_again() {
 }
 
 #[test]
-fn failures_back_off_and_a_success_forgets_them() {
+fn failures_back_off_and_success_resets() {
     let mut queue = queue();
     let mut now = at(0);
     let mut delays = Vec::new();
@@ -96,7 +95,7 @@ fn failures_back_off_and_a_success_forgets_them() {
 }
 
 #[test]
-fn a_new_event_does_not_wait_for_the_backoff() {
+fn new_event_skips_the_backoff() {
     let mut queue = queue();
     queue.add("a", at(0));
     queue.next(at(0)).unwrap();
@@ -108,7 +107,7 @@ fn a_new_event_does_not_wait_for_the_backoff() {
 
 #[test]
 fn slow_group_leaves_room_for_others() {
-    // Keys are in the group of their first letter; those with a dash are in none.
+    // The group of a key is its first letter. Keys with a dash have no group.
     let group = |key: &&'static str| key.bytes().next().filter(|first| *first != b'-').map(u64::from);
     let mut queue = queue().with_groups(group);
     queue.limit_groups(2);
@@ -123,7 +122,7 @@ fn slow_group_leaves_room_for_others() {
     queue.finish(&"a2", Outcome::Failed, at(2), 0.0);
     assert_eq!(queue.next(at(2)), Some(("a3", Duration::from_secs(2))));
     assert_eq!(queue.next(at(2)), None);
-    queue.give_back(&"a1", at(2));
+    queue.requeue(&"a1", at(2));
     assert_eq!(drain(&mut queue, at(2)), ["a4"], "who was cut short is behind");
     for key in ["a3", "a4"] {
         queue.finish(&key, Outcome::Done, at(3), 0.0);
@@ -138,7 +137,7 @@ fn slow_group_leaves_room_for_others() {
 #[test]
 fn lanes_take_turns_within_a_group_too() {
     let lane = |key: &&'static str| key.bytes().next().map_or(0, u64::from);
-    let backoff = Backoff { first: Duration::from_secs(1), most: Duration::from_secs(60) };
+    let backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(60) };
     let mut queue = Queue::fair(backoff, lane).with_groups(|_| Some(1));
     queue.limit_groups(1);
     for key in ["a1", "a2", "a3", "a4"] {
@@ -156,14 +155,14 @@ fn lanes_take_turns_within_a_group_too() {
     assert_eq!(order, ["a2", "b1", "a3", "a4"], "b does not wait for all of a");
 }
 
-/// What can happen to a queue.
+/// An operation on the queue.
 #[derive(Clone, Debug)]
 enum Step {
     Add(u8),
     AddAt(u8, u16),
     Next,
     Finish(usize, Option<bool>),
-    GiveBack(usize),
+    Requeue(usize),
     Wait(u16),
 }
 
@@ -175,24 +174,24 @@ fn any_step() -> impl Strategy<Value = Step> {
         Just(Step::Next),
         (any::<usize>(), proptest::option::of(any::<bool>()))
             .prop_map(|(which, how)| Step::Finish(which, how)),
-        any::<usize>().prop_map(Step::GiveBack),
+        any::<usize>().prop_map(Step::Requeue),
         (0..20_u16).prop_map(Step::Wait),
     ]
 }
 
 proptest! {
-    /// Whatever happens: no key is at work twice at once, none is lost, and none overtakes by more than a
-    /// round the ones that were ready before it.
+    /// For any sequence of steps: no key runs twice at once, none is lost, and none overtakes earlier ready keys by
+    /// more than one round.
     #[test]
-    fn no_key_is_lost_none_runs_twice_and_all_get_their_turn(steps in proptest::collection::vec(any_step(), 0..200)) {
-        let backoff = Backoff { first: Duration::from_secs(1), most: Duration::from_secs(30) };
-        // Two groups, of which two keys each may run at once.
+    fn no_key_is_lost_or_runs_twice_at_once(steps in proptest::collection::vec(any_step(), 0..200)) {
+        let backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(30) };
+        // Two groups, with two running keys each at most.
         let group = |key: u8| key % 2;
         let mut queue: Queue<u8> = Queue::new(backoff).with_groups(|key| Some(u64::from(key % 2)));
         queue.limit_groups(2);
         let mut now = at(0);
         let mut running = BTreeSet::new();
-        // Keys for which somebody asked and no run has begun since.
+        // Keys that were added and have not run since.
         let mut wanted: BTreeMap<u8, Timestamp> = BTreeMap::new();
         let want = |wanted: &mut BTreeMap<u8, Timestamp>, key, due| {
             let planned = wanted.entry(key).or_insert(due);
@@ -234,16 +233,16 @@ proptest! {
                         want(&mut wanted, key, due.0);
                     }
                 }
-                Step::GiveBack(which) => {
+                Step::Requeue(which) => {
                     let Some(key) = running.iter().nth(which % running.len().max(1)).copied() else { continue };
                     running.remove(&key);
-                    queue.give_back(&key, now);
+                    queue.requeue(&key, now);
                     want(&mut wanted, key, now);
                 }
                 Step::Wait(seconds) => now = at(now.as_second() + i64::from(seconds)),
             }
         }
-        // In the end everything that was asked for gets done.
+        // In the end, every added key has run.
         for key in std::mem::take(&mut running) {
             queue.finish(&key, Outcome::Done, now, 0.0);
         }
@@ -256,9 +255,9 @@ proptest! {
         prop_assert!(queue.entries.is_empty() && queue.asleep.is_empty() && queue.ready.is_empty());
     }
 
-    /// A key that is added again and again does not keep the others from their turn.
+    /// A key that is added repeatedly does not starve others.
     #[test]
-    fn a_busy_key_does_not_starve_the_others(others in 1..20_u8, adds in proptest::collection::vec(0..3_u8, 1..60)) {
+    fn busy_key_does_not_starve_others(others in 1..20_u8, adds in proptest::collection::vec(0..3_u8, 1..60)) {
         let mut queue: Queue<u8> = Queue::new(Backoff::default());
         for key in 0..=others {
             queue.add(key, at(0));

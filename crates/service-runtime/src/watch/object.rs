@@ -1,5 +1,4 @@
-//! The parts of the API server's answers that every watch reads, and how a typed object is read: strictly, but so that one
-//! that does not fit its type is still known by name.
+//! Parses lists and watch events. Typed objects are parsed strictly, but the metadata of an unreadable object is still known.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
@@ -9,7 +8,7 @@ use serde_json::value::RawValue;
 
 use crate::lenient_json::{List, Number, Text, objects};
 
-/// What tells an object from others of its kind.
+/// The identity of an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity<'a> {
     /// Its namespace; empty if it has none.
@@ -23,7 +22,7 @@ pub struct Identity<'a> {
 }
 
 impl<'a> Identity<'a> {
-    /// That of an object with this metadata.
+    /// The identity in this metadata.
     pub fn of(metadata: &'a ObjectMeta) -> Self {
         Self {
             namespace: metadata.namespace.as_deref().unwrap_or_default(),
@@ -34,21 +33,21 @@ impl<'a> Identity<'a> {
     }
 }
 
-/// What can be told from others of its kind.
+/// Something with an identity.
 pub(crate) trait Identified {
     fn identity(&self) -> Identity<'_>;
 }
 
-/// An object that exists and does not fit its type, as may be after a downgrade.
+/// An object that cannot be parsed, for example after a downgrade.
 #[derive(Clone, Debug)]
 pub struct Unreadable {
-    /// Its metadata, as far as they can be read.
+    /// The readable part of its metadata.
     pub metadata: ObjectMeta,
     /// What is wrong with it.
     pub error: String,
 }
 
-/// A typed object, or what can be said of one that cannot be read.
+/// A typed object, or an unreadable one.
 pub(crate) struct Parsed<K>(pub(crate) Result<K, Unreadable>);
 
 impl<'de, K: DeserializeOwned> Deserialize<'de> for Parsed<K> {
@@ -65,13 +64,13 @@ impl Unreadable {
             metadata: Value,
         }
         let Object { metadata } = serde_json::from_str(text).unwrap_or_default();
-        let metadata = ObjectMeta::deserialize(&metadata).unwrap_or_else(|_| names(&metadata));
+        let metadata = ObjectMeta::deserialize(&metadata).unwrap_or_else(|_| partial_metadata(&metadata));
         Self { metadata, error: error.to_string() }
     }
 }
 
-/// What can be read of metadata that do not fit their type.
-fn names(metadata: &Value) -> ObjectMeta {
+/// The readable part of invalid metadata.
+fn partial_metadata(metadata: &Value) -> ObjectMeta {
     let text = |field| metadata[field].as_str().filter(|text| !text.is_empty()).map(ToOwned::to_owned);
     ObjectMeta {
         name: text("name"),
@@ -113,10 +112,10 @@ pub(super) struct Event<'a> {
 objects! {
     PageMetadata {
         "resourceVersion" => resource_version: Text<'a>,
-        "continue" => more: Text<'a>,
+        "continue" => continue_token: Text<'a>,
     }
 
-    /// What an event of type ERROR tells, and the answer to a request that failed.
+    /// The object of an ERROR event, and the answer to a failed request.
     Status {
         "code" => code: Number,
         "message" => message: Text<'a>,

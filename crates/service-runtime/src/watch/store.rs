@@ -1,4 +1,4 @@
-//! All objects of one kind by name, for those who only look things up.
+//! A store of objects of one kind by name, for lookups.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,11 +9,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Handler, Unreadable};
 
-/// The objects of one kind that a watch has brought, of a cluster-scoped kind or of one namespace. One that cannot be read
-/// is not in it.
+/// The objects of a cluster-scoped kind or of one namespace. Unreadable objects are not included.
 pub struct Store<K> {
     objects: RwLock<BTreeMap<Arc<str>, Arc<K>>>,
-    /// Removes what nobody reads.
+    /// Removes unused fields.
     slim: fn(&mut K),
     synced: CancellationToken,
     changed: Arc<Notify>,
@@ -26,7 +25,7 @@ impl<K> Default for Store<K> {
 }
 
 impl<K> Store<K> {
-    /// Keeps what `slim` leaves of the objects, and notifies of every change.
+    /// A store that applies `slim` to every object and notifies `changed` of every change.
     pub fn new(slim: fn(&mut K), changed: Arc<Notify>) -> Self {
         Self { objects: RwLock::default(), slim, synced: CancellationToken::new(), changed }
     }
@@ -36,13 +35,13 @@ impl<K> Store<K> {
         self.objects.read().get(name).cloned()
     }
 
-    /// All objects, sorted by name. Waits until they have been listed: an empty store is no answer before that.
+    /// All objects, sorted by name. Waits until the store is synced.
     pub async fn all(&self) -> Vec<Arc<K>> {
         self.synced().await;
         self.objects.read().values().cloned().collect()
     }
 
-    /// Whether all objects have been listed once: before that, an object that is not here may exist.
+    /// Whether all objects have been listed once. Before that, objects can be missing.
     pub fn is_synced(&self) -> bool {
         self.synced.is_cancelled()
     }
@@ -52,7 +51,7 @@ impl<K> Store<K> {
         self.synced.cancelled().await;
     }
 
-    /// Takes the answer to a write, which the watch will bring later.
+    /// Stores the result of a write before the watch reports it.
     pub fn put(&self, name: &str, object: K) {
         self.change(|objects| drop(objects.insert(name.into(), Arc::new(object))));
     }

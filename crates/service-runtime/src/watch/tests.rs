@@ -1,5 +1,5 @@
-//! The reflector against an API server that follows a script: which requests it makes, what it makes of the answers,
-//! and which gaps it reports. Most tests use the pod cache, some a typed kind.
+//! Tests of the reflector with a scripted API server: which requests it sends, how it handles the answers, and which gaps it
+//! reports. Most tests use the pod cache, some a typed kind.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -21,13 +21,13 @@ use k8s_openapi::api::core::v1::Namespace;
 enum Answer {
     /// This status and object.
     Object(u16, Value),
-    /// A watch that sends what comes out of here, and breaks on `Err`.
+    /// A watch that sends the received chunks, and breaks on `Err`.
     Watch(mpsc::UnboundedReceiver<Result<Bytes, std::io::Error>>),
-    /// No connection at all.
+    /// The connection is refused.
     Unreachable,
 }
 
-/// A body that ends when its sender goes.
+/// A body that ends when its sender is dropped.
 struct Streamed(mpsc::UnboundedReceiver<Result<Bytes, std::io::Error>>);
 
 impl http_body::Body for Streamed {
@@ -42,14 +42,14 @@ impl http_body::Body for Streamed {
     }
 }
 
-/// What was asked for, as path and query without what is always the same.
-type Asked = Arc<Mutex<Vec<String>>>;
+/// The requests that were sent, as verb and relevant parameters.
+type SentRequests = Arc<Mutex<Vec<String>>>;
 
-/// Gives the answers one after the other, and then none.
+/// Returns the answers in order, and then never answers.
 #[derive(Clone)]
 struct Script {
     answers: Arc<Mutex<VecDeque<Answer>>>,
-    asked: Asked,
+    sent: SentRequests,
 }
 
 impl tower::Service<http::Request<kube::client::Body>> for Script {
@@ -63,11 +63,11 @@ impl tower::Service<http::Request<kube::client::Body>> for Script {
 
     fn call(&mut self, request: http::Request<kube::client::Body>) -> Self::Future {
         let parameters = request.uri().query().unwrap_or_default().split('&');
-        let telling = ["continue=", "resourceVersion="];
-        let told: Vec<_> = parameters.filter(|p| telling.iter().any(|t| p.starts_with(t))).collect();
+        let relevant = ["continue=", "resourceVersion="];
+        let shown: Vec<_> = parameters.filter(|p| relevant.iter().any(|t| p.starts_with(t))).collect();
         let watch = request.uri().query().unwrap_or_default().contains("watch=true");
         let what = if watch { "watch" } else { "list" };
-        self.asked.lock().unwrap().push(format!("{what} {}", told.join(" ")).trim_end().to_owned());
+        self.sent.lock().unwrap().push(format!("{what} {}", shown.join(" ")).trim_end().to_owned());
         let answer = self.answers.lock().unwrap().pop_front();
         Box::pin(async move {
             let (status, receiver) = match answer {
@@ -85,22 +85,22 @@ impl tower::Service<http::Request<kube::client::Body>> for Script {
     }
 }
 
-fn client(answers: impl IntoIterator<Item = Answer>) -> (Client, Asked) {
-    let asked = Asked::default();
+fn client(answers: impl IntoIterator<Item = Answer>) -> (Client, SentRequests) {
+    let sent = SentRequests::default();
     let answers = Arc::new(Mutex::new(answers.into_iter().collect()));
-    let script = Script { answers, asked: Arc::clone(&asked) };
-    (Client::new(script, "default"), asked)
+    let script = Script { answers, sent: Arc::clone(&sent) };
+    (Client::new(script, "default"), sent)
 }
 
-fn start(answers: impl IntoIterator<Item = Answer>) -> (PodCache, Asked) {
-    let (cache, asked, _) = start_counted(answers);
-    (cache, asked)
+fn start(answers: impl IntoIterator<Item = Answer>) -> (PodCache, SentRequests) {
+    let (cache, sent, _) = start_counted(answers);
+    (cache, sent)
 }
 
-fn start_counted(answers: impl IntoIterator<Item = Answer>) -> (PodCache, Asked, Metrics) {
-    let (client, asked) = client(answers);
+fn start_counted(answers: impl IntoIterator<Item = Answer>) -> (PodCache, SentRequests, Metrics) {
+    let (client, sent) = client(answers);
     let metrics = Metrics::new("test", "0");
-    (PodCache::start(client, metrics.clone()), asked, metrics)
+    (PodCache::start(client, metrics.clone()), sent, metrics)
 }
 
 fn list(version: &str, more: &str, pods: impl IntoIterator<Item = Json>) -> Answer {
@@ -108,7 +108,7 @@ fn list(version: &str, more: &str, pods: impl IntoIterator<Item = Json>) -> Answ
     Answer::Object(200, json!({"metadata": {"resourceVersion": version, "continue": more}, "items": items}))
 }
 
-/// A watch that sends these events, cut into small pieces, and then ends as told.
+/// A watch that sends these events in small chunks and then ends as given.
 fn watch(events: impl IntoIterator<Item = (&'static str, Json)>, end: End) -> Answer {
     let (sender, receiver) = mpsc::unbounded_channel();
     for (kind, object) in events {
@@ -139,7 +139,7 @@ fn at(n: u32, version: &str) -> Json {
     pod(n).with("/metadata/resourceVersion", version)
 }
 
-/// Waits, in the test's own time, which passes when nothing else does.
+/// Waits in the paused time of the test, which advances when all tasks are idle.
 async fn eventually(mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(3600);
     while !condition() {
@@ -148,66 +148,63 @@ async fn eventually(mut condition: impl FnMut() -> bool) {
     }
 }
 
-async fn until_asked(asked: &Asked, times: usize) -> Vec<String> {
-    eventually(|| asked.lock().unwrap().len() >= times).await;
-    asked.lock().unwrap().clone()
+async fn wait_for_requests(sent: &SentRequests, times: usize) -> Vec<String> {
+    eventually(|| sent.lock().unwrap().len() >= times).await;
+    sent.lock().unwrap().clone()
 }
 
-async fn until(cache: &PodCache, mut condition: impl FnMut(&Continuity) -> bool) -> Continuity {
+async fn wait_for(cache: &PodCache, mut condition: impl FnMut(&Continuity) -> bool) -> Continuity {
     *cache.watch_continuity().wait_for(|continuity| condition(continuity)).await.unwrap()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_comes_in_pages_and_the_watch_goes_on_from_it() {
-    let (cache, asked) = start([
+async fn list_is_paged_and_watch_continues_from_it() {
+    let (cache, sent) = start([
         list("7", "page-2", [at(1, "1")]),
         list("7", "", [at(2, "2")]),
         watch([("ADDED", at(3, "8")), ("MODIFIED", at(1, "9")), ("DELETED", at(2, "10"))], End::Stays),
     ]);
     cache.ready().await;
     eventually(|| cache.read().get(uid(2)).is_none()).await;
-    let mut there: Vec<_> =
+    let mut present: Vec<_> =
         cache.read().iter().map(|pod| (pod.uid, pod.resource_version().unwrap())).collect();
-    there.sort();
-    assert_eq!(there, [(uid(1), "9".into()), (uid(3), "8".into())]);
-    assert_eq!(*asked.lock().unwrap(), ["list", "list continue=page-2", "watch resourceVersion=7"]);
+    present.sort();
+    assert_eq!(present, [(uid(1), "9".into()), (uid(3), "8".into())]);
+    assert_eq!(*sent.lock().unwrap(), ["list", "list continue=page-2", "watch resourceVersion=7"]);
     assert_eq!(cache.continuity(), Continuity { ready: true, ..Continuity::default() });
     let late = cache.subscribe().changes().await;
-    assert_eq!(late.len(), 2, "who comes late is told of all that is there");
+    assert_eq!(late.len(), 2, "a late subscriber receives all existing pods");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_is_closed_is_resumed_where_it_ended_without_a_gap() {
+async fn closed_watch_resumes_without_a_gap() {
     let bookmark = Json(json!({"kind": "Pod", "metadata": {"resourceVersion": "12"}}));
-    let (cache, asked, metrics) = start_counted([
+    let (cache, sent, metrics) = start_counted([
         list("7", "", []),
         watch([("ADDED", at(1, "8"))], End::Closes),
         watch([("BOOKMARK", bookmark)], End::Closes),
         watch([], End::Stays),
     ]);
-    let asked = until_asked(&asked, 4).await;
-    assert_eq!(
-        asked[1..],
-        ["watch resourceVersion=7", "watch resourceVersion=8", "watch resourceVersion=12"]
-    );
+    let sent = wait_for_requests(&sent, 4).await;
+    assert_eq!(sent[1..], ["watch resourceVersion=7", "watch resourceVersion=8", "watch resourceVersion=12"]);
     assert_eq!((metrics.watch_restarts("pods"), cache.relists(), cache.continuity().gaps), (2, 0, 0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_breaks_makes_a_gap_until_it_works_again() {
-    let (cache, asked, metrics) = start_counted([
+async fn broken_watch_causes_a_gap_until_it_resumes() {
+    let (cache, sent, metrics) = start_counted([
         list("7", "", [at(1, "1")]),
         watch([("ADDED", at(2, "8"))], End::Breaks),
         Answer::Unreachable,
         Answer::Object(503, json!({"kind": "Status", "message": "starting", "code": 503})),
         watch([], End::Stays),
     ]);
-    let open = until(&cache, |continuity| continuity.gap_since.is_some()).await;
+    let open = wait_for(&cache, |continuity| continuity.gap_since.is_some()).await;
     assert_eq!((open.gaps, open.last_gap_ended), (1, None));
-    let closed = until(&cache, |continuity| continuity.last_gap_ended.is_some()).await;
+    let closed = wait_for(&cache, |continuity| continuity.last_gap_ended.is_some()).await;
     assert_eq!((closed.gaps, closed.gap_since), (1, None));
     assert_eq!(
-        asked.lock().unwrap()[1..],
+        sent.lock().unwrap()[1..],
         [
             "watch resourceVersion=7",
             "watch resourceVersion=8",
@@ -219,38 +216,42 @@ async fn a_watch_that_breaks_makes_a_gap_until_it_works_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_expired_version_makes_a_gap_and_a_new_list() {
+async fn expired_version_causes_a_gap_and_a_relist() {
     let answers_410 = [
         ("as an event", watch([("ERROR", expired(410))], End::Stays)),
         ("as an answer", Answer::Object(410, expired(410).0)),
     ];
     for (how, answer) in answers_410 {
-        let (cache, asked, metrics) = start_counted([
+        let (cache, sent, metrics) = start_counted([
             list("7", "", [at(1, "1"), at(2, "2")]),
             answer,
             list("20", "", [at(2, "2"), at(3, "19")]),
             watch([], End::Stays),
         ]);
         let mut changes = cache.subscribe();
-        let gap = until(&cache, |continuity| continuity.last_gap_ended.is_some()).await;
+        let gap = wait_for(&cache, |continuity| continuity.last_gap_ended.is_some()).await;
         assert_eq!((gap.gaps, gap.gap_since), (1, None), "{how}");
         assert_eq!(
-            asked.lock().unwrap()[1..],
+            sent.lock().unwrap()[1..],
             ["watch resourceVersion=7", "list", "watch resourceVersion=20"],
             "{how}"
         );
         assert_eq!((metrics.watch_restarts("pods"), cache.relists()), (1, 1), "{how}");
-        let mut told: Vec<_> =
+        let mut reported: Vec<_> =
             changes.changes().await.iter().map(|change| change.pod().unwrap().uid).collect();
-        told.sort();
-        assert_eq!(told, [uid(2), uid(3)], "{how}: what came and went meanwhile is not told");
+        reported.sort();
+        assert_eq!(
+            reported,
+            [uid(2), uid(3)],
+            "{how}: a pod that was added and deleted between two calls is not reported"
+        );
         assert!(cache.read().get(uid(1)).is_none(), "{how}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_that_fails_halfway_begins_again_and_nothing_is_taken_for_gone() {
-    let (cache, asked) = start([
+async fn failed_list_restarts_and_deletes_nothing() {
+    let (cache, sent) = start([
         list("7", "", [at(1, "1"), at(2, "2")]),
         Answer::Object(410, expired(410).0),
         list("20", "page-2", [at(2, "2")]),
@@ -261,12 +262,12 @@ async fn a_list_that_fails_halfway_begins_again_and_nothing_is_taken_for_gone() 
     ]);
     let mut changes = cache.subscribe();
     assert_eq!(
-        until(&cache, |continuity| continuity.last_gap_ended.is_some()).await.gaps,
+        wait_for(&cache, |continuity| continuity.last_gap_ended.is_some()).await.gaps,
         1,
         "it is one gap"
     );
     assert_eq!(
-        asked.lock().unwrap()[2..],
+        sent.lock().unwrap()[2..],
         ["list", "list continue=page-2", "list", "list continue=page-2", "watch resourceVersion=30"]
     );
     assert!(changes.changes().await.iter().all(|change| change.old.is_none() && change.new.is_some()));
@@ -274,18 +275,18 @@ async fn a_list_that_fails_halfway_begins_again_and_nothing_is_taken_for_gone() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_is_not_ready_before_the_first_list_and_has_no_gap_before_either() {
-    let (cache, asked) =
+async fn cache_is_not_ready_before_the_first_list() {
+    let (cache, sent) =
         start([Answer::Unreachable, Answer::Object(403, json!({"message": "no"})), list("7", "", [])]);
     assert_eq!(cache.continuity(), Continuity::default());
     cache.ready().await;
     assert_eq!(cache.continuity().gaps, 0);
-    assert_eq!(until_asked(&asked, 4).await, ["list", "list", "list", "watch resourceVersion=7"]);
+    assert_eq!(wait_for_requests(&sent, 4).await, ["list", "list", "list", "watch resourceVersion=7"]);
 }
 
 /// A connection may die at any time, also before the first bookmark of a watch.
 #[tokio::test(start_paused = true)]
-async fn half_open_watch_is_noticed_within_90_seconds() {
+async fn half_open_watch_is_detected_within_90_seconds() {
     let bookmark = || ("BOOKMARK", Json(json!({"metadata": {"resourceVersion": "9"}})));
     let silent = || watch([], End::Stays);
     let cases = [
@@ -296,40 +297,40 @@ async fn half_open_watch_is_noticed_within_90_seconds() {
     ];
     for (when, watches) in cases {
         let watched = watches.len();
-        let (cache, asked) = start([list("7", "", [])].into_iter().chain(watches));
-        until_asked(&asked, 1 + watched).await;
-        let begun = Instant::now();
-        until_asked(&asked, 2 + watched).await;
-        let took = begun.elapsed().as_secs();
+        let (cache, sent) = start([list("7", "", [])].into_iter().chain(watches));
+        wait_for_requests(&sent, 1 + watched).await;
+        let started = Instant::now();
+        wait_for_requests(&sent, 2 + watched).await;
+        let took = started.elapsed().as_secs();
         assert!((60..=90).contains(&took), "{when}: {took}");
         assert!(cache.continuity().gaps >= 1, "{when}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn watches_that_end_at_once_are_not_hammered() {
+async fn watches_that_close_at_once_back_off() {
     let mut answers = vec![list("7", "", [])];
     answers.extend((0..10).map(|_| watch([], End::Closes)));
-    let (_cache, asked) = start(answers);
-    let begun = Instant::now();
-    until_asked(&asked, 12).await;
-    assert!(begun.elapsed() >= Duration::from_secs(20), "{:?}", begun.elapsed());
+    let (_cache, sent) = start(answers);
+    let started = Instant::now();
+    wait_for_requests(&sent, 12).await;
+    assert!(started.elapsed() >= Duration::from_secs(20), "{:?}", started.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn versions_that_expire_at_once_are_not_hammered() {
+async fn versions_that_expire_at_once_back_off() {
     let again = || [list("7", "", []), Answer::Object(410, expired(410).0)];
-    let (_cache, asked) = start((0..10).flat_map(|_| again()));
-    let begun = Instant::now();
-    until_asked(&asked, 20).await;
-    assert!(begun.elapsed() >= Duration::from_secs(20), "{:?}", begun.elapsed());
+    let (_cache, sent) = start((0..10).flat_map(|_| again()));
+    let started = Instant::now();
+    wait_for_requests(&sent, 20).await;
+    assert!(started.elapsed() >= Duration::from_secs(20), "{:?}", started.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_watch_ends_with_the_last_who_needs_it() {
+async fn watch_ends_with_its_last_user() {
     let (sender, receiver) = mpsc::unbounded_channel();
-    let (cache, asked) = start([list("7", "", []), Answer::Watch(receiver)]);
-    until_asked(&asked, 2).await;
+    let (cache, sent) = start([list("7", "", []), Answer::Watch(receiver)]);
+    wait_for_requests(&sent, 2).await;
     let changes = cache.subscribe();
     drop(cache);
     tokio::task::yield_now().await;
@@ -377,7 +378,7 @@ fn namespace(name: &str, version: &str, labels: Value) -> Json {
 
 #[tokio::test(start_paused = true)]
 async fn typed_handler_gets_objects_deletions_and_gaps() {
-    let (client, asked) = client([
+    let (client, sent) = client([
         list("7", "", [namespace("a", "1", json!({"x": "1"})), namespace("odd", "2", json!("none"))]),
         watch(
             [
@@ -420,11 +421,11 @@ async fn typed_handler_gets_objects_deletions_and_gaps() {
     );
     let requests =
         ["list", "watch resourceVersion=7", "watch resourceVersion=12", "list", "watch resourceVersion=20"];
-    assert_eq!(*asked.lock().unwrap(), requests);
+    assert_eq!(*sent.lock().unwrap(), requests);
 }
 
 #[test]
-fn events_are_read_in_any_order_of_their_fields() {
+fn event_fields_are_read_in_any_order() {
     for text in [r#"{"type":"ADDED","object":{"a":[1]}}"#, r#"{"object":{"a":[1]},"type":"ADDED"}"#] {
         let event: Event<'_> = serde_json::from_str(text).unwrap();
         assert_eq!((event.kind.get(), event.object.get()), (Some("ADDED"), r#"{"a":[1]}"#));

@@ -1,23 +1,23 @@
-//! Detects that another controller, such as the cluster's own taint eviction, makes pods leave too, which would make every
-//! policy and every settle time pointless.
+//! Detects that another controller, such as kube-controller-manager's taint eviction, removes pods because of the same
+//! taints. Such a controller bypasses the policy and the grace period.
 //!
-//! kube-controller-manager writes an event before it deletes a pod, even if we were faster. So a watch on events with that
-//! reason and another source shows it for sure, costs nothing where all is well, and needs no access to anybody's
-//! configuration. Events from before we began to watch do not count: they live for an hour, and the other controller may
-//! have been switched off since.
+//! kube-controller-manager writes an event before it deletes a pod, even if we were faster. A watch of events with that
+//! reason and another source therefore always detects it, costs nothing if there is no conflict, and needs no access to
+//! the configuration of the other controller. Events from before our start are ignored: they exist for an hour, and the
+//! other controller may have been switched off since.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
 
 use crate::events::{EVICTION, SOURCE};
 
-/// Selects the events to watch, of the core API: there the field `source` finds those of both event APIs.
+/// The field selector of the watch, for the core API: its field `source` matches events of both event APIs.
 pub fn field_selector() -> String {
     format!("reason={EVICTION},source!={SOURCE}")
 }
 
-/// The controller that makes pods leave tainted nodes beside us, if this event says so.
-pub fn conflicting_source(event: &Event, began: Timestamp) -> Option<&str> {
+/// The name of another controller that removes pods from tainted nodes, if this event is from one.
+pub fn conflicting_source(event: &Event, started: Timestamp) -> Option<&str> {
     let component = event.source.as_ref().and_then(|source| source.component.as_deref());
     let source = component.or(event.reporting_component.as_deref()).filter(|source| !source.is_empty())?;
     let times = [
@@ -26,8 +26,8 @@ pub fn conflicting_source(event: &Event, began: Timestamp) -> Option<&str> {
         event.event_time.as_ref().map(|time| time.0),
     ];
     let latest = times.into_iter().flatten().max()?;
-    // kube-controller-manager's times have no fractions: one of the second in which we began may be news.
-    let fresh = latest.as_second() >= began.as_second();
+    // kube-controller-manager's times have whole seconds, so an event of the second of our start may be new.
+    let fresh = latest.as_second() >= started.as_second();
     let counts = event.reason.as_deref() == Some(EVICTION) && source != SOURCE && fresh;
     counts.then_some(source)
 }
@@ -64,8 +64,8 @@ mod tests {
         ];
         for (json, expected) in cases {
             let event: Event = serde_json::from_value(json.clone()).unwrap();
-            let began = Timestamp::from_millisecond(100_999).unwrap();
-            assert_eq!(conflicting_source(&event, began), expected, "{json}");
+            let started = Timestamp::from_millisecond(100_999).unwrap();
+            assert_eq!(conflicting_source(&event, started), expected, "{json}");
         }
     }
 

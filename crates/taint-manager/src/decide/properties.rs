@@ -1,5 +1,5 @@
-//! What holds for all pods, taints and times: decisions follow from stored facts alone, and nothing that
-//! makes a pod's life easier brings its end nearer.
+//! Properties for all pods, taints and times: decisions depend on stored state only, and more tolerations or fewer
+//! taints never make a pod leave earlier.
 
 use proptest::prelude::*;
 
@@ -57,8 +57,8 @@ impl Case {
         decide(&view, at(now)).verdict
     }
 
-    /// When the pod has to leave first: what is found by deciding at the beginning of time and whenever it is due.
-    fn end(&self, synced: Synced) -> Option<Timestamp> {
+    /// When the pod has to leave: decides at the start and at every requeue time.
+    fn leave_time(&self, synced: Synced) -> Option<Timestamp> {
         let mut now = -1;
         loop {
             match self.verdict(synced, now) {
@@ -71,77 +71,77 @@ impl Case {
     }
 }
 
-/// A pod that stays for ever stays longest.
-fn late(end: Option<Timestamp>) -> Timestamp {
-    end.unwrap_or(Timestamp::MAX)
+/// The time to compare. A pod that never leaves has the latest one.
+fn time_or_never(leave_time: Option<Timestamp>) -> Timestamp {
+    leave_time.unwrap_or(Timestamp::MAX)
 }
 
 proptest! {
-    /// Whenever one begins to look, and however often, the pod leaves at the same time.
+    /// The pod leaves at the same time, no matter when and how often the decision is made.
     #[test]
-    fn it_does_not_matter_when_or_how_often_one_looks(case in case(), looks in proptest::collection::vec(0i64..500, 0..6)) {
+    fn leave_time_does_not_depend_on_when_it_is_computed(case in case(), times in proptest::collection::vec(0i64..500, 0..6)) {
         let synced = synced_since(-1000);
-        let end = case.end(synced);
-        for now in looks {
+        let leave_time = case.leave_time(synced);
+        for now in times {
             let expected = case.verdict(synced, now);
-            match (end, expected) {
+            match (leave_time, expected) {
                 (None, verdict) => prop_assert_eq!(verdict, Verdict::Keep),
-                (Some(end), Verdict::Wait { until }) => {
-                    prop_assert_eq!(until, end);
-                    prop_assert!(at(now) < end);
+                (Some(leave_time), Verdict::Wait { until }) => {
+                    prop_assert_eq!(until, leave_time);
+                    prop_assert!(at(now) < leave_time);
                 }
-                (Some(end), Verdict::Act { due, .. }) => prop_assert!(due <= at(now) && at(now) >= end),
-                (end, verdict) => prop_assert!(false, "{end:?} {verdict:?}"),
+                (Some(leave_time), Verdict::Act { due, .. }) => prop_assert!(due <= at(now) && at(now) >= leave_time),
+                (leave_time, verdict) => prop_assert!(false, "{leave_time:?} {verdict:?}"),
             }
         }
     }
 
     #[test]
-    fn a_further_toleration_never_brings_the_end_nearer(mut case in case(), further in toleration()) {
-        let before = late(case.end(synced_since(-1000)));
-        // One that does not tolerate at all is no help, but no harm either.
+    fn more_tolerations_never_make_a_pod_leave_earlier(mut case in case(), further in toleration()) {
+        let before = time_or_never(case.leave_time(synced_since(-1000)));
+        // A toleration of zero seconds does not help, and does not harm either.
         case.tolerations.push(further);
-        prop_assert!(late(case.end(synced_since(-1000))) >= before);
+        prop_assert!(time_or_never(case.leave_time(synced_since(-1000))) >= before);
     }
 
     #[test]
-    fn a_taint_less_never_brings_the_end_nearer(mut case in case(), which: prop::sample::Index) {
+    fn fewer_taints_never_make_a_pod_leave_earlier(mut case in case(), which: prop::sample::Index) {
         prop_assume!(!case.taints.is_empty());
-        let before = late(case.end(synced_since(-1000)));
+        let before = time_or_never(case.leave_time(synced_since(-1000)));
         case.taints.remove(which.index(case.taints.len()));
-        prop_assert!(late(case.end(synced_since(-1000))) >= before);
+        prop_assert!(time_or_never(case.leave_time(synced_since(-1000))) >= before);
     }
 
     #[test]
-    fn a_longer_toleration_never_brings_the_end_nearer(mut case in case(), which: prop::sample::Index, more in 0i64..300) {
+    fn longer_toleration_never_makes_a_pod_leave_earlier(mut case in case(), which: prop::sample::Index, more in 0i64..300) {
         prop_assume!(!case.tolerations.is_empty());
-        let before = late(case.end(synced_since(-1000)));
+        let before = time_or_never(case.leave_time(synced_since(-1000)));
         let chosen = which.index(case.tolerations.len());
         case.tolerations[chosen].1 = case.tolerations[chosen].1.map(|seconds| seconds + more);
-        prop_assert!(late(case.end(synced_since(-1000))) >= before);
+        prop_assert!(time_or_never(case.leave_time(synced_since(-1000))) >= before);
     }
 
     #[test]
-    fn a_pod_that_came_later_never_leaves_earlier(mut case in case(), later in 0i64..300) {
-        let before = late(case.end(synced_since(-1000)));
+    fn pod_scheduled_later_never_leaves_earlier(mut case in case(), later in 0i64..300) {
+        let before = time_or_never(case.leave_time(synced_since(-1000)));
         case.scheduled += later;
-        prop_assert!(late(case.end(synced_since(-1000))) >= before);
+        prop_assert!(time_or_never(case.leave_time(synced_since(-1000))) >= before);
     }
 
-    /// A gap only ever delays, and never beyond the settle time.
+    /// A watch gap only delays, and never beyond the grace period.
     #[test]
-    fn a_gap_delays_by_no_more_than_it_has_to(case in case(), gap in 0i64..400) {
-        let (calm, shaken) = (case.end(synced_since(-1000)), case.end(synced_since(gap)));
-        let settled = at(gap + 60);
-        prop_assert_eq!(calm.is_some(), shaken.is_some());
-        prop_assert!(late(shaken) >= late(calm));
-        prop_assert!(late(shaken) <= late(calm).max(settled));
+    fn watch_gap_delays_by_at_most_the_grace_period(case in case(), gap in 0i64..400) {
+        let (without_gap, with_gap) = (case.leave_time(synced_since(-1000)), case.leave_time(synced_since(gap)));
+        let grace_ends = at(gap + 60);
+        prop_assert_eq!(without_gap.is_some(), with_gap.is_some());
+        prop_assert!(time_or_never(with_gap) >= time_or_never(without_gap));
+        prop_assert!(time_or_never(with_gap) <= time_or_never(without_gap).max(grace_ends));
     }
 
-    /// Tolerating everything for ever is being safe, whatever the policy.
+    /// A pod that tolerates everything forever stays, with any policy.
     #[test]
-    fn who_tolerates_everything_stays(mut case in case()) {
+    fn pod_that_tolerates_everything_stays(mut case in case()) {
         case.tolerations = ["a", "b", "c"].map(|key| (key.to_owned(), None)).to_vec();
-        prop_assert_eq!(case.end(synced_since(-1000)), None);
+        prop_assert_eq!(case.leave_time(synced_since(-1000)), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Why a pod stays or leaves, with a sentence for people.
+//! Why a pod stays or leaves, with a message for logs and events.
 
 use std::fmt;
 
@@ -6,18 +6,18 @@ use jiff::{Timestamp, Unit};
 
 use crate::taint::Taint;
 
-/// Why something was decided about a pod.
+/// The reason of a decision about a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Its node has no `NoExecute` taints, or is not known.
+    /// Its node has no `NoExecute` taints, or is unknown.
     NotTainted,
-    /// It tolerates all of its node's taints for ever.
+    /// It tolerates all of its node's taints forever.
     Tolerated,
-    /// The policy says to ignore the taint.
+    /// The policy ignores the taint.
     Ignored(Taint),
     /// It has finished.
     Finished,
-    /// It is on its way out already.
+    /// It is terminating already.
     Terminating,
     /// It does not tolerate the taint.
     NotTolerated(Taint),
@@ -28,21 +28,21 @@ pub enum Reason {
         /// The time.
         due: Timestamp,
     },
-    /// It would have to leave, but we or the API server were away until a moment ago.
-    Settling(Taint),
-    /// A watch is interrupted, so that nobody knows whether the taint is still there.
+    /// It has to leave, unless its node reports within the grace period after a watch gap.
+    WatchGapGrace(Taint),
+    /// A watch is interrupted, so the taint may be gone.
     WatchGap,
-    /// The policy asks for labels of the pod's namespace, and those are not known yet.
+    /// The policy selects by namespace labels, and those of the pod's namespace have not arrived yet.
     NamespaceUnknown,
-    /// Its Node cannot be read, so that nobody knows its taints.
+    /// Its Node cannot be parsed, so its taints are unknown.
     NodeUnreadable,
-    /// It hangs in termination on a node that is out of service.
+    /// It is stuck in termination on a node that is out of service.
     StuckOutOfService,
-    /// It hangs in termination on a node that is unreachable.
+    /// It is stuck in termination on a node that is unreachable.
     StuckUnreachable,
-    /// It was deleted by force and a finalizer holds it.
+    /// It was force-deleted, and a finalizer holds it.
     HeldByFinalizer,
-    /// Its node is marked as out of service, but sends heartbeats.
+    /// Its node is tainted as out of service, but is ready.
     InService,
 }
 
@@ -59,18 +59,18 @@ impl fmt::Display for Reason {
                 let due = due.round(Unit::Second).unwrap_or(*due);
                 write!(f, "it tolerates the taint {taint} until {due}")
             }
-            Self::Settling(taint) => write!(
+            Self::WatchGapGrace(taint) => write!(
                 f,
-                "it has to leave because of the taint {taint}, unless its node reports shortly now that all watches work again"
+                "it has to leave because of the taint {taint} when the grace period after the watch gap ends"
             ),
             Self::WatchGap => f.write_str("a watch is interrupted, so the taint may be gone"),
-            Self::NamespaceUnknown => f.write_str("the labels of its namespace are not known yet"),
-            Self::NodeUnreadable => f.write_str("its Node cannot be read, so its taints are not known"),
+            Self::NamespaceUnknown => f.write_str("the labels of its namespace have not been received yet"),
+            Self::NodeUnreadable => f.write_str("its Node is unreadable, so its taints are unknown"),
             Self::StuckOutOfService => {
-                f.write_str("it hangs in termination on a node that is out of service")
+                f.write_str("it is stuck in termination on a node that is out of service")
             }
-            Self::StuckUnreachable => f.write_str("it hangs in termination on an unreachable node"),
-            Self::HeldByFinalizer => f.write_str("it was deleted by force and is held by a finalizer"),
+            Self::StuckUnreachable => f.write_str("it is stuck in termination on an unreachable node"),
+            Self::HeldByFinalizer => f.write_str("it was force-deleted, but a finalizer holds it"),
             Self::InService => f.write_str(
                 "its node is tainted as out of service but ready: shut the node down or remove the taint",
             ),

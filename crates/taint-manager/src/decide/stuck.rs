@@ -1,5 +1,5 @@
-//! Pods that hang in termination because their node cannot be asked. Taking one by force means that it may
-//! still be running somewhere, so it happens only where the policy says so, and never on a node that is ready.
+//! Pods that are stuck in termination because their node is down or unreachable. A force-deleted pod may still be
+//! running, so pods are force-deleted only if the policy says so, and never on a node that is ready.
 
 use haulout_service_runtime::pods::Pod;
 use jiff::{SignedDuration, Timestamp};
@@ -7,8 +7,8 @@ use jiff::{SignedDuration, Timestamp};
 use super::{How, NodeFacts, Reason, Verdict, View, after};
 use crate::taint::UNREACHABLE;
 
-/// What happens to a terminating pod.
-pub(super) fn judge(view: &View<'_>, node: &NodeFacts, now: Timestamp) -> (Verdict, Reason) {
+/// Decides about a terminating pod.
+pub(super) fn evaluate(view: &View<'_>, node: &NodeFacts, now: Timestamp) -> (Verdict, Reason) {
     let unreachable = node.taints.iter().find(|taint| &*taint.key == UNREACHABLE);
     let candidates = [
         node.out_of_service.as_ref().map(|taint| (taint, Reason::StuckOutOfService)),
@@ -16,26 +16,26 @@ pub(super) fn judge(view: &View<'_>, node: &NodeFacts, now: Timestamp) -> (Verdi
     ];
     let forced = candidates.into_iter().flatten().filter_map(|(taint, reason)| {
         let wait = view.policy.removal(taint, &view.pod.labels, &view.namespace).force_delete_after?;
-        let due = after(counted_from(view.pod, &reason)?.max(taint.since), wait);
-        Some((view.settle(taint, due), due, reason))
+        let due = after(stuck_since(view.pod, &reason)?.max(taint.since), wait);
+        Some((view.effective_deadline(taint, due), due, reason))
     });
-    match forced.min_by_key(|(settled, ..)| *settled) {
+    match forced.min_by_key(|(effective, ..)| *effective) {
         None => (Verdict::Keep, Reason::Terminating),
         Some((_, _, Reason::StuckOutOfService)) if node.ready => (Verdict::Keep, Reason::InService),
         Some(_) if node.ready => (Verdict::Keep, Reason::Terminating),
-        // The API server removes a pod without grace at once, unless somebody holds it.
+        // The API server removes a pod with grace period 0 at once, unless a finalizer holds it.
         Some(_) if view.pod.deletion_grace_period_seconds() == Some(0) => {
             (Verdict::Keep, Reason::HeldByFinalizer)
         }
-        Some((settled, _, reason)) if settled > now => (Verdict::Wait { until: settled }, reason),
+        Some((effective, _, reason)) if effective > now => (Verdict::Wait { until: effective }, reason),
         Some(_) if view.synced.is_none() => (Verdict::Hold, Reason::WatchGap),
-        Some((_, due, reason)) => (Verdict::Act { how: How::ForceDelete, due, again: None }, reason),
+        Some((_, due, reason)) => (Verdict::Act { how: How::ForceDelete, due, requeue_at: None }, reason),
     }
 }
 
-/// From when on a pod hangs. A node that is out of service is known to be down, so that the grace period has
-/// no meaning there; an unreachable one may still be using it.
-fn counted_from(pod: &Pod, reason: &Reason) -> Option<Timestamp> {
+/// Since when a pod is stuck. A node that is out of service is down, so the termination grace period does not apply
+/// there. On an unreachable node, it applies.
+fn stuck_since(pod: &Pod, reason: &Reason) -> Option<Timestamp> {
     let end = pod.deletion_timestamp()?;
     let is_down = *reason == Reason::StuckOutOfService;
     let grace = pod.deletion_grace_period_seconds().filter(|_| is_down).unwrap_or_default();
@@ -45,11 +45,11 @@ fn counted_from(pod: &Pod, reason: &Reason) -> Option<Timestamp> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::world::{act, on, wait};
+    use crate::testing::scenario::{act, on, wait};
     use crate::testing::{pod, synced_since};
 
     #[test]
-    fn stuck_pods_are_deleted_by_force_only_by_policy() {
+    fn stuck_pods_are_force_deleted_only_by_policy() {
         let stuck = pod(1).terminating(100, 30);
         let unreachable = || on(&[(UNREACHABLE, 40)]);
         let forced = "{key: 'node.kubernetes.io/*', action: Delete, forceDeleteAfter: 50s}";
@@ -58,8 +58,8 @@ mod tests {
         let force = |due| act(How::ForceDelete, due);
         let cases = [
             ("no policy", unreachable(), "", &stuck, 500, Verdict::Keep, "Terminating"),
-            ("within its time", unreachable(), forced, &stuck, 149, wait(150), "StuckUnreachable"),
-            ("past its time", unreachable(), forced, &stuck, 150, force(150), "StuckUnreachable"),
+            ("before the deadline", unreachable(), forced, &stuck, 149, wait(150), "StuckUnreachable"),
+            ("after the deadline", unreachable(), forced, &stuck, 150, force(150), "StuckUnreachable"),
             (
                 "unreachable late",
                 on(&[(UNREACHABLE, 120)]),
@@ -79,7 +79,7 @@ mod tests {
                 "Terminating",
             ),
             (
-                "settling",
+                "in the grace period",
                 unreachable().synced(synced_since(140)),
                 forced,
                 &stuck,
@@ -135,7 +135,7 @@ mod tests {
                 "StuckOutOfService",
             ),
             (
-                "not even asked to leave",
+                "not terminating",
                 on(&[]).out_of_service(40, false),
                 gone,
                 &pod(1),
@@ -144,8 +144,8 @@ mod tests {
                 "NotTainted",
             ),
         ];
-        for (name, world, rules, pod, now, verdict, reason) in cases {
-            assert_eq!(world.under(rules).decide(pod, now), (verdict, reason.to_owned(), false), "{name}");
+        for (name, scenario, rules, pod, now, verdict, reason) in cases {
+            assert_eq!(scenario.under(rules).decide(pod, now), (verdict, reason.to_owned(), false), "{name}");
         }
         let mut reporting = unreachable();
         reporting.node.ready = true;

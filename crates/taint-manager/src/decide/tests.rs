@@ -1,15 +1,15 @@
-//! Tables of decisions: the scenarios that matter upstream, policies and gaps.
+//! Tables of decisions: the scenarios of kube-controller-manager, policies and watch gaps.
 
 use serde_json::{Value, json};
 
 use super::*;
-use crate::testing::world::{act, delete, on, wait};
+use crate::testing::scenario::{act, delete, on, wait};
 use crate::testing::{at, pod, synced_since, taint, tolerations};
 
 const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 
 #[test]
-fn a_pod_leaves_now_later_or_never() {
+fn pod_leaves_now_later_or_never() {
     let cases = [
         ("no taints", on(&[]), pod(1), 100, Verdict::Keep, "NotTainted"),
         ("not tolerated", on(&[("k", 50)]), pod(1), 100, delete(50), "NotTolerated"),
@@ -21,7 +21,7 @@ fn a_pod_leaves_now_later_or_never() {
             delete(50),
             "NotTolerated",
         ),
-        ("for ever", on(&[("k", 50)]), pod(1).tolerating("k", None), 100, Verdict::Keep, "Tolerated"),
+        ("forever", on(&[("k", 50)]), pod(1).tolerating("k", None), 100, Verdict::Keep, "Tolerated"),
         ("for a while", on(&[("k", 50)]), pod(1).tolerating("k", 60), 100, wait(110), "ToleratedUntil"),
         ("no longer", on(&[("k", 50)]), pod(1).tolerating("k", 60), 110, delete(110), "ToleratedUntil"),
         ("for no time", on(&[("k", 50)]), pod(1).tolerating("k", 0), 100, delete(50), "NotTolerated"),
@@ -42,13 +42,13 @@ fn a_pod_leaves_now_later_or_never() {
             "ToleratedUntil",
         ),
     ];
-    for (name, world, pod, now, verdict, reason) in cases {
-        assert_eq!(world.decide(&pod, now), (verdict, reason.to_owned(), false), "{name}");
+    for (name, scenario, pod, now, verdict, reason) in cases {
+        assert_eq!(scenario.decide(&pod, now), (verdict, reason.to_owned(), false), "{name}");
     }
 }
 
 #[test]
-fn of_several_taints_the_first_deadline_counts() {
+fn earliest_deadline_of_several_taints_applies() {
     let both = pod(1).tolerating("a", 100).tolerating("b", 10);
     let cases = [
         ("one of two tolerated", on(&[("a", 0), ("b", 0)]), pod(1).tolerating("a", None), 5, delete(0)),
@@ -57,34 +57,34 @@ fn of_several_taints_the_first_deadline_counts() {
         ("the shorter one came later", on(&[("a", 0), ("b", 95)]), both.clone(), 96, wait(100)),
         ("the longer one remains", on(&[("a", 0)]), both, 96, wait(100)),
         (
-            "one for ever",
+            "one forever",
             on(&[("a", 0), ("b", 0)]),
             pod(1).tolerating("a", None).tolerating("b", 10),
             5,
             wait(10),
         ),
         (
-            "all for ever",
+            "all forever",
             on(&[("a", 0), ("b", 0)]),
             pod(1).tolerating("a", None).tolerating("b", None),
             5,
             Verdict::Keep,
         ),
     ];
-    for (name, world, pod, now, expected) in cases {
-        assert_eq!(world.verdict(&pod, now), expected, "{name}");
+    for (name, scenario, pod, now, expected) in cases {
+        assert_eq!(scenario.verdict(&pod, now), expected, "{name}");
     }
 }
 
 #[test]
-fn a_pod_that_comes_late_gets_its_full_time() {
+fn pod_scheduled_late_gets_its_full_toleration() {
     let late = pod(1).scheduled(80).tolerating("k", 60);
     let bound = late.clone().with("/status/conditions", json!([]));
     let created = bound.clone().with("/metadata/creationTimestamp", at(70).to_string());
     let cases = [
         ("scheduled late", late, wait(140)),
         ("bound without the scheduler, created late", created, wait(130)),
-        ("nobody knows when", bound, delete(110)),
+        ("time unknown", bound, delete(110)),
     ];
     for (name, pod, expected) in cases {
         assert_eq!(on(&[("k", 50)]).verdict(&pod, 120), expected, "{name}");
@@ -94,15 +94,15 @@ fn a_pod_that_comes_late_gets_its_full_time() {
 
 #[test]
 fn changed_toleration_moves_the_deadline_both_ways() {
-    let world = on(&[("k", 50)]);
-    assert_eq!(world.verdict(&pod(1).tolerating("k", 300), 100), wait(350));
-    assert_eq!(world.verdict(&pod(1).tolerating("k", 100), 100), wait(150));
-    assert_eq!(world.verdict(&pod(1).tolerating("k", 20), 100), delete(70));
-    assert_eq!(world.verdict(&pod(1).tolerating("k", 900), 100), wait(950));
+    let scenario = on(&[("k", 50)]);
+    assert_eq!(scenario.verdict(&pod(1).tolerating("k", 300), 100), wait(350));
+    assert_eq!(scenario.verdict(&pod(1).tolerating("k", 100), 100), wait(150));
+    assert_eq!(scenario.verdict(&pod(1).tolerating("k", 20), 100), delete(70));
+    assert_eq!(scenario.verdict(&pod(1).tolerating("k", 900), 100), wait(950));
 }
 
 #[test]
-fn pods_that_finished_or_are_leaving_are_left_alone() {
+fn finished_and_terminating_pods_are_ignored() {
     let cases = [
         (pod(1).with("/status/phase", "Succeeded"), "Finished"),
         (pod(1).with("/status/phase", "Failed"), "Finished"),
@@ -129,13 +129,13 @@ fn daemon_set_and_static_pods_are_never_evacuated() {
         ("Evacuate", How::Evacuate, How::Delete),
     ];
     for (action, default, other) in cases {
-        let world = on(&[("k", 50)]).under(&format!("{{key: k, action: {action}}}"));
-        assert_eq!(world.verdict(&pod(1), 100), act(default, 50), "{action}");
-        assert_eq!(world.verdict(&of_daemon_set, 100), act(other, 50), "{action}");
-        assert_eq!(world.verdict(&of_kubelet, 100), act(other, 50), "{action}");
+        let scenario = on(&[("k", 50)]).under(&format!("{{key: k, action: {action}}}"));
+        assert_eq!(scenario.verdict(&pod(1), 100), act(default, 50), "{action}");
+        assert_eq!(scenario.verdict(&of_daemon_set, 100), act(other, 50), "{action}");
+        assert_eq!(scenario.verdict(&of_kubelet, 100), act(other, 50), "{action}");
     }
-    let world = on(&[("k", 50)]).under("{key: k, action: Ignore}");
-    assert_eq!(world.decide(&pod(1), 100), (Verdict::Keep, "Ignored".to_owned(), false));
+    let scenario = on(&[("k", 50)]).under("{key: k, action: Ignore}");
+    assert_eq!(scenario.decide(&pod(1), 100), (Verdict::Keep, "Ignored".to_owned(), false));
     let label = json!({"nodemaintenance.k8s.io/taint-action": "Evict"});
     assert_eq!(on(&[("k", 50)]).verdict(&pod(1).with("/metadata/labels", label), 100), act(How::Evict, 50));
 }
@@ -143,7 +143,8 @@ fn daemon_set_and_static_pods_are_never_evacuated() {
 #[test]
 fn harshest_due_action_wins_and_later_ones_are_kept() {
     let rules = "{key: soft, action: Evacuate}, {key: middle, action: Evict}, {key: none, action: Ignore}";
-    let again = |how, due, again| Verdict::Act { how, due: at(due), again: Some(at(again)) };
+    let requeue_at =
+        |how, due, requeue_at| Verdict::Act { how, due: at(due), requeue_at: Some(at(requeue_at)) };
     let tolerating = pod(1).tolerating("hard", 100).tolerating("middle", 40).tolerating("later", 30);
     let cases = [
         ("both due", on(&[("soft", 5), ("hard", 0)]), pod(1), delete(0)),
@@ -151,44 +152,44 @@ fn harshest_due_action_wins_and_later_ones_are_kept() {
             "the harsher one later",
             on(&[("soft", 5), ("hard", 0)]),
             tolerating.clone(),
-            again(How::Evacuate, 5, 100),
+            requeue_at(How::Evacuate, 5, 100),
         ),
         (
             "three",
             on(&[("hard", 0), ("middle", 0), ("soft", 9)]),
             tolerating.clone(),
-            again(How::Evacuate, 9, 40),
+            requeue_at(How::Evacuate, 9, 40),
         ),
         ("a gentler one later", on(&[("hard", 0), ("soft", 0)]), pod(1).tolerating("soft", 70), delete(0)),
         ("ignored beside", on(&[("none", 0), ("hard", 0)]), tolerating, wait(100)),
     ];
-    for (name, world, pod, expected) in cases {
-        assert_eq!(world.under(rules).verdict(&pod, 20), expected, "{name}");
+    for (name, scenario, pod, expected) in cases {
+        assert_eq!(scenario.under(rules).verdict(&pod, 20), expected, "{name}");
     }
 }
 
 #[test]
-fn evacuation_goes_on_until_harsher_is_due_or_pod_may_stay() {
+fn evacuation_continues_until_harsher_is_due_or_pod_stays() {
     let evacuate = "{key: soft, action: Evacuate}";
-    let leaving = |again: Option<i64>| Verdict::Leaving { again: again.map(at) };
+    let leaving = |requeue_at: Option<i64>| Verdict::Leaving { requeue_at: requeue_at.map(at) };
     let cases = [
-        ("goes on", on(&[("soft", 0)]), pod(1), leaving(None), false),
+        ("continues", on(&[("soft", 0)]), pod(1), leaving(None), false),
         ("harsher later", on(&[("soft", 0), ("k", 0)]), pod(1).tolerating("k", 60), leaving(Some(60)), false),
         ("harsher now", on(&[("soft", 0), ("k", 0)]), pod(1).tolerating("k", 20), delete(20), false),
         ("the taint is gone", on(&[]), pod(1), Verdict::Keep, true),
         ("tolerated by now", on(&[("soft", 0)]), pod(1).tolerating("soft", None), Verdict::Keep, true),
         ("tolerated for a while", on(&[("soft", 0)]), pod(1).tolerating("soft", 90), wait(90), true),
         ("finished", on(&[("soft", 0)]), pod(1).with("/status/phase", "Succeeded"), Verdict::Keep, true),
-        ("on its way", on(&[("soft", 0)]), pod(1).terminating(60, 30), Verdict::Keep, false),
+        ("terminating", on(&[("soft", 0)]), pod(1).terminating(60, 30), Verdict::Keep, false),
     ];
-    for (name, world, pod, verdict, release) in cases {
-        let (found, _, released) = world.under(evacuate).evacuating().decide(&pod, 30);
+    for (name, scenario, pod, verdict, release) in cases {
+        let (found, _, released) = scenario.under(evacuate).evacuating().decide(&pod, 30);
         assert_eq!((found, released), (verdict, release), "{name}");
     }
 }
 
 #[test]
-fn in_a_gap_no_pod_leaves_and_afterwards_old_deadlines_settle() {
+fn old_deadlines_apply_after_the_watch_gap_grace_period() {
     let tolerating = pod(1).tolerating("k", 10);
     let cases = [
         ("in the gap", on(&[("k", 50)]).synced(None), &tolerating, 100, Verdict::Hold, "WatchGap"),
@@ -200,9 +201,9 @@ fn in_a_gap_no_pod_leaves_and_afterwards_old_deadlines_settle() {
             wait(105),
             "ToleratedUntil",
         ),
-        ("overdue", on(&[("k", 50)]).synced(synced_since(90)), &tolerating, 100, wait(150), "Settling"),
+        ("overdue", on(&[("k", 50)]).synced(synced_since(90)), &tolerating, 100, wait(150), "WatchGapGrace"),
         (
-            "settled",
+            "after the grace period",
             on(&[("k", 50)]).synced(synced_since(90)),
             &tolerating,
             150,
@@ -224,11 +225,11 @@ fn in_a_gap_no_pod_leaves_and_afterwards_old_deadlines_settle() {
             &pod(1),
             100,
             wait(150),
-            "Settling",
+            "WatchGapGrace",
         ),
     ];
-    for (name, world, pod, now, verdict, reason) in cases {
-        assert_eq!(world.decide(pod, now), (verdict, reason.to_owned(), false), "{name}");
+    for (name, scenario, pod, now, verdict, reason) in cases {
+        assert_eq!(scenario.decide(pod, now), (verdict, reason.to_owned(), false), "{name}");
     }
 }
 
@@ -239,32 +240,32 @@ fn evacuation_is_not_released_while_the_pod_may_have_to_leave() {
     let both = || on(&[("soft", 50), ("k", 95)]).under(evacuate).evacuating();
     let tolerating = pod(1).tolerating("k", 20);
     let cases = [
-        ("no node seen yet", on(&[]).evacuating().synced(None), pod(1), Verdict::Keep, false),
+        ("node unknown", on(&[]).evacuating().synced(None), pod(1), Verdict::Keep, false),
         ("in a gap", soft().synced(None), pod(1), Verdict::Hold, false),
         ("tolerated, in a gap", soft().synced(None), pod(1).tolerating("soft", 90), wait(140), false),
         ("a new leader", soft().synced(synced_since(90)), pod(1), wait(150), false),
         ("beside a newer taint", both().synced(synced_since(90)), tolerating, wait(115), false),
         ("tolerated by now", soft().synced(synced_since(90)), pod(1).tolerating("soft", 90), wait(150), true),
     ];
-    for (name, world, pod, verdict, release) in cases {
-        let (found, _, released) = world.decide(&pod, 100);
+    for (name, scenario, pod, verdict, release) in cases {
+        let (found, _, released) = scenario.decide(&pod, 100);
         assert_eq!((found, released), (verdict, release), "{name}");
     }
 }
 
 #[test]
-fn what_is_not_known_is_waited_for() {
+fn decision_waits_for_missing_information() {
     let policy =
         Policy::from_yaml("rules: [{key: k, namespaceSelector: {matchLabels: {a: b}}, action: Evict}]");
-    let (policy, pod, world) = (policy.unwrap(), pod(1).read(), on(&[("k", 0)]));
+    let (policy, pod, scenario) = (policy.unwrap(), pod(1).read(), on(&[("k", 0)]));
     let none = BTreeMap::new();
     let view = View {
         pod: &pod,
-        node: Some(&world.node),
+        node: Some(&scenario.node),
         namespace: None,
         evacuation: true,
         policy: &policy,
-        synced: world.synced,
+        synced: scenario.synced,
     };
     let decision = decide(&view, at(9));
     assert_eq!(
@@ -278,7 +279,7 @@ fn what_is_not_known_is_waited_for() {
 }
 
 #[test]
-fn reasons_are_sentences_that_name_the_taint() {
+fn reasons_name_the_taint() {
     let on_node = taint("example.com/repair=disk", 0);
     let cases = [
         (Reason::NotTolerated(on_node.clone()), "it does not tolerate the taint example.com/repair=disk"),
@@ -297,11 +298,11 @@ const FOREVER: Option<SignedDuration> = None;
 const NOT_AT_ALL: Option<SignedDuration> = Some(SignedDuration::ZERO);
 
 fn tolerated(of_pod: Value, taint_text: &str) -> Option<SignedDuration> {
-    tolerance(&tolerations(of_pod), &taint(taint_text, 0))
+    toleration_duration(&tolerations(of_pod), &taint(taint_text, 0))
 }
 
 #[test]
-fn key_value_operator_and_effect_have_to_match() {
+fn toleration_matches_key_value_operator_and_effect() {
     let cases = [
         ("k=v", json!({"key": "k", "operator": "Equal", "value": "v", "effect": "NoExecute"}), true),
         ("k=v", json!({"key": "k", "value": "v"}), true),
@@ -364,7 +365,7 @@ fn only_plain_decimal_numbers_are_compared() {
 }
 
 #[test]
-fn the_first_toleration_that_matches_says_for_how_long() {
+fn first_matching_toleration_applies() {
     let seconds = |seconds: i64| json!({"key": "k", "operator": "Exists", "tolerationSeconds": seconds});
     let forever = json!({"operator": "Exists"});
     let other = json!({"key": "other", "operator": "Exists", "tolerationSeconds": 1});

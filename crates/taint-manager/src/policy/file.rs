@@ -1,4 +1,5 @@
-//! The policy file: read at the start and whenever it has changed. A new one that is wrong leaves the old one in force.
+//! Reads the policy file at the start and reloads it when it changes. If the new policy is invalid, the previous one
+//! stays in effect.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,43 +11,41 @@ use super::Policy;
 use crate::events;
 use crate::reconcile::Controller;
 
-/// The kubelet brings a changed ConfigMap within a minute, by a new link that a watch on the file would not see.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// How often the file is read. The kubelet updates a mounted ConfigMap by replacing a symbolic link, which a watch of
+/// the file does not detect.
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Reads the policy, and returns it with its text. Without a file, every pod that has to leave is deleted.
+/// Reads the policy. Returns it with its text. Without a file, every pod that has to leave is deleted.
 pub fn read(path: Option<&Path>) -> Result<(Policy, String), String> {
     let Some(path) = path else { return Ok((Policy::default(), String::new())) };
-    let at = |problem: String| format!("the policy {}: {problem}", path.display());
+    let at = |problem: String| format!("failed to read policy {}: {problem}", path.display());
     let text = std::fs::read_to_string(path).map_err(|error| at(error.to_string()))?;
     let policy = Policy::from_yaml(&text).map_err(|error| at(error.to_string()))?;
     Ok((policy, text))
 }
 
-/// Follows the policy file, of which this text is in force.
-pub(crate) async fn follow(controller: Arc<Controller>, path: PathBuf, mut known: String) {
+/// Reloads the policy file when its text differs from `current`.
+pub(crate) async fn reload_on_change(controller: Arc<Controller>, path: PathBuf, mut current: String) {
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         let read = tokio::fs::read_to_string(&path).await.map_err(|error| error.to_string());
-        // A file that cannot be read counts as empty, which no policy is.
+        // A file that cannot be read counts as empty, and an empty policy is invalid.
         let text = read.as_deref().unwrap_or_default();
-        if text == known {
+        if text == current {
             continue;
         }
-        text.clone_into(&mut known);
+        text.clone_into(&mut current);
         match read.and_then(|text| Policy::from_yaml(&text).map_err(|error| error.to_string())) {
             Ok(policy) => {
-                info!(path = %path.display(), "a new policy is in force");
-                controller.metrics.policy_refused(false);
+                info!(path = %path.display(), "policy reloaded");
+                controller.metrics.policy_rejected(false);
                 controller.update(|state, pods| state.set_policy(policy, pods));
             }
             Err(problem) => {
                 let file = path.display().to_string();
-                warn!(
-                    path = file,
-                    problem, "the new policy is refused, and the one of before stays in force"
-                );
-                controller.metrics.policy_refused(true);
-                controller.publish(events::policy_refused(&controller.own, &file, &problem));
+                warn!(path = file, problem, "policy rejected, keeping the previous policy");
+                controller.metrics.policy_rejected(true);
+                controller.publish(events::policy_rejected(&controller.own, &file, &problem));
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Reads a policy from YAML, as people write it. An error names its line, and a policy with
-//! anything wrong in it is refused whole: half a policy would delete what the other half was to protect.
+//! Parses a policy from YAML. An error has the line and column. A policy with any mistake is rejected as a whole,
+//! because half a policy could delete pods that the other half protects.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use thiserror::Error;
 use super::{Action, Glob, Policy, Removal, Rule};
 use crate::taint::{OUT_OF_SERVICE, UNREACHABLE};
 
-/// A policy that was lost on the way must not pass for one that deletes everything.
-const EMPTY: &str = "there are no rules: write \"rules: []\" if every pod that has to leave is to be deleted";
+/// An empty file must not be taken for a policy that deletes everything.
+const EMPTY: &str = "there are no rules: use \"rules: []\" to delete every pod that has to leave";
 
-/// A policy that cannot be used: where, and what is wrong.
+/// A mistake in a policy.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("line {line}, column {column}: {problem}")]
 pub struct PolicyError {
@@ -24,7 +24,7 @@ pub struct PolicyError {
     pub line: u64,
     /// The column, from 1.
     pub column: u64,
-    /// What is wrong, and what would be right.
+    /// What is wrong, and how to fix it.
     pub problem: String,
 }
 
@@ -36,44 +36,44 @@ impl PolicyError {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenPolicy {
-    rules: Spanned<Option<Vec<Spanned<WrittenRule>>>>,
+struct RawPolicy {
+    rules: Spanned<Option<Vec<Spanned<RawRule>>>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct WrittenRule {
+struct RawRule {
     key: Spanned<String>,
     value: Option<String>,
-    pod_selector: Option<Spanned<WrittenSelector>>,
-    namespace_selector: Option<Spanned<WrittenSelector>>,
+    pod_selector: Option<Spanned<RawSelector>>,
+    namespace_selector: Option<Spanned<RawSelector>>,
     action: Option<Action>,
     force_delete_after: Option<Spanned<String>>,
 }
 
-/// A label selector that refuses unknown fields: one that is misspelt would select everything.
+/// A label selector that rejects unknown fields, because a misspelt field would select everything.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct WrittenSelector {
+struct RawSelector {
     match_labels: Option<BTreeMap<String, String>>,
-    match_expressions: Option<Vec<WrittenExpression>>,
+    match_expressions: Option<Vec<RawExpression>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenExpression {
+struct RawExpression {
     key: String,
     operator: String,
     values: Option<Vec<String>>,
 }
 
 impl Policy {
-    /// Reads a policy.
+    /// Parses a policy.
     pub fn from_yaml(yaml: &str) -> Result<Self, PolicyError> {
         if yaml.lines().map(str::trim).all(|line| line.is_empty() || line.starts_with('#')) {
             return Err(PolicyError::new(Location::UNKNOWN, EMPTY));
         }
-        let written: WrittenPolicy = serde_saphyr::from_str(yaml).map_err(|error| {
+        let written: RawPolicy = serde_saphyr::from_str(yaml).map_err(|error| {
             let problem = DefaultMessageFormatter.format_message(error.without_snippet()).replace('\n', " ");
             PolicyError::new(error.location().unwrap_or(Location::UNKNOWN), problem)
         })?;
@@ -84,7 +84,7 @@ impl Policy {
 }
 
 impl Rule {
-    fn read(written: Spanned<WrittenRule>) -> Result<Self, PolicyError> {
+    fn read(written: Spanned<RawRule>) -> Result<Self, PolicyError> {
         let Spanned { value: rule, referenced: at, .. } = written;
         let key =
             Glob::new(rule.key.value).map_err(|problem| PolicyError::new(rule.key.referenced, problem))?;
@@ -93,7 +93,7 @@ impl Rule {
                 .map_err(|problem| PolicyError::new(after.referenced, problem))
         };
         let force_delete_after = rule.force_delete_after.map(force).transpose()?;
-        let missing = || PolicyError::new(at, "action is missing: say Delete, Evict, Evacuate or Ignore");
+        let missing = || PolicyError::new(at, "action is missing: set Delete, Evict, Evacuate or Ignore");
         Ok(Self {
             key,
             value: rule.value,
@@ -105,21 +105,21 @@ impl Rule {
 }
 
 fn force_delete_after(key: &Glob, text: &str) -> Result<SignedDuration, String> {
-    if !key.can_force() {
+    if !key.allows_force_delete() {
         return Err(format!(
-            "forceDeleteAfter is for {OUT_OF_SERVICE} and {UNREACHABLE}, and the key {:?} matches neither: leave it out",
+            "forceDeleteAfter is only allowed for {OUT_OF_SERVICE} and {UNREACHABLE}, and the key {:?} matches neither: remove it",
             key.0
         ));
     }
     let duration = text.parse::<SignedDuration>().ok().filter(|duration| !duration.is_negative());
-    duration.ok_or_else(|| format!("{text:?} is no duration: write one such as 0s, 90s, 10m or 1h30m"))
+    duration.ok_or_else(|| format!("{text:?} is not a duration: use for example 0s, 90s, 10m or 1h30m"))
 }
 
-fn matcher(field: &str, selector: Option<Spanned<WrittenSelector>>) -> Result<LabelMatcher, PolicyError> {
+fn matcher(field: &str, selector: Option<Spanned<RawSelector>>) -> Result<LabelMatcher, PolicyError> {
     let Some(Spanned { value: written, referenced: at, .. }) = selector else {
         return Ok(LabelMatcher::default());
     };
-    let requirement = |written: WrittenExpression| LabelSelectorRequirement {
+    let requirement = |written: RawExpression| LabelSelectorRequirement {
         key: written.key,
         operator: written.operator,
         values: written.values,

@@ -1,4 +1,4 @@
-//! Tables and properties of policies: what is matched, what is refused and with which line.
+//! Tables and properties of policies: what matches, and what is rejected with which line.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ rules:
 ";
 
 #[test]
-fn first_matching_rule_counts_and_delete_is_the_default() {
+fn first_matching_rule_applies_and_default_is_delete() {
     let policy = policy(DATABASES_FIRST);
     let cases: [(&str, Given, Given, Action); 7] = [
         ("node.kubernetes.io/unreachable", &[("app", "db")], &[("tier", "prod")], Action::Evacuate),
@@ -56,7 +56,7 @@ fn first_matching_rule_counts_and_delete_is_the_default() {
 }
 
 #[test]
-fn force_comes_from_the_rule_that_matches() {
+fn force_delete_after_is_that_of_the_matching_rule() {
     let policy = policy(DATABASES_FIRST);
     let force = |on_node, pod: &[(&str, &str)]| {
         policy.removal(&taint(on_node, 0), &labels(pod), &labels(&[])).force_delete_after
@@ -67,7 +67,7 @@ fn force_comes_from_the_rule_that_matches() {
 }
 
 #[test]
-fn no_rules_means_as_kube_controller_manager_does_it() {
+fn without_rules_pods_are_deleted() {
     for policy in [Policy::default(), policy("rules: []")] {
         assert_eq!(policy.removal(&taint("k", 0), &labels(&[]), &labels(&[])), Removal::default());
         assert!(!policy.needs_namespaces());
@@ -75,18 +75,18 @@ fn no_rules_means_as_kube_controller_manager_does_it() {
 }
 
 #[test]
-fn a_pod_can_choose_what_is_gentler_but_not_to_stay() {
-    let said = [Action::Delete, Action::Evict, Action::Evacuate, Action::Ignore];
+fn pod_can_request_a_gentler_action_but_not_to_stay() {
+    let all = [Action::Delete, Action::Evict, Action::Evacuate, Action::Ignore];
     let cases = [
-        ("Delete", said),
+        ("Delete", all),
         ("Evict", [Action::Evict, Action::Evict, Action::Evacuate, Action::Ignore]),
         ("Evacuate", [Action::Evacuate, Action::Evacuate, Action::Evacuate, Action::Ignore]),
-        ("Ignore", said),
-        ("evict", said),
-        ("", said),
+        ("Ignore", all),
+        ("evict", all),
+        ("", all),
     ];
     for (asked, expected) in cases {
-        let found = said.map(|action| {
+        let found = all.map(|action| {
             let policy = policy(&format!("rules: [{{key: '*', action: {action:?}}}]"));
             policy.removal(&taint("k", 0), &labels(&[(TAINT_ACTION_LABEL, asked)]), &labels(&[])).action
         });
@@ -95,9 +95,9 @@ fn a_pod_can_choose_what_is_gentler_but_not_to_stay() {
 }
 
 #[test]
-fn bad_policy_is_refused_with_its_line_and_what_to_do() {
+fn invalid_policy_is_rejected_with_line_and_advice() {
     let cases = [
-        ("", "line 1, column 1: there are no rules: write \"rules: []\""),
+        ("", "line 1, column 1: there are no rules: use \"rules: []\""),
         ("# only\n\n  # comments\n", "line 1, column 1: there are no rules"),
         ("rules", "line 1"),
         ("rule: []", "line 1, column 1: unknown field `rule`"),
@@ -106,20 +106,20 @@ fn bad_policy_is_refused_with_its_line_and_what_to_do() {
         ("rules:\n- key: k\n  action: Evict\n  colour: red\n", "line 4, column 3: unknown field `colour`"),
         ("rules:\n- key: k\n  action: Evict\n  action: Delete\n", "line 4, column 3: duplicate"),
         ("rules:\n- key: k\n  action: Evict\n- value: v\n", "line 4, column 3: missing field `key`"),
-        ("rules:\n\n- key: k\n  value: v\n", "line 3, column 3: action is missing: say Delete"),
+        ("rules:\n\n- key: k\n  value: v\n", "line 3, column 3: action is missing: set Delete"),
         ("rules:\n- key: ''\n  action: Evict\n", "line 2, column 8: an empty key matches no taint"),
         ("rules:\n- key: 'a b'\n  action: Evict\n", "line 2, column 8: \"a b\" matches no taint"),
         (
             "rules:\n- key: k\n  action: Evict\n  forceDeleteAfter: 1m\n",
-            "line 4, column 21: forceDeleteAfter is for",
+            "line 4, column 21: forceDeleteAfter is only allowed for",
         ),
         (
             "rules:\n- key: '*'\n  action: Evict\n  forceDeleteAfter: 60\n",
-            "line 4, column 21: \"60\" is no duration",
+            "line 4, column 21: \"60\" is not a duration",
         ),
         (
             "rules:\n- key: '*'\n  action: Evict\n  forceDeleteAfter: -1m\n",
-            "line 4, column 21: \"-1m\" is no duration",
+            "line 4, column 21: \"-1m\" is not a duration",
         ),
         (
             "rules:\n- key: k\n  action: Evict\n  podSelector:\n    matchExpressions:\n    - {key: a, operator: In}\n",
@@ -143,7 +143,7 @@ fn bad_policy_is_refused_with_its_line_and_what_to_do() {
 }
 
 #[test]
-fn durations_are_written_as_people_write_them() {
+fn durations_have_units() {
     for (text, seconds) in [("0s", 0), ("90s", 90), ("10m", 600), ("1h30m", 5400), ("2h", 7200)] {
         let yaml = format!("rules: [{{key: '*', action: Delete, forceDeleteAfter: {text}}}]");
         let found = policy(&yaml).rules[0].removal.force_delete_after;
@@ -152,7 +152,7 @@ fn durations_are_written_as_people_write_them() {
 }
 
 #[test]
-fn an_asterisk_stands_for_any_number_of_characters() {
+fn asterisk_matches_any_number_of_characters() {
     let cases = [
         ("*", "", true),
         ("*", "a/b", true),
@@ -179,7 +179,7 @@ fn an_asterisk_stands_for_any_number_of_characters() {
 }
 
 proptest! {
-    /// The plain definition, slow and obviously right.
+    /// Compares with a simple recursive definition.
     #[test]
     fn globs_match_as_defined(pattern in "[ab*]{1,8}", key in "[ab]{0,8}") {
         fn defined(pattern: &[u8], key: &[u8]) -> bool {
@@ -194,7 +194,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_reading_panic_and_refusals_have_a_line(yaml in "(rules:\n)?[-a-z:{}\\[\\]*&!'\" \n]{0,60}") {
+    fn parsing_never_panics_and_errors_have_a_line(yaml in "(rules:\n)?[-a-z:{}\\[\\]*&!'\" \n]{0,60}") {
         if let Err(error) = Policy::from_yaml(&yaml) {
             prop_assert!(error.line >= 1 && error.column >= 1);
         }
@@ -202,7 +202,7 @@ proptest! {
 }
 
 #[test]
-fn the_policy_in_the_documentation_does_what_it_says() {
+fn documented_policy_works_as_described() {
     let package = std::env::var("CARGO_MANIFEST_DIR").unwrap();
     let page = std::fs::read_to_string(format!("{package}/../../docs/taint-manager.md")).unwrap();
     let yaml = page.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();

@@ -1,4 +1,4 @@
-//! What is written to the API server, in which order, with which preconditions, and after which answers.
+//! The writes to the API server: their order, preconditions and reaction to responses.
 
 use std::sync::Arc;
 
@@ -17,16 +17,16 @@ const POD: &str = "/api/v1/namespaces/default/pods/pod-1";
 const EVACUATIONS: &str = "/apis/evacuation.coordination.k8s.io/v1alpha1/namespaces/default/evacuations";
 
 /// A leader with one pod on a node that has the taint `k:NoExecute`.
-struct Scene {
+struct Setup {
     controller: Arc<Controller>,
     writes: Writes,
 }
 
-impl Scene {
+impl Setup {
     async fn new(
         policy: &str,
         dry_run: bool,
-        refuse: impl Fn(&Call) -> Option<(u16, Value)> + Clone + Send + Sync + 'static,
+        reject: impl Fn(&Call) -> Option<(u16, Value)> + Clone + Send + Sync + 'static,
     ) -> Self {
         let answer = move |call: &Call| match call.path.as_str() {
             "/api/v1/pods" if !call.query.contains("watch=true") => {
@@ -50,7 +50,7 @@ impl Scene {
                 ))
             }
             _ if call.method == http::Method::GET => None,
-            _ => refuse(call).or_else(|| Some((200, json!({"metadata": {"name": "x"}})))),
+            _ => reject(call).or_else(|| Some((200, json!({"metadata": {"name": "x"}})))),
         };
         let (context, writes) = recorded(answer);
         let policy = Policy::from_yaml(policy).unwrap();
@@ -77,10 +77,10 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn reason_is_written_before_the_deletion_with_the_same_uid() {
-    let scene = Scene::new("rules: []", false, |_| None).await;
-    scene.handle().await.unwrap();
-    let writes = scene.writes.take();
+async fn reason_is_written_before_the_deletion() {
+    let setup = Setup::new("rules: []", false, |_| None).await;
+    setup.handle().await.unwrap();
+    let writes = setup.writes.take();
     let names: Vec<_> = writes.iter().map(ToString::to_string).collect();
     assert_eq!(names, [format!("PATCH {POD}/status"), format!("DELETE {POD}")]);
     assert_eq!(writes[0].body["metadata"]["uid"], uid(1).to_string());
@@ -91,26 +91,26 @@ async fn reason_is_written_before_the_deletion_with_the_same_uid() {
 #[tokio::test]
 async fn pod_that_is_gone_is_not_deleted() {
     let gone = |call: &Call| call.path.ends_with("/status").then(|| refusal(404, "not found")).flatten();
-    let scene = Scene::new("rules: []", false, gone).await;
-    scene.handle().await.unwrap();
-    assert_eq!(scene.writes.take_names(), [format!("PATCH {POD}/status")]);
+    let setup = Setup::new("rules: []", false, gone).await;
+    setup.handle().await.unwrap();
+    assert_eq!(setup.writes.take_names(), [format!("PATCH {POD}/status")]);
 }
 
 #[tokio::test]
-async fn refused_deletion_is_an_error_that_names_the_pod() {
-    let refused = |call: &Call| (call.method == http::Method::DELETE).then(|| refusal(403, "no")).flatten();
-    let scene = Scene::new("rules: []", false, refused).await;
-    let error = scene.handle().await.unwrap_err().to_string();
-    assert!(error.starts_with("failed to make pod default/pod-1 leave by"), "{error}");
+async fn rejected_deletion_is_an_error_that_names_the_pod() {
+    let rejected = |call: &Call| (call.method == http::Method::DELETE).then(|| refusal(403, "no")).flatten();
+    let setup = Setup::new("rules: []", false, rejected).await;
+    let error = setup.handle().await.unwrap_err().to_string();
+    assert!(error.starts_with("failed to remove pod default/pod-1 (Delete)"), "{error}");
 }
 
 #[tokio::test]
-async fn policy_evacuate_joins_an_evacuation_of_others() {
+async fn policy_evacuate_joins_an_existing_evacuation() {
     let policy = "rules: [{key: k, action: Evacuate}]";
     let exists = |call: &Call| (call.method == http::Method::POST).then(|| refusal(409, "exists")).flatten();
-    let scene = Scene::new(policy, false, exists).await;
-    scene.handle().await.unwrap();
-    let writes = scene.writes.take();
+    let setup = Setup::new(policy, false, exists).await;
+    setup.handle().await.unwrap();
+    let writes = setup.writes.take();
     let evacuation = format!("{EVACUATIONS}/{}-pod-1", uid(1));
     let names: Vec<_> = writes.iter().map(ToString::to_string).collect();
     assert_eq!(names, [format!("POST {EVACUATIONS}"), format!("PATCH {evacuation}")]);
@@ -122,7 +122,7 @@ async fn policy_evacuate_joins_an_evacuation_of_others() {
 
 #[tokio::test]
 async fn dry_run_writes_nothing() {
-    let scene = Scene::new("rules: []", true, |_| None).await;
-    scene.handle().await.unwrap();
-    assert_eq!(scene.writes.take_names(), [""; 0]);
+    let setup = Setup::new("rules: []", true, |_| None).await;
+    setup.handle().await.unwrap();
+    assert_eq!(setup.writes.take_names(), [""; 0]);
 }

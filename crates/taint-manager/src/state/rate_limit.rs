@@ -1,25 +1,25 @@
-//! How many pods are made to leave in a second at most.
+//! Limits the number of pods that are removed per second.
 
 use std::collections::HashMap;
 
 use haulout_service_runtime::pods::Uid;
 use jiff::{SignedDuration, Timestamp};
 
-/// Gives each pod a time at which it may be made to leave, so many in a second.
+/// Assigns each pod a time at which it may be removed.
 #[derive(Clone, Debug)]
 pub struct RateLimit {
-    /// The time from one to the next; `None` without a limit.
+    /// The time between two removals; `None` without a limit.
     interval: Option<SignedDuration>,
-    /// How many may leave at once after a quiet time.
+    /// How many pods may be removed at once after an idle time.
     burst: u32,
-    /// When the next one would be, if there had never been a quiet time.
+    /// The next free time, without the burst.
     next: Timestamp,
-    /// The times of pods that have not left yet.
+    /// The reserved times of waiting pods.
     reserved: HashMap<Uid, Timestamp>,
 }
 
 impl RateLimit {
-    /// At most so many in a second, of which a second's worth may come at once.
+    /// Allows this many removals per second, with a burst of one second's worth.
     pub fn per_second(rate: Option<f64>) -> Self {
         let rate = rate.filter(|rate| rate.is_finite() && *rate > 0.0);
         Self {
@@ -31,8 +31,8 @@ impl RateLimit {
         }
     }
 
-    /// Whether this pod may be made to leave now; otherwise when to ask again. It keeps its place however
-    /// often it asks.
+    /// Returns `Ok` if this pod may be removed now, and otherwise when to ask again. The pod keeps its reserved time if
+    /// it asks again.
     pub fn acquire(&mut self, pod: Uid, now: Timestamp) -> Result<(), Timestamp> {
         let Some(interval) = self.interval else { return Ok(()) };
         let time = self.reserved.get(&pod).copied().unwrap_or_else(|| self.reserve(interval, now));
@@ -44,7 +44,7 @@ impl RateLimit {
         Err(time)
     }
 
-    /// The pod does not have to leave any longer, or is gone.
+    /// The pod no longer has to leave, or is gone: drops its reserved time.
     pub fn cancel(&mut self, pod: Uid) {
         self.reserved.remove(&pod);
     }
@@ -72,19 +72,19 @@ mod tests {
     }
 
     #[test]
-    fn burst_leaves_at_once_and_the_others_one_by_one() {
+    fn burst_is_immediate_and_the_rest_one_by_one() {
         let mut limit = RateLimit::per_second(Some(2.0));
         let half = |halves: i64| Timestamp::from_millisecond(10_000 + 500 * halves).unwrap();
         let answers: Vec<_> = (0..5).map(|n| limit.acquire(uid(n), at(10))).collect();
         assert_eq!(answers, [Ok(()), Ok(()), Err(half(1)), Err(half(2)), Err(half(3))]);
-        assert_eq!(limit.acquire(uid(4), at(10)), Err(half(3)), "it keeps its place");
+        assert_eq!(limit.acquire(uid(4), at(10)), Err(half(3)), "it keeps its reserved time");
         assert_eq!(limit.acquire(uid(2), half(1)), Ok(()));
         limit.cancel(uid(3));
-        assert_eq!(limit.acquire(uid(3), half(2)), Err(half(4)), "it gave its place away");
+        assert_eq!(limit.acquire(uid(3), half(2)), Err(half(4)), "its reserved time was dropped");
     }
 
     #[test]
-    fn slow_rates_are_one_at_a_time() {
+    fn rates_below_one_per_second_have_no_burst() {
         let mut limit = RateLimit::per_second(Some(0.1));
         assert_eq!(limit.acquire(uid(1), at(0)), Ok(()));
         assert_eq!(limit.acquire(uid(2), at(0)), Err(at(10)));
@@ -94,9 +94,9 @@ mod tests {
     }
 
     proptest! {
-        /// In no window of time do more leave than the rate allows, with a second's worth on top.
+        /// In every time window, removals do not exceed the rate plus one second's worth.
         #[test]
-        fn the_rate_is_kept_in_every_window(rate in 1u32..20, gaps in proptest::collection::vec(0i64..400, 1..80)) {
+        fn rate_is_kept_in_every_window(rate in 1u32..20, gaps in proptest::collection::vec(0i64..400, 1..80)) {
             let mut limit = RateLimit::per_second(Some(f64::from(rate)));
             let mut now = 0;
             let mut times = Vec::new();

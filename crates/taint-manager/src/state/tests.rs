@@ -1,4 +1,4 @@
-//! Which pods events concern, in whatever order they come, what is written to Nodes, and the next step for a pod.
+//! Which pods an event affects, in any order of events, what is written to Nodes, and the next step for a pod.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ fn meta_changed(name: &str, annotation: Option<&str>, changed: i64) -> ObjectMet
     .unwrap()
 }
 
-/// What is written of a taint `k` that was first seen at this second.
+/// The annotation for a taint `k` that was first observed at this second.
 fn written(k: i64, changed: i64) -> String {
     json!({"k": at(k).to_string(), "taints changed": at(changed).to_string()}).to_string()
 }
@@ -52,11 +52,11 @@ fn change(pod: &Json) -> Change {
     Change { old: None, new: Some(Arc::new(pod.read())) }
 }
 
-/// What follows from a change of a node.
+/// The result of a change of a node.
 #[derive(Debug, Default, PartialEq)]
 struct Applied {
     pods: Vec<Key>,
-    /// What it has to be changed to; the inner `None` removes it.
+    /// The new value of the annotation; the inner `None` removes it.
     #[allow(clippy::option_option, reason = "a change of something that may be absent")]
     annotation: Option<Option<String>>,
 }
@@ -98,19 +98,19 @@ fn state() -> State {
     with_policy("", None)
 }
 
-/// It may have been deleted in a gap of the watch, so that neither of the two is ever delivered.
+/// It may have been created and deleted in a watch gap, so that the watch never delivers it.
 #[test]
-fn evacuation_that_is_never_delivered_is_asked_for_again() {
+fn evacuation_that_is_never_delivered_is_requested_again() {
     let (pod, pods) = (pod(1).read(), pods(&[pod(1)]));
     let mut state = with_policy("{key: k, action: Evacuate}", None);
     state.taint("node", &one("k"), &pods, 0);
     let acts = |state: &mut State, now: i64| {
         let step = state.next(&pod, at(now));
-        (step.act.map(|(how, _)| how), step.again)
+        (step.act.map(|(how, _)| how), step.requeue_at)
     };
     assert_eq!(acts(&mut state, 0).0, Some(How::Evacuate));
     assert_eq!(state.evacuation_created(&pod, at(1)).map(|key| key.uid), Some(uid(1)));
-    assert_eq!(acts(&mut state, 1), (None, Some(at(11))), "it is on its way");
+    assert_eq!(acts(&mut state, 1), (None, Some(at(11))), "the watch may deliver it");
     assert_eq!(acts(&mut state, 11).0, Some(How::Evacuate));
     state.evacuation_created(&pod, at(11));
     state.apply_evacuation(uid(1), true, &pods);
@@ -120,12 +120,12 @@ fn evacuation_that_is_never_delivered_is_asked_for_again() {
 }
 
 #[test]
-fn taint_concerns_pods_of_its_node_when_added_and_removed() {
+fn taint_affects_pods_of_its_node_when_added_and_removed() {
     let pods = pods(&[pod(1), pod(2), pod(3).with("/spec/nodeName", "other")]);
     let mut state = state();
     assert_eq!(state.taint("node", &[], &pods, 0), Applied::default(), "no taint");
     let soft = taints(json!([{"key": "k", "effect": "NoSchedule"}]));
-    assert_eq!(state.taint("node", &soft, &pods, 0), Applied::default(), "a taint that concerns nobody");
+    assert_eq!(state.taint("node", &soft, &pods, 0), Applied::default(), "a taint without effect on pods");
     assert_eq!(uids(&state.taint("node", &one("k"), &pods, 5).pods), [uid(1), uid(2)]);
     assert_eq!(state.taint("node", &one("k"), &pods, 6).pods, [], "nothing new");
     assert_eq!(uids(&state.taint("node", &one("l"), &pods, 7).pods), [uid(1), uid(2)]);
@@ -145,13 +145,13 @@ fn deleted_node_releases_its_pods() {
 }
 
 #[test]
-fn pods_are_found_before_and_after_the_taint() {
+fn pod_and_taint_may_arrive_in_any_order() {
     let late = pod(1).scheduled(50).tolerating("k", 10);
     let unscheduled = pod(1).with("/spec/nodeName", Value::Null);
     let mut state = state();
-    assert_eq!(state.apply_pod(&change(&late)), None, "its node has not been seen");
+    assert_eq!(state.apply_pod(&change(&late)), None, "its node is unknown");
     assert_eq!(uids(&state.taint("node", &one("k"), &pods(std::slice::from_ref(&late)), 40).pods), [uid(1)]);
-    assert_eq!(state.apply_pod(&change(&unscheduled)), None, "it is nowhere");
+    assert_eq!(state.apply_pod(&change(&unscheduled)), None, "it has no node");
     assert_eq!(state.apply_pod(&change(&late)).map(|key| key.uid), Some(uid(1)), "it has been scheduled");
     assert_eq!(state.verdict(&late, 55), Verdict::Wait { until: at(60) });
     let gone = Change { old: change(&late).new, new: None };
@@ -159,7 +159,7 @@ fn pods_are_found_before_and_after_the_taint() {
 }
 
 #[test]
-fn a_taint_without_a_time_is_dated_once_on_its_node() {
+fn taint_without_time_added_is_recorded_once() {
     let (pods, mut state) = (pods(&[]), state());
     let kept = written(5, 1);
     assert_eq!(state.taint("node", &one("k"), &pods, 5).annotation, Some(Some(kept.clone())));
@@ -178,30 +178,30 @@ fn a_taint_without_a_time_is_dated_once_on_its_node() {
     assert_eq!(state.taint("node", &[], &pods, 11), Applied::default());
     assert!(state.nodes.is_empty());
     let dated = taints(json!([{"key": "k", "effect": "NoExecute", "timeAdded": at(3).to_string()}]));
-    assert_eq!(state.taint("other", &dated, &pods, 5).annotation, None, "it says so itself");
+    assert_eq!(state.taint("other", &dated, &pods, 5).annotation, None, "it has timeAdded");
 }
 
 #[test]
-fn only_what_concerns_pods_enqueues_the_pods_of_a_node() {
+fn only_relevant_node_changes_enqueue_pods() {
     let pods = pods(&[pod(1)]);
     let mut state = state();
     state.taint("node", &one("k"), &pods, 5);
     let written = meta("node", Some(&written(5, 1)));
-    assert_eq!(state.node(&written, &one("k"), true, &pods, at(7)).pods, [], "our own writing");
+    assert_eq!(state.node(&written, &one("k"), true, &pods, at(7)).pods, [], "our own write");
     assert_eq!(uids(&state.node(&written, &one("k"), false, &pods, at(8)).pods), [uid(1)], "not ready");
 }
 
 #[test]
-fn times_count_for_the_next_leader_unless_taints_changed() {
+fn new_leader_uses_times_unless_taints_changed() {
     let tolerating = pod(1).tolerating("k", 300);
     let pods = pods(std::slice::from_ref(&tolerating));
     let both = taints(json!([{"key": "k", "effect": "NoExecute"}, {"key": "soft", "effect": "NoSchedule"}]));
     let mut first = state();
     let stored = first.node(&meta_changed("node", None, 4), &one("k"), true, &pods, at(5)).annotation;
     assert_eq!(stored, Some(Some(written(5, 4))));
-    // Another taint comes while somebody watches: the first one has been there all the time.
-    let again = meta_changed("node", Some(&written(5, 4)), 100);
-    let stored = first.node(&again, &both, true, &pods, at(101)).annotation;
+    // Another taint is added while we watch, so the first one was not removed.
+    let requeue_at = meta_changed("node", Some(&written(5, 4)), 100);
+    let stored = first.node(&requeue_at, &both, true, &pods, at(101)).annotation;
     assert_eq!(stored, Some(Some(written(5, 100))));
     let stored = written(5, 100);
 
@@ -217,13 +217,13 @@ fn times_count_for_the_next_leader_unless_taints_changed() {
 }
 
 #[test]
-fn an_unreadable_node_holds_its_own_pods_and_no_others() {
+fn unreadable_node_affects_only_its_own_pods() {
     let elsewhere = pod(2).with("/spec/nodeName", "other");
     let pods = pods(&[pod(1), elsewhere.clone()]);
     let mut state = state();
-    let concerned = state.apply_unreadable_node("node", &pods);
-    assert_eq!(concerned.map(|keys| uids(&keys)), Some(vec![uid(1)]));
-    assert_eq!(state.apply_unreadable_node("node", &pods), None, "it was so before");
+    let affected = state.apply_unreadable_node("node", &pods);
+    assert_eq!(affected.map(|keys| uids(&keys)), Some(vec![uid(1)]));
+    assert_eq!(state.apply_unreadable_node("node", &pods), None, "it was unreadable before");
     state.taint("other", &one("k"), &pods, 5);
     assert_eq!((state.unreadable_nodes(), state.tainted_nodes()), (1, 1));
     state.apply_evacuation(uid(1), true, &pods);
@@ -232,7 +232,7 @@ fn an_unreadable_node_holds_its_own_pods_and_no_others() {
     assert_eq!((decision.verdict, decision.release), (Verdict::Hold, false), "it may have to leave");
     assert!(matches!(state.verdict(&elsewhere, 9), Verdict::Act { .. }));
 
-    // What was written before counts as for a new leader.
+    // The stored annotation counts, as for a new leader.
     let readable = meta_changed("node", Some(&written(5, 4)), 4);
     assert_eq!(uids(&state.node(&readable, &one("k"), true, &pods, at(20)).pods), [uid(1)]);
     assert_eq!(state.verdict(&pod(1).tolerating("k", 30), 20), Verdict::Wait { until: at(35) });
@@ -240,7 +240,7 @@ fn an_unreadable_node_holds_its_own_pods_and_no_others() {
 }
 
 #[test]
-fn namespaces_and_evacuations_concern_their_pods() {
+fn namespaces_and_evacuations_affect_their_pods() {
     let elsewhere = pod(2).with("/metadata/namespace", "shop");
     let untainted = pod(3).with("/spec/nodeName", "other");
     let pods = pods(&[pod(1), elsewhere.clone(), untainted]);
@@ -254,7 +254,7 @@ fn namespaces_and_evacuations_concern_their_pods() {
     assert!(matches!(state.verdict(&elsewhere, 9), Verdict::Act { how: How::Evacuate, .. }));
     assert_eq!(state.apply_evacuation(uid(2), true, &pods).map(|key| key.uid), Some(uid(2)));
     assert_eq!(state.apply_evacuation(uid(2), true, &pods), None);
-    assert_eq!(state.verdict(&elsewhere, 9), Verdict::Leaving { again: None });
+    assert_eq!(state.verdict(&elsewhere, 9), Verdict::Leaving { requeue_at: None });
     state.taint("node", &[], &pods, 10);
     assert!(state.decide(&elsewhere.read(), at(11)).release);
     assert!(state.apply_pod(&change(&elsewhere)).is_some(), "its Evacuation has to be released");
@@ -265,11 +265,11 @@ fn namespaces_and_evacuations_concern_their_pods() {
     assert!(state.apply_evacuation(uid(2), false, &pods).is_some());
     assert!(state.apply_pod(&change(&elsewhere)).is_none());
     state.delete_namespace("shop");
-    assert_eq!(state.apply_evacuation(uid(9), true, &pods), None, "its pod has not been seen");
+    assert_eq!(state.apply_evacuation(uid(9), true, &pods), None, "its pod is unknown");
 }
 
 #[test]
-fn new_policy_concerns_all_pods_on_tainted_nodes() {
+fn new_policy_affects_all_pods_on_tainted_nodes() {
     let pods = pods(&[pod(1), pod(2).with("/spec/nodeName", "other")]);
     let mut state = state();
     state.taint("node", &one("k"), &pods, 0);
@@ -280,7 +280,7 @@ fn new_policy_concerns_all_pods_on_tainted_nodes() {
 
 fn step(state: &mut State, pod: &Json, now: i64) -> (Option<How>, Option<Timestamp>, Option<String>) {
     let step = state.next(&pod.read(), at(now));
-    (step.act.map(|(how, _)| how), step.again, step.news.map(|news| news.note))
+    (step.act.map(|(how, _)| how), step.requeue_at, step.event.map(|event| event.note))
 }
 
 #[test]
@@ -293,50 +293,50 @@ fn pod_waits_is_cancelled_waits_again_and_leaves() {
     let cancelled = Some("Cancelling deletion of Pod default/pod-1".to_owned());
     assert_eq!(step(&mut state, &pod, 105), (None, None, cancelled));
     state.taint("node", &one("k"), &PodIndex::default(), 107);
-    assert_eq!(step(&mut state, &pod, 110), (None, Some(at(117)), None), "its time begins again");
+    assert_eq!(step(&mut state, &pod, 110), (None, Some(at(117)), None), "its time starts again");
     let marked = Some("Marking for deletion Pod default/pod-1".to_owned());
     assert_eq!(step(&mut state, &pod, 117), (Some(How::Delete), None, marked));
     assert_eq!(step(&mut state, &pod, 118), (Some(How::Delete), None, None), "a retry is no new event");
     let leaving = pod.terminating(148, 30);
     assert_eq!(step(&mut state, &leaving, 119), (None, None, None));
-    assert_eq!(state.concerned_pods(), 0);
+    assert_eq!(state.pending_pods(), 0);
 }
 
 #[test]
-fn pod_that_may_stay_gives_its_place_in_the_rate_limit_away() {
+fn pod_that_stays_releases_its_rate_limit_slot() {
     let mut state = with_policy("{key: soft, action: Evacuate}", Some(1.0));
     state.taint("node", &one("k"), &PodIndex::default(), 100);
     let marked = |n: u32| Some(format!("Marking for deletion Pod default/pod-{n}"));
     assert_eq!(step(&mut state, &pod(1), 100), (Some(How::Delete), None, marked(1)));
     assert_eq!(step(&mut state, &pod(2), 100), (None, Some(at(101)), None));
     assert_eq!(step(&mut state, &pod(3), 100), (None, Some(at(102)), None));
-    let spared = pod(2).tolerating("k", None);
+    let keep_reason = pod(2).tolerating("k", None);
     let cancelled = Some("Cancelling deletion of Pod default/pod-2".to_owned());
-    assert_eq!(step(&mut state, &spared, 100), (None, None, cancelled));
+    assert_eq!(step(&mut state, &keep_reason, 100), (None, None, cancelled));
     assert_eq!(step(&mut state, &pod(3), 102), (Some(How::Delete), None, marked(3)));
-    assert_eq!(step(&mut state, &pod(2), 102), (None, Some(at(103)), None), "it has to queue again");
+    assert_eq!(step(&mut state, &pod(2), 102), (None, Some(at(103)), None), "it gets a new time");
     state.taint("node", &one("soft"), &PodIndex::default(), 102);
-    assert_eq!(step(&mut state, &pod(4), 102).0, Some(How::Evacuate), "evacuations need no turn");
+    assert_eq!(step(&mut state, &pod(4), 102).0, Some(How::Evacuate), "evacuations are not rate limited");
 }
 
 #[test]
-fn deleted_pod_is_forgotten() {
+fn deleted_pod_is_removed() {
     let mut state = with_policy("", Some(1.0));
     state.taint("node", &one("k"), &PodIndex::default(), 100);
     step(&mut state, &pod(1), 100);
     step(&mut state, &pod(2), 100);
-    assert_eq!(state.concerned_pods(), 2);
+    assert_eq!(state.pending_pods(), 2);
     for n in [1, 2] {
         state.apply_pod(&Change { old: Some(Arc::new(pod(n).read())), new: None });
     }
-    assert_eq!(state.concerned_pods(), 0);
+    assert_eq!(state.pending_pods(), 0);
 }
 
 #[test]
-fn new_leader_waits_until_nodes_have_reported() {
+fn new_leader_waits_for_the_grace_period() {
     let mut state = State::new(Policy::default(), SignedDuration::from_secs(60), None);
     state.taint("node", &one("k"), &PodIndex::default(), 100);
-    assert_eq!(step(&mut state, &pod(1), 100), (None, None, None), "it has not seen everything yet");
+    assert_eq!(step(&mut state, &pod(1), 100), (None, None, None), "watches are not synced");
     for watch in WATCHES {
         state.gaps.end(watch, at(101));
     }
@@ -345,13 +345,13 @@ fn new_leader_waits_until_nodes_have_reported() {
 }
 
 proptest! {
-    /// A process that starts at any time with nothing but what is stored decides as one that was always there.
+    /// A process that starts at any time, with only stored state, makes the same decisions as one that always ran.
     #[test]
-    fn a_restart_at_any_instant_changes_no_decision(
+    fn restart_at_any_time_changes_no_decision(
         added in proptest::collection::vec(("[ab]", proptest::option::of(0i64..100)), 1..3),
         seconds in proptest::collection::vec(proptest::option::of(0i64..300), 2),
         scheduled in 0i64..200,
-        seen in 100i64..200,
+        observed in 100i64..200,
         restart in 0i64..400,
         asked in 0i64..400,
     ) {
@@ -363,14 +363,14 @@ proptest! {
             taint
         }).collect();
         let on_node = taints(json!(on_node));
-        let judged = pod(1).scheduled(scheduled).tolerating("a", seconds[0]).tolerating("b", seconds[1]);
-        let pods = pods(std::slice::from_ref(&judged));
+        let pod_json = pod(1).scheduled(scheduled).tolerating("a", seconds[0]).tolerating("b", seconds[1]);
+        let pods = pods(std::slice::from_ref(&pod_json));
         let mut always = state();
-        let stored = always.taint("node", &on_node, &pods, seen).annotation.flatten();
-        let (restart, asked) = (seen + restart, seen + restart + asked);
+        let stored = always.taint("node", &on_node, &pods, observed).annotation.flatten();
+        let (restart, asked) = (observed + restart, observed + restart + asked);
         let mut restarted = state();
         let applied = restarted.node(&meta("node", stored.as_deref()), &on_node, true, &pods, at(restart));
         prop_assert_eq!(applied.annotation, None, "nothing is written again");
-        prop_assert_eq!(restarted.verdict(&judged, asked), always.verdict(&judged, asked));
+        prop_assert_eq!(restarted.verdict(&pod_json, asked), always.verdict(&pod_json, asked));
     }
 }

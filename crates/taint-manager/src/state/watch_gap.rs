@@ -1,5 +1,5 @@
-//! Gaps in our watches. While the API server was away, nodes could not report and taints could not be removed. So after a
-//! gap, and after our own start, no pod has to leave because of an old taint until nodes have had time to report.
+//! Gaps of our watches. During an outage of the API server, nodes could not report, and taints could not be removed.
+//! After a gap and after our start, old taints therefore apply only after a grace period in which nodes can report.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,10 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::taint::Taint;
 
-/// A gap that is shorter than this cost no node a heartbeat: kubelets send one every ten seconds.
-const HARMLESS: SignedDuration = SignedDuration::from_secs(10);
+/// Shorter gaps are ignored, because they do not delay heartbeats: kubelets send one every ten seconds.
+const MIN_GAP: SignedDuration = SignedDuration::from_secs(10);
 
-/// The watches that have to be synced before any pod has to leave.
+/// The watches that have to be synced before any pod is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Watch {
     /// Of Evacuations.
@@ -23,7 +23,7 @@ pub enum Watch {
     Pods,
 }
 
-/// All of them.
+/// All watches.
 pub const WATCHES: [Watch; 4] = [Watch::Evacuations, Watch::Namespaces, Watch::Nodes, Watch::Pods];
 
 /// All watches are synced.
@@ -31,62 +31,62 @@ pub const WATCHES: [Watch; 4] = [Watch::Evacuations, Watch::Namespaces, Watch::N
 pub struct Synced {
     /// When the last gap ended that was long enough to matter.
     pub since: Timestamp,
-    /// When nodes have had time to report since then.
-    pub settled: Timestamp,
+    /// When the grace period for nodes to report ends.
+    pub grace_ends: Timestamp,
 }
 
 impl Synced {
-    /// When a pod may have to leave because of a deadline by this taint. A taint that was added after the gap counts at
-    /// once, except for those about missing heartbeats: the gap itself may be the cause.
-    pub fn settle(&self, taint: &Taint, due: Timestamp) -> Timestamp {
-        let doubtful_until = if taint.is_about_heartbeats() { self.settled } else { self.since };
-        if taint.since <= doubtful_until { due.max(self.settled) } else { due }
+    /// When a deadline of this taint takes effect. Taints from before or during the gap apply only after the grace
+    /// period. Taints that were added after the gap apply at once, except those about missing heartbeats, which the gap
+    /// itself may have caused.
+    pub fn effective_deadline(&self, taint: &Taint, due: Timestamp) -> Timestamp {
+        let uncertain_until = if taint.is_about_heartbeats() { self.grace_ends } else { self.since };
+        if taint.since <= uncertain_until { due.max(self.grace_ends) } else { due }
     }
 }
 
 /// Which watches are interrupted, and since when.
 #[derive(Clone, Debug)]
 pub struct WatchGaps {
-    settle: SignedDuration,
+    grace: SignedDuration,
     interrupted: BTreeSet<Watch>,
-    /// Since when some of them are.
+    /// Since when at least one watch is interrupted.
     gap_since: Option<Timestamp>,
     synced_since: Timestamp,
 }
 
 impl WatchGaps {
-    /// At the start nothing is synced, and nobody knows for how long nobody watched. `settle` is how long nodes have to
-    /// report after a gap.
-    pub fn new(settle: SignedDuration) -> Self {
+    /// At the start, no watch is synced, and the length of the gap is unknown. `grace` is the grace period after a gap.
+    pub fn new(grace: SignedDuration) -> Self {
         let (gap_since, synced_since) = (Some(Timestamp::MIN), Timestamp::MIN);
-        Self { settle, interrupted: WATCHES.into(), gap_since, synced_since }
+        Self { grace, interrupted: WATCHES.into(), gap_since, synced_since }
     }
 
-    /// A watch is interrupted since this time.
+    /// A watch has been interrupted since this time.
     pub fn begin(&mut self, watch: Watch, since: Timestamp) {
         self.interrupted.insert(watch);
         self.gap_since.get_or_insert(since);
     }
 
-    /// A watch is synced. Returns whether all are.
+    /// A watch has synced. Returns whether all watches are synced.
     pub fn end(&mut self, watch: Watch, now: Timestamp) -> bool {
         self.interrupted.remove(&watch);
         if !self.interrupted.is_empty() {
             return false;
         }
-        if let Some(began) = self.gap_since.take()
-            && now.duration_since(began) >= HARMLESS
+        if let Some(started) = self.gap_since.take()
+            && now.duration_since(started) >= MIN_GAP
         {
             self.synced_since = now;
         }
         true
     }
 
-    /// Since when all watches are synced; `None` in a gap.
+    /// Since when all watches are synced; `None` during a gap.
     pub fn synced(&self) -> Option<Synced> {
         let since = self.synced_since;
-        let settled = since.saturating_add(self.settle).unwrap_or(Timestamp::MAX);
-        self.interrupted.is_empty().then_some(Synced { since, settled })
+        let grace_ends = since.saturating_add(self.grace).unwrap_or(Timestamp::MAX);
+        self.interrupted.is_empty().then_some(Synced { since, grace_ends })
     }
 }
 
@@ -96,7 +96,7 @@ mod tests {
     use crate::testing::{at, synced_since, taint};
 
     #[test]
-    fn start_and_outage_are_gaps_and_a_hiccup_is_not() {
+    fn gaps_under_ten_seconds_are_ignored() {
         let mut gaps = WatchGaps::new(SignedDuration::from_secs(60));
         assert_eq!(gaps.synced(), None);
         assert_eq!(WATCHES.map(|watch| gaps.end(watch, at(100))), [false, false, false, true]);
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn only_old_taints_and_those_about_heartbeats_settle() {
+    fn grace_period_is_for_old_and_heartbeat_taints() {
         let synced = synced_since(100);
         let cases = [
             ("k", 50, 90, 160),
@@ -130,7 +130,11 @@ mod tests {
             ("node.kubernetes.io/unreachable", 120, 420, 420),
         ];
         for (key, since, due, expected) in cases {
-            assert_eq!(synced.settle(&taint(key, since), at(due)), at(expected), "{key} {since} {due}");
+            assert_eq!(
+                synced.effective_deadline(&taint(key, since), at(due)),
+                at(expected),
+                "{key} {since} {due}"
+            );
         }
     }
 }

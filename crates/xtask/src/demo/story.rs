@@ -13,14 +13,14 @@ use kube::api::ListParams;
 use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt as _};
 
-use super::picture::{Picture, holds, is_cordoned};
+use super::state::{ClusterState, find_true, is_cordoned};
 use super::view::View;
 use crate::ui;
 
 /// Where the pods of `examples/sample-workload.yaml` and `tight-budget.yaml` are.
 pub const NAMESPACE: &str = "shop";
 const MAINTENANCE: &str = "new-memory";
-/// The Deployment whose budget is as large as itself.
+/// The Deployment whose budget allows no disruption.
 pub const TIGHT: &str = "checkout";
 /// Time to read a step, on a terminal.
 const PAUSE: Duration = Duration::from_secs(4);
@@ -49,7 +49,7 @@ impl Walkthrough<'_> {
         let node = self.node;
         step(
             1,
-            &format!("Show the node: {node} gets new hardware, and pods run on it"),
+            &format!("Show {node}, which will get new memory, and the pods that run on it"),
             &format!(
                 "The Deployment {TIGHT} has two pods, one of them on {node}. Its PodDisruptionBudget requires both."
             ),
@@ -66,18 +66,18 @@ impl Walkthrough<'_> {
         step(
             2,
             "Drain the node: create a NodeMaintenance in stage Drain",
-            "The maintenance controller cordons the node and creates an Evacuation for each pod.",
+            "The maintenance controller cordons the node and creates an Evacuation for each pod except DaemonSet pods.",
         )
         .await;
         let mut before = None;
-        view.until("the node is listed", |picture| {
-            before = picture.nodes.only().cloned();
+        view.until("the node is listed", |state| {
+            before = state.nodes.only().cloned();
             before.is_some()
         })
         .await?;
         self.apply(&manifest(self.node)).await?;
-        view.until(&format!("only {TIGHT} is left and blocked"), |picture| {
-            let drain = status(picture).and_then(|status| status.drain_status.as_ref());
+        view.until(&format!("only {TIGHT} is left and blocked"), |state| {
+            let drain = status(state).and_then(|status| status.drain_status.as_ref());
             drain.is_some_and(|drain| {
                 let blocker = drain.blockers.first().and_then(|blocker| blocker.pod.as_deref());
                 drain.pods_left == 1 && blocker.is_some_and(|pod| pod.starts_with(TIGHT))
@@ -94,7 +94,7 @@ impl Walkthrough<'_> {
             "The NodeMaintenance, the Evacuation and the events name the pod and the reason.",
         )
         .await;
-        // They are written in the background.
+        // Events are written in the background.
         let blocked = watcher::Config::default().fields(&format!("reason={}", event::BLOCKED));
         let events: Api<Event> = Api::all(client.clone());
         let ours = |event: &Event| event.involved_object.name.as_deref() == Some(MAINTENANCE);
@@ -112,14 +112,14 @@ impl Walkthrough<'_> {
     async fn uncordon(&self, view: &mut View) -> Result<()> {
         step(
             4,
-            "Uncordon the node by hand",
+            "Try to uncordon the node by hand: Haulout keeps it cordoned",
             "The admission webhook prints a warning, and the controller cordons the node again.",
         )
         .await;
         self.kubectl(&["uncordon", self.node]).await?;
         let mut uncordoned = false;
-        view.until("the node is cordoned again", |picture| {
-            let cordoned = picture.nodes.only().is_some_and(is_cordoned);
+        view.until("the node is cordoned again", |state| {
+            let cordoned = state.nodes.only().is_some_and(is_cordoned);
             uncordoned |= !cordoned;
             uncordoned && cordoned
         })
@@ -134,8 +134,8 @@ impl Walkthrough<'_> {
         )
         .await;
         self.kubectl(&["scale", "deployment", TIGHT, "-n", NAMESPACE, "--replicas", "3"]).await?;
-        view.until("the node is drained", |picture| {
-            status(picture).is_some_and(|status| holds(&status.conditions, condition::DRAINED).is_some())
+        view.until("the node is drained", |state| {
+            status(state).is_some_and(|status| find_true(&status.conditions, condition::DRAINED).is_some())
         })
         .await?;
         self.kubectl(&["get", "nodemaintenances", MAINTENANCE]).await?;
@@ -152,9 +152,9 @@ impl Walkthrough<'_> {
         .await;
         let complete = r#"{"spec": {"stage": "Complete"}}"#;
         self.kubectl(&["patch", "nodemaintenances", MAINTENANCE, "--type", "merge", "-p", complete]).await?;
-        view.until("the node is as it was before", |picture| {
-            let stage = picture.maintenances.only().map(|maintenance| maintenance.spec.stage);
-            let node = picture.nodes.only();
+        view.until("the node is as it was before", |state| {
+            let stage = state.maintenances.only().map(|maintenance| maintenance.spec.stage);
+            let node = state.nodes.only();
             stage == Some(Stage::Complete)
                 && node.is_some_and(|node| maintained_state(node) == maintained_state(before))
         })
@@ -179,7 +179,7 @@ impl Walkthrough<'_> {
     }
 }
 
-/// The heading of a step and what it is about; on a terminal, after a pause.
+/// Prints the title and text of a step, on a terminal after a pause.
 async fn step(number: u32, title: &str, text: &str) {
     if number > 1 && std::io::stdout().is_terminal() {
         tokio::time::sleep(PAUSE).await;
@@ -221,13 +221,17 @@ spec:
     )
 }
 
-fn status(picture: &Picture) -> Option<&NodeMaintenanceStatus> {
-    picture.maintenances.only()?.status.as_ref()
+fn status(state: &ClusterState) -> Option<&NodeMaintenanceStatus> {
+    state.maintenances.only()?.status.as_ref()
 }
 
 async fn pods(client: &Client, selector: &str) -> Result<Vec<Pod>> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
-    Ok(pods.list(&ListParams::default().labels(selector)).await.context("listing the sample pods")?.items)
+    Ok(pods
+        .list(&ListParams::default().labels(selector))
+        .await
+        .context("failed to list the sample pods")?
+        .items)
 }
 
 /// The node of the database's pod, whose evacuator does not run.
@@ -253,7 +257,7 @@ fn choose(pods: &[Pod]) -> Result<String> {
     let best = fit.max_by_key(|(_, apps)| apps.len()).map(|(node, _)| node.to_owned());
     best.with_context(|| {
         format!(
-            "no node is suitable for the demo: one pod of {TIGHT} and no pod of database; run the demo again"
+            "no node has exactly one pod of {TIGHT} and no pod of database, as the demo requires: run the demo again"
         )
     })
 }
@@ -280,12 +284,12 @@ mod tests {
     }
 
     #[test]
-    fn the_node_has_the_tight_pod_and_not_the_database() {
+    fn chosen_node_has_the_tight_pod_and_no_database() {
         let placed =
             [("checkout", "n1"), ("database", "n1"), ("web", "n1"), ("checkout", "n2"), ("web", "n2")];
         assert_eq!(choose(&pods(&placed)).unwrap(), "n2");
         let more = [("checkout", "n1"), ("checkout", "n2"), ("web", "n2"), ("database", "n3")];
-        assert_eq!(choose(&pods(&more)).unwrap(), "n2", "more to see");
+        assert_eq!(choose(&pods(&more)).unwrap(), "n2", "the node with more pods");
         let both = [("checkout", "n1"), ("checkout", "n1"), ("database", "n2")];
         assert!(choose(&pods(&both)).unwrap_err().to_string().contains("checkout"));
     }
@@ -298,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_under_maintenance_does_not_look_as_before() {
+    fn node_under_maintenance_differs_from_before() {
         let node = || objects::node("n");
         let before = maintained_state(&node().build());
         assert_eq!(before, maintained_state(&node().build()));

@@ -1,4 +1,4 @@
-//! The live view: follows the cluster by watches and shows each change, on a terminal in place, else as a line.
+//! The live view: watches the cluster and shows each change, in place on a terminal, otherwise as a line.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
@@ -12,47 +12,51 @@ use kube::runtime::watcher::{self, Config};
 use kube::runtime::{WatchStreamExt as _, watcher as watch};
 use kube::{Api, Client};
 
-use super::picture::{Known, Mood, Picture, Row};
+use super::state::{ClusterState, Row, Severity, Store};
 use crate::ui;
 
-/// After this long, what the story waits for does not come.
+/// How long a step of the walkthrough may take.
 const LIMIT: Duration = Duration::from_secs(120);
-/// How many changes that have come already make one new picture on a terminal; else each has its lines.
-const AT_ONCE: usize = 64;
+/// Maximum number of changes per redraw on a terminal. Otherwise every change is printed.
+const MAX_BATCH: usize = 64;
 
 /// A change that a watch has delivered.
-type Change = Box<dyn FnOnce(&mut Picture) + Send>;
+type Change = Box<dyn FnOnce(&mut ClusterState) + Send>;
 type Changes = BoxStream<'static, Result<Change, watcher::Error>>;
 
-/// Follows one maintenance, one node, its pods and all Evacuations.
+/// Watches one maintenance, one node, its pods and all Evacuations.
 pub struct View {
-    picture: Picture,
+    state: ClusterState,
     changes: futures::stream::ReadyChunks<SelectAll<Changes>>,
-    canvas: Canvas,
+    output: Output,
 }
 
 impl View {
-    /// Begins to follow these.
+    /// Starts the watches.
     pub fn open(client: &Client, maintenance: &str, node: &str) -> Self {
         let named = |name: &str| Config::default().fields(&format!("metadata.name={name}"));
         let on_node = Config::default().fields(&format!("spec.nodeName={node}"));
         let changes = futures::stream::select_all([
-            follow(Api::all(client.clone()), named(maintenance), |picture| &mut picture.maintenances),
-            follow(Api::all(client.clone()), named(node), |picture| &mut picture.nodes),
-            follow(Api::all(client.clone()), on_node, |picture| &mut picture.pods),
-            follow(Api::all(client.clone()), Config::default(), |picture| &mut picture.evacuations),
+            follow(Api::all(client.clone()), named(maintenance), |state| &mut state.maintenances),
+            follow(Api::all(client.clone()), named(node), |state| &mut state.nodes),
+            follow(Api::all(client.clone()), on_node, |state| &mut state.pods),
+            follow(Api::all(client.clone()), Config::default(), |state| &mut state.evacuations),
         ]);
-        let canvas = Canvas::new();
-        let at_once = if matches!(canvas, Canvas::Lines { .. }) { 1 } else { AT_ONCE };
-        Self { picture: Picture::default(), changes: changes.ready_chunks(at_once), canvas }
+        let output = Output::new();
+        let at_once = if matches!(output, Output::Lines { .. }) { 1 } else { MAX_BATCH };
+        Self { state: ClusterState::default(), changes: changes.ready_chunks(at_once), output }
     }
 
-    /// Shows what changes until it meets the condition. `what` completes the sentence "timed out waiting until …".
-    pub async fn until(&mut self, what: &str, mut condition: impl FnMut(&Picture) -> bool) -> Result<()> {
-        self.canvas.begin();
-        let mut trouble = None;
-        let met = tokio::time::timeout(LIMIT, self.follow_until(&mut trouble, &mut condition)).await;
-        match (met, trouble) {
+    /// Shows changes until the condition is met. `what` completes the sentence "timed out waiting until …".
+    pub async fn until(
+        &mut self,
+        what: &str,
+        mut condition: impl FnMut(&ClusterState) -> bool,
+    ) -> Result<()> {
+        self.output.start();
+        let mut watch_error = None;
+        let met = tokio::time::timeout(LIMIT, self.follow_until(&mut watch_error, &mut condition)).await;
+        match (met, watch_error) {
             (Ok(met), _) => met,
             (Err(_), Some(error)) => Err(error).with_context(|| format!("timed out waiting until {what}")),
             (Err(_), None) => bail!("timed out after {} waiting until {what}", ui::duration(LIMIT)),
@@ -61,14 +65,14 @@ impl View {
 
     async fn follow_until(
         &mut self,
-        trouble: &mut Option<watcher::Error>,
-        condition: &mut impl FnMut(&Picture) -> bool,
+        watch_error: &mut Option<watcher::Error>,
+        condition: &mut impl FnMut(&ClusterState) -> bool,
     ) -> Result<()> {
-        // What is known already may be all that it takes.
-        let mut met = self.picture.is_whole() && condition(&self.picture);
+        // The condition may hold already.
+        let mut met = self.state.is_synced() && condition(&self.state);
         loop {
-            if self.picture.is_whole() {
-                self.canvas.draw(&self.picture.rows());
+            if self.state.is_synced() {
+                self.output.draw(&self.state.rows());
             }
             if met {
                 return Ok(());
@@ -76,91 +80,95 @@ impl View {
             for change in self.changes.next().await.context("the watches of the demo ended unexpectedly")? {
                 match change {
                     Ok(change) => {
-                        change(&mut self.picture);
-                        *trouble = None;
+                        change(&mut self.state);
+                        *watch_error = None;
                     }
-                    // A watch that broke comes back by itself.
-                    Err(error) => *trouble = Some(error),
+                    // A failed watch restarts by itself.
+                    Err(error) => *watch_error = Some(error),
                 }
-                // Of every single change: what is only so for a moment counts too.
-                met |= self.picture.is_whole() && condition(&self.picture);
+                // The condition is checked after every change, because it may hold only briefly.
+                met |= self.state.is_synced() && condition(&self.state);
             }
         }
     }
 }
 
-fn follow<K: Watchable>(api: Api<K>, config: Config, known: fn(&mut Picture) -> &mut Known<K>) -> Changes {
+fn follow<K: Watchable>(
+    api: Api<K>,
+    config: Config,
+    store: fn(&mut ClusterState) -> &mut Store<K>,
+) -> Changes {
     let events = watch(api, config).default_backoff();
     let change =
-        move |event| -> Change { Box::new(move |picture: &mut Picture| known(picture).apply(event)) };
+        move |event| -> Change { Box::new(move |state: &mut ClusterState| store(state).apply(event)) };
     events.map_ok(change).boxed()
 }
 
-/// Where rows are drawn.
-enum Canvas {
-    /// The lines that stand there, which the next ones replace.
-    Terminal { standing: Vec<String> },
-    /// What was last said of everything.
-    Lines { said: BTreeMap<String, String> },
+/// Where rows are printed.
+enum Output {
+    /// The lines on the screen, which the next ones replace.
+    Terminal { drawn: Vec<String> },
+    /// The last printed text of every row.
+    Lines { printed: BTreeMap<String, String> },
 }
 
-impl Canvas {
+impl Output {
     fn new() -> Self {
         let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
         if std::io::stdout().is_terminal() && !dumb {
-            Self::Terminal { standing: Vec::new() }
+            Self::Terminal { drawn: Vec::new() }
         } else {
-            Self::Lines { said: BTreeMap::new() }
+            Self::Lines { printed: BTreeMap::new() }
         }
     }
 
-    /// Leaves what stands there for good.
-    fn begin(&mut self) {
-        if let Self::Terminal { standing } = self {
-            standing.clear();
+    /// Keeps the lines on the screen and starts below them.
+    fn start(&mut self) {
+        if let Self::Terminal { drawn } = self {
+            drawn.clear();
         }
     }
 
     fn draw(&mut self, rows: &[Row]) {
         let text = match self {
-            Self::Terminal { standing } => {
+            Self::Terminal { drawn } => {
                 let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok();
                 let (height, width) = size.map_or((24, 80), |size| (size.ws_row, size.ws_col));
                 let lines = fitted(rows, height.into(), width.into());
-                if *standing == lines {
+                if *drawn == lines {
                     return;
                 }
-                let back = match standing.len() {
+                let back = match drawn.len() {
                     0 => String::new(),
                     count => format!("\x1b[{count}A\x1b[J"),
                 };
-                *standing = lines;
-                back + &standing.concat()
+                *drawn = lines;
+                back + &drawn.concat()
             }
-            Self::Lines { said } => changed(rows, said).concat(),
+            Self::Lines { printed } => changed(rows, printed).concat(),
         };
-        // Whoever stops reading has seen enough.
+        // Errors are ignored, because the reader may stop early.
         let mut stdout = std::io::stdout().lock();
         let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
     }
 }
 
-/// Lines for a screen of this size: a line that wraps, or scrolls away, could not be replaced.
+/// Lines that fit a screen of this size. A line that wraps or scrolls away could not be replaced.
 fn fitted(rows: &[Row], height: usize, width: usize) -> Vec<String> {
     let (room, width) = (height.saturating_sub(2).max(1), width.saturating_sub(1));
     let shown = if rows.len() > room { room.saturating_sub(1) } else { rows.len() };
-    let column = rows.iter().take(shown).map(|row| row.about.chars().count()).max().unwrap_or_default();
+    let column = rows.iter().take(shown).map(|row| row.subject.chars().count()).max().unwrap_or_default();
     let mut lines: Vec<_> = rows
         .iter()
         .take(shown)
         .map(|row| {
-            let line = format!("  {:column$}  {}", row.about, row.says);
+            let line = format!("  {:column$}  {}", row.subject, row.text);
             let line: String = line.chars().take(width).collect();
-            let colour = match row.mood {
-                Mood::Calm => return format!("{line}\n"),
-                Mood::Busy => "33",
-                Mood::Good => "32",
-                Mood::Bad => "31;1",
+            let colour = match row.severity {
+                Severity::Neutral => return format!("{line}\n"),
+                Severity::Active => "33",
+                Severity::Good => "32",
+                Severity::Bad => "31;1",
             };
             format!("{}\n", ui::paint_result(colour, &line))
         })
@@ -171,32 +179,32 @@ fn fitted(rows: &[Row], height: usize, width: usize) -> Vec<String> {
     lines
 }
 
-/// A line for each row that says something new.
-fn changed(rows: &[Row], said: &mut BTreeMap<String, String>) -> Vec<String> {
+/// A line for each changed row.
+fn changed(rows: &[Row], printed: &mut BTreeMap<String, String>) -> Vec<String> {
     let changed = rows
         .iter()
-        .filter(|row| said.insert(row.about.clone(), row.says.clone()).as_ref() != Some(&row.says));
-    changed.map(|row| format!("  {}: {}\n", row.about, row.says)).collect()
+        .filter(|row| printed.insert(row.subject.clone(), row.text.clone()).as_ref() != Some(&row.text));
+    changed.map(|row| format!("  {}: {}\n", row.subject, row.text)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn row(about: &str, says: &str) -> Row {
-        Row { about: about.into(), says: says.into(), mood: Mood::Calm }
+    fn row(subject: &str, text: &str) -> Row {
+        Row { subject: subject.into(), text: text.into(), severity: Severity::Neutral }
     }
 
     #[test]
     fn only_changed_rows_are_printed() {
-        let mut said = BTreeMap::new();
-        assert_eq!(changed(&[row("a", "1"), row("b", "1")], &mut said), ["  a: 1\n", "  b: 1\n"]);
-        assert_eq!(changed(&[row("a", "1"), row("b", "2")], &mut said), ["  b: 2\n"]);
-        assert_eq!(changed(&[row("b", "2")], &mut said), [""; 0]);
+        let mut printed = BTreeMap::new();
+        assert_eq!(changed(&[row("a", "1"), row("b", "1")], &mut printed), ["  a: 1\n", "  b: 1\n"]);
+        assert_eq!(changed(&[row("a", "1"), row("b", "2")], &mut printed), ["  b: 2\n"]);
+        assert_eq!(changed(&[row("b", "2")], &mut printed), [""; 0]);
     }
 
     #[test]
-    fn a_screen_is_never_overrun() {
+    fn rows_fit_the_screen() {
         let rows = [row("a", "1"), row("bcd", "12345678"), row("e", "2"), row("f", "3")];
         assert_eq!(fitted(&rows, 24, 11), ["  a    1\n", "  bcd  123\n", "  e    2\n", "  f    3\n"]);
         assert_eq!(fitted(&rows, 5, 80), ["  a    1\n", "  bcd  12345678\n", "  and 2 more\n"]);

@@ -1,4 +1,4 @@
-//! Builds the programs: static, so that their images need no other file, and free of paths of this machine.
+//! Builds the binaries: statically linked, so that their images need no other file, and without paths of this machine.
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,16 +11,16 @@ use serde_json::Value;
 use super::for_platform;
 use crate::repo;
 
-/// Found in every program with the feature `test-clock`: the path at which its clock is shifted.
+/// Every binary with the feature `test-clock` contains this path, which shifts its clock.
 const SHIFT_CLOCK: &[u8] = b"/shift-clock";
 
 pub fn build(services: &[&str], output: &Path, build_dir: Option<&Path>) -> Result<()> {
     let mut cargo = repo::cargo();
-    // Nothing but what is shipped: the features of these packages are joined, and `haulout-e2e` asks for a clock that
-    // anybody can shift.
+    // Only release packages: cargo unifies the features of all selected packages, and `haulout-e2e` enables a clock
+    // that anybody can shift.
     cargo.args(["build", "--locked", "--profile", "dist", "--bins", "--quiet"]);
     cargo.args(["--message-format", "json-render-diagnostics"]);
-    // With a target the flags below are only for it, and not for build scripts and macros, which cannot be static.
+    // With a target, the flags below apply only to it, and not to build scripts and macros, which cannot be static.
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     cargo.args(["--target", &target]);
     for &service in services {
@@ -31,7 +31,7 @@ pub fn build(services: &[&str], output: &Path, build_dir: Option<&Path>) -> Resu
     }
     cargo.env("CARGO_ENCODED_RUSTFLAGS", flags(build_dir)?);
     cargo.current_dir(repo::root()).stderr(Stdio::inherit());
-    let built = cargo.output().context("running cargo build")?;
+    let built = cargo.output().context("failed to run cargo build")?;
     if !built.status.success() {
         bail!("the programs do not compile: see above");
     }
@@ -43,16 +43,16 @@ pub fn build(services: &[&str], output: &Path, build_dir: Option<&Path>) -> Resu
         .collect();
     for &service in services {
         let program = programs.iter().find(|path| path.ends_with(service));
-        let program = program.with_context(|| format!("cargo has built no {service}"))?;
-        let bytes = fs::read(program).with_context(|| format!("reading {}", program.display()))?;
-        check(&bytes).with_context(|| format!("{service} cannot be shipped"))?;
+        let program = program.with_context(|| format!("cargo did not build {service}"))?;
+        let bytes = fs::read(program).with_context(|| format!("failed to read {}", program.display()))?;
+        check(&bytes).with_context(|| format!("{service} cannot be released"))?;
         let to = output.join(for_platform(service, ""));
-        fs::copy(program, &to).with_context(|| format!("copying {service} to {}", to.display()))?;
+        fs::copy(program, &to).with_context(|| format!("failed to copy {service} to {}", to.display()))?;
     }
     Ok(())
 }
 
-/// What rustc is told, joined as cargo wants it. Paths go into panic messages, and so into the bytes of a program.
+/// Flags for rustc, in cargo's encoding. Paths end up in panic messages, and so in the bytes of a binary.
 fn flags(build_dir: Option<&Path>) -> Result<OsString> {
     let home = std::env::var_os("CARGO_HOME")
         .map(PathBuf::from)
@@ -63,7 +63,7 @@ fn flags(build_dir: Option<&Path>) -> Result<OsString> {
         None => repo::build_dir()?,
     };
     let mut flags = OsString::from("-Ctarget-feature=+crt-static");
-    // The last one that fits is taken, and one of these may be inside another.
+    // The last match applies, and one of these paths may contain another.
     let mut places = [(home, "/cargo"), (repo::root(), "/haulout"), (build_dir, "/build")];
     places.sort_by_key(|(path, _)| path.components().count());
     for (from, to) in places {
@@ -75,19 +75,19 @@ fn flags(build_dir: Option<&Path>) -> Result<OsString> {
     Ok(flags)
 }
 
-/// Refuses a program that needs files beside it, or whose clock can be shifted.
+/// Rejects a binary that needs other files, or whose clock can be shifted.
 fn check(program: &[u8]) -> Result<()> {
-    if wants_interpreter(program).context("it is no ELF file of 64 bits")? {
-        bail!("it is linked dynamically, and its image has no libraries");
+    if is_dynamic(program).context("it is not a 64-bit ELF file")? {
+        bail!("it is linked dynamically, but its image has no libraries");
     }
     if program.windows(SHIFT_CLOCK.len()).any(|window| window == SHIFT_CLOCK) {
-        bail!("it has the feature `test-clock`, with which anybody can shift its clock");
+        bail!("it has the feature `test-clock`, which lets anybody shift its clock");
     }
     Ok(())
 }
 
-/// Whether a program names a loader of shared libraries; `None` if it is none.
-fn wants_interpreter(program: &[u8]) -> Option<bool> {
+/// Whether a binary requires a dynamic loader; `None` if it is not an ELF file.
+fn is_dynamic(program: &[u8]) -> Option<bool> {
     const PT_INTERP: u64 = 3;
     let number = |at: usize, bytes: usize| -> Option<u64> {
         let field = program.get(at..at + bytes)?;
@@ -110,15 +110,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_dynamic_or_no_program_is_refused() {
-        // This very test, which is built like everything that is not shipped.
+    fn dynamic_and_non_elf_files_are_rejected() {
+        // This test binary is built like everything that is not released.
         let test = fs::read(std::env::current_exe().unwrap()).unwrap();
         assert!(check(&test).unwrap_err().to_string().contains("dynamically"));
         assert!(check(b"#!/bin/sh").is_err());
     }
 
     #[test]
-    fn a_program_whose_clock_can_be_shifted_is_refused() {
+    fn program_with_test_clock_is_rejected() {
         let mut program = vec![0; 64];
         program.splice(..5, *b"\x7fELF\x02");
         check(&program).unwrap();

@@ -1,4 +1,4 @@
-//! Packages the chart. Helm puts the time into its archives: we take it out again.
+//! Packages the chart, without the timestamps that Helm adds to its archives.
 
 use std::fs;
 use std::io::Read;
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::{repo, ui};
 
-/// Where the chart looks for images, unless it is told otherwise.
+/// The default repository of the chart's images.
 pub fn repository() -> Result<String> {
     let image = read("values.yaml")?.get("image").cloned().context("the chart's values have no image")?;
     let field = |name: &str| image.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
@@ -22,43 +22,44 @@ pub fn repository() -> Result<String> {
 
 fn read(file: &str) -> Result<Value> {
     let path = repo::root().join("charts/haulout").join(file);
-    let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
-    serde_yaml::from_str(&text).with_context(|| format!("reading {}", path.display()))
+    let text = fs::read_to_string(&path).with_context(|| format!("failed to read {}", path.display()))?;
+    serde_yaml::from_str(&text).with_context(|| format!("failed to read {}", path.display()))
 }
 
-/// Packages the chart, which looks for its images in this repository if one is given.
+/// Packages the chart. Its images are in this repository, if one is given.
 pub fn package(output: &Path, repository: Option<&str>) -> Result<()> {
     let chart = read("Chart.yaml")?;
     for field in ["version", "appVersion"] {
         let version = chart.get(field).and_then(Value::as_str);
         if version != Some(env!("CARGO_PKG_VERSION")) {
             bail!(
-                "the chart's {field} is {version:?}, and our crates' version is {}: they have to be the same",
+                "the chart's {field} is {version:?}, but the version of the crates is {}: set both to the same version",
                 env!("CARGO_PKG_VERSION")
             );
         }
     }
     let helm = tools::ensure(ui::note)?.helm();
-    let folder = tempfile::tempdir().context("making a folder for Helm")?;
+    let folder = tempfile::tempdir().context("failed to create a folder for Helm")?;
     let packaged = Command::new(helm)
         .args(["package", "--destination"])
         .arg(folder.path())
         .arg(repo::root().join("charts/haulout"))
         .output()
-        .context("running helm package")?;
+        .context("failed to run helm package")?;
     if !packaged.status.success() {
         bail!("helm package failed: {}", String::from_utf8_lossy(&packaged.stderr));
     }
-    let mut entries = fs::read_dir(folder.path()).context("reading what Helm made")?;
-    let package = entries.next().context("Helm made no package")?.context("reading what Helm made")?;
-    let bytes = fs::read(package.path()).context("reading the chart's package")?;
+    let mut entries = fs::read_dir(folder.path()).context("failed to list Helm's output")?;
+    let package =
+        entries.next().context("Helm created no package")?.context("failed to list Helm's output")?;
+    let bytes = fs::read(package.path()).context("failed to read the chart's package")?;
     let to = output.join(package.file_name());
-    fs::write(&to, repack(&bytes, repository)?).with_context(|| format!("writing {}", to.display()))
+    fs::write(&to, repack(&bytes, repository)?).with_context(|| format!("failed to write {}", to.display()))
 }
 
-/// The package without times, and with this repository in its values.
+/// The package without timestamps, and with this repository in its values.
 fn repack(package: &[u8], repository: Option<&str>) -> Result<Vec<u8>> {
-    let what = "reading the chart's package";
+    let what = "failed to read the chart's package";
     let mut files = Vec::new();
     for entry in tar::Archive::new(GzDecoder::new(package)).entries().context(what)? {
         let mut entry = entry.context(what)?;
@@ -93,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_packaged_chart_pulls_what_was_built_with_it() {
+    fn packaged_chart_uses_the_given_repository() {
         let values = fs::read_to_string(repo::root().join("charts/haulout/values.yaml")).unwrap();
         let changed = with_repository(&values, "registry.example.com/2026").unwrap();
         let mut expected: Value = serde_yaml::from_str(&values).unwrap();

@@ -1,4 +1,4 @@
-//! Makes an image of each program: with our own writer, or with a container engine and the `Containerfile`.
+//! Builds an image of each binary, with the built-in writer, or with a container engine and the `Containerfile`.
 
 use std::fs;
 use std::path::Path;
@@ -10,14 +10,14 @@ use haulout_e2e::image::{Image, architecture};
 use super::for_platform;
 use crate::repo;
 
-/// What no image may be larger than.
+/// Maximum size of an image.
 const LIMIT: u64 = 25 << 20;
-/// The program's place in its image, as the `Containerfile` says.
+/// Path of the binary in its image, as in the `Containerfile`.
 const PROGRAM: &str = "/service";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Builder {
-    /// Our own writer, which needs nothing
+    /// Built-in writer, which needs no other program
     Own,
     /// `buildah` with the Containerfile
     Buildah,
@@ -32,7 +32,8 @@ pub fn build(services: &[&str], output: &Path, builder: Builder, repository: &st
         let to = output.join(for_platform(service, ".oci.tar"));
         match builder {
             Builder::Own => {
-                let bytes = fs::read(output.join(&program)).with_context(|| format!("reading {program}"))?;
+                let bytes =
+                    fs::read(output.join(&program)).with_context(|| format!("failed to read {program}"))?;
                 Image { name: &name, path: PROGRAM, program: &bytes, args: &[] }
                     .write(architecture(), &to)?;
             }
@@ -46,15 +47,16 @@ pub fn build(services: &[&str], output: &Path, builder: Builder, repository: &st
                 engine("docker", &["buildx", "build", "--output", &archive], &program, output)?;
             }
         }
-        let size = fs::metadata(&to).with_context(|| format!("measuring {}", to.display()))?.len();
+        let size =
+            fs::metadata(&to).with_context(|| format!("failed to read the size of {}", to.display()))?.len();
         if size > LIMIT {
-            bail!("the image of {service} has {size} bytes, and {LIMIT} are the most that we ship");
+            bail!("the image of {service} has {size} bytes, but the limit is {LIMIT}");
         }
     }
     Ok(())
 }
 
-/// Has a container engine build the image of one program.
+/// Builds the image of one binary with a container engine.
 fn engine(engine: &str, args: &[&str], program: &str, context: &Path) -> Result<()> {
     let mut command = Command::new(engine);
     command.args(args).args(["--build-arg", &format!("SERVICE={program}"), "--file"]);
@@ -63,9 +65,9 @@ fn engine(engine: &str, args: &[&str], program: &str, context: &Path) -> Result<
 
 fn run(command: &mut Command) -> Result<()> {
     let program = command.get_program().display().to_string();
-    let status = command.status().with_context(|| format!("running {program}: is it installed?"))?;
+    let status = command.status().with_context(|| format!("failed to run {program}: is it installed?"))?;
     if !status.success() {
-        bail!("{program} ended with {status}: see above");
+        bail!("{program} failed with {status}: see above");
     }
     Ok(())
 }
@@ -77,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_containerfile_says_what_our_own_writer_does() {
+    fn containerfile_matches_the_builtin_writer() {
         let text = fs::read_to_string(repo::root().join("Containerfile")).unwrap();
         let lines: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
         let ours = [

@@ -1,5 +1,4 @@
-//! Writes a bill of materials for each program: the crates that are in it and how they depend on each other, in
-//! CycloneDX, from what cargo says.
+//! Writes a bill of materials for each binary in CycloneDX format: its crates and their dependencies, from cargo.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,36 +13,37 @@ use crate::repo;
 
 pub fn write(services: &[&str], output: &Path) -> Result<()> {
     let metadata = cargo(&["metadata", "--format-version", "1", "--locked"])?;
-    let metadata: Metadata = serde_json::from_str(&metadata).context("reading what cargo metadata says")?;
-    let lock = fs::read_to_string(repo::root().join("Cargo.lock")).context("reading Cargo.lock")?;
+    let metadata: Metadata =
+        serde_json::from_str(&metadata).context("failed to parse the output of cargo metadata")?;
+    let lock = fs::read_to_string(repo::root().join("Cargo.lock")).context("failed to read Cargo.lock")?;
     let packages = Packages::new(metadata, &lock);
     for &service in services {
         let name = format!("haulout-{service}");
-        // `cargo metadata` joins the features of everything in the workspace; this is what one program has.
+        // `cargo metadata` unifies the features of the whole workspace. `cargo tree` has those of one binary.
         let options = ["tree", "--locked", "--prefix", "none", "--format", "{p}"];
         let edges = ["--edges", "normal,no-proc-macro", "--package", &name];
         let tree = cargo(&[options.as_slice(), &edges].concat())?;
         let bill = serde_json::to_string_pretty(&packages.bill(&name, &included(&tree)))
-            .with_context(|| format!("printing the bill of {service}"))?;
+            .with_context(|| format!("failed to serialize the bill of materials of {service}"))?;
         let path = output.join(for_platform(service, ".cdx.json"));
-        fs::write(&path, bill + "\n").with_context(|| format!("writing {}", path.display()))?;
+        fs::write(&path, bill + "\n").with_context(|| format!("failed to write {}", path.display()))?;
     }
     Ok(())
 }
 
 fn cargo(args: &[&str]) -> Result<String> {
     let output = repo::cargo().args(args).current_dir(repo::root()).output();
-    let output = output.with_context(|| format!("running cargo {}", args.join(" ")))?;
+    let output = output.with_context(|| format!("failed to run cargo {}", args.join(" ")))?;
     if !output.status.success() {
         bail!("cargo {} failed: {}", args.join(" "), String::from_utf8_lossy(&output.stderr));
     }
-    String::from_utf8(output.stdout).context("reading what cargo says")
+    String::from_utf8(output.stdout).context("failed to parse cargo's output")
 }
 
 /// A crate's name and version.
 type Crate = (String, String);
 
-/// What `cargo tree` lists as `name v1.2.3 (source)`.
+/// Parses the output of `cargo tree`: lines of `name v1.2.3 (source)`.
 fn included(tree: &str) -> BTreeSet<Crate> {
     let crates = tree.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -52,7 +52,7 @@ fn included(tree: &str) -> BTreeSet<Crate> {
     crates.collect()
 }
 
-/// What `cargo metadata` says, as far as we read it.
+/// The fields of `cargo metadata` that are used.
 #[derive(Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
@@ -86,11 +86,11 @@ struct Dependency {
 
 #[derive(Deserialize)]
 struct DependencyKind {
-    /// `dev` or `build`, and nothing for what is in a program.
+    /// `dev` or `build`; absent for dependencies in the binary.
     kind: Option<String>,
 }
 
-/// What is known of each crate of the workspace.
+/// Data about each crate of the workspace.
 struct Packages {
     licenses: BTreeMap<Crate, String>,
     checksums: BTreeMap<Crate, String>,
@@ -103,7 +103,7 @@ impl Packages {
         let mut licenses = BTreeMap::new();
         for package in metadata.packages {
             let key = (package.name, package.version);
-            // Some still write `MIT/Apache-2.0`, which is no SPDX expression.
+            // Some crates still have `MIT/Apache-2.0`, which is not an SPDX expression.
             let license = package.license.map(|license| license.replace('/', " OR "));
             licenses.extend(license.map(|license| (key.clone(), license)));
             ids.insert(package.id, key);
@@ -148,7 +148,7 @@ impl Packages {
     }
 }
 
-/// The crate's address in the world's naming of packages.
+/// The package URL (purl) of a crate.
 fn reference((name, version): &Crate) -> String {
     format!("pkg:cargo/{name}@{version}")
 }
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bill_names_what_is_in_the_program_and_nothing_else() {
+    fn sbom_lists_only_crates_in_the_program() {
         let metadata = json!({
             "packages": [
                 {"id": "1", "name": "ours", "version": "0.1.0", "license": "Apache-2.0"},

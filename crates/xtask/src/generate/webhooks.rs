@@ -1,9 +1,9 @@
-//! The webhook configurations: what the API server sends to the admission webhook, what it never does, and what
-//! happens when the webhook is down. They are for the release `haulout` in the namespace `haulout-system`; the chart
-//! puts in other names.
+//! The webhook configurations: which requests the API server sends to the admission webhook, and what happens if it is
+//! unavailable. They are for the release `haulout` in the namespace `haulout-system`. The chart substitutes other
+//! names.
 //!
-//! Only writes to our own kinds wait for the webhook. What it needs to run (its pods, Secret, leases, nodes) does not, so
-//! that it can always come back.
+//! Only writes to Haulout's own kinds require the webhook. Everything that the webhook itself needs (its pods, Secret,
+//! Leases, nodes) does not, so that it can always recover.
 
 use haulout_api_types::names::{
     EVACUATION_GROUP, EVACUATOR_ANNOTATION_PREFIX, NODE_MAINTENANCE_GROUP, VERSION,
@@ -14,13 +14,12 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-/// The release that the generated files are for.
+/// The release of the generated files.
 const NAMESPACE: &str = "haulout-system";
 const RELEASE: &str = "haulout";
 const NAME: &str = "haulout-admission-webhook";
 
-/// Our services, and what cleans up after them. What they write to our kinds is right by construction, and must not
-/// wait for the webhook.
+/// ServiceAccounts of Haulout. Their writes to Haulout's kinds are always valid, and must not depend on the webhook.
 const SERVICES: [&str; 6] = [
     "admission-webhook",
     "cleanup",
@@ -30,20 +29,20 @@ const SERVICES: [&str; 6] = [
     "withdraw",
 ];
 
-/// Those who empty namespaces and collect garbage: a namespace must not be stuck because we are down. Without
-/// ServiceAccounts of their own, all controllers of the controller manager are one user.
-const CLEANERS: [&str; 3] = [
+/// Users that delete namespaces' contents and collect garbage. They must not be blocked while the webhook is
+/// unavailable. Without separate ServiceAccounts, all controllers of the controller manager are one user.
+const DELETION_CONTROLLERS: [&str; 3] = [
     "system:kube-controller-manager",
     "system:serviceaccount:kube-system:generic-garbage-collector",
     "system:serviceaccount:kube-system:namespace-controller",
 ];
 
-/// The webhooks that change objects.
+/// The mutating webhooks.
 pub fn mutating() -> MutatingWebhookConfiguration {
     let evacuations = [namespaced(EVACUATION_GROUP, VERSION, "evacuations", &["CREATE"])];
     let maintenances = [cluster(NODE_MAINTENANCE_GROUP, VERSION, "nodemaintenances", &["CREATE", "UPDATE"])];
     let webhooks =
-        [ours("/mutate/evacuations", &evacuations), ours("/mutate/nodemaintenances", &maintenances)];
+        [own_kind("/mutate/evacuations", &evacuations), own_kind("/mutate/nodemaintenances", &maintenances)];
     let webhooks = webhooks.map(|webhook| MutatingWebhook {
         admission_review_versions: webhook.admission_review_versions,
         client_config: webhook.client_config,
@@ -60,7 +59,7 @@ pub fn mutating() -> MutatingWebhookConfiguration {
     MutatingWebhookConfiguration { metadata: metadata(), webhooks: Some(webhooks.into()) }
 }
 
-/// The webhooks that judge objects.
+/// The validating webhooks.
 pub fn validating() -> ValidatingWebhookConfiguration {
     let all = &["CREATE", "UPDATE", "DELETE"];
     let evacuations = [
@@ -72,11 +71,11 @@ pub fn validating() -> ValidatingWebhookConfiguration {
     let pods = namespaced("", "v1", "pods", &["CREATE", "UPDATE"]);
     let nodes = cluster("", "v1", "nodes", &["UPDATE"]);
     let webhooks = vec![
-        ours("/validate/evacuations", &evacuations),
-        ours("/validate/nodemaintenances", &maintenances),
-        ours("/validate/drainrules", &drain_rules),
-        others("/validate/pods", EVACUATION_GROUP, pods, evacuator_annotation_changes()),
-        others("/validate/nodes", NODE_MAINTENANCE_GROUP, nodes, cordon_changes()),
+        own_kind("/validate/evacuations", &evacuations),
+        own_kind("/validate/nodemaintenances", &maintenances),
+        own_kind("/validate/drainrules", &drain_rules),
+        core_kind("/validate/pods", EVACUATION_GROUP, pods, evacuator_annotation_changes()),
+        core_kind("/validate/nodes", NODE_MAINTENANCE_GROUP, nodes, cordon_changes()),
     ];
     ValidatingWebhookConfiguration { metadata: metadata(), webhooks: Some(webhooks) }
 }
@@ -85,14 +84,19 @@ fn metadata() -> ObjectMeta {
     ObjectMeta { name: Some(NAME.into()), ..ObjectMeta::default() }
 }
 
-/// For our own kinds: without a verdict there is no write.
-fn ours(path: &str, rules: &[RuleWithOperations]) -> ValidatingWebhook {
+/// For Haulout's kinds: writes fail while the webhook is unavailable.
+fn own_kind(path: &str, rules: &[RuleWithOperations]) -> ValidatingWebhook {
     let group = rules.iter().flat_map(|rule| rule.api_groups.iter().flatten()).next();
-    webhook(path, group.map_or("", String::as_str), rules.to_vec(), not_cleaners())
+    webhook(path, group.map_or("", String::as_str), rules.to_vec(), not_by_deletion_controllers())
 }
 
-/// For kinds that everybody needs: while the webhook is down, they are written without it.
-fn others(path: &str, group: &str, rule: RuleWithOperations, changes: MatchCondition) -> ValidatingWebhook {
+/// For other kinds: writes succeed while the webhook is unavailable.
+fn core_kind(
+    path: &str,
+    group: &str,
+    rule: RuleWithOperations,
+    changes: MatchCondition,
+) -> ValidatingWebhook {
     ValidatingWebhook {
         failure_policy: Some("Ignore".into()),
         timeout_seconds: Some(2),
@@ -100,8 +104,8 @@ fn others(path: &str, group: &str, rule: RuleWithOperations, changes: MatchCondi
     }
 }
 
-/// A webhook whose name is that of the resource, which its path ends with, in this group. It has no `caBundle`: the
-/// service fills it in, and Helm leaves alone what the chart does not have.
+/// A webhook. Its name is the resource, which is the end of the path, and this group. It has no `caBundle`: the service
+/// writes it, and Helm does not touch fields that the chart does not have.
 fn webhook(
     path: &str,
     group: &str,
@@ -152,15 +156,15 @@ fn not_by_haulout() -> MatchCondition {
     condition("not-by-haulout", format!("!(request.userInfo.username in [{}])", users.join(", ")))
 }
 
-fn not_cleaners() -> MatchCondition {
-    let users = CLEANERS.map(|user| format!("'{user}'"));
+fn not_by_deletion_controllers() -> MatchCondition {
+    let users = DELETION_CONTROLLERS.map(|user| format!("'{user}'"));
     condition(
         "not-cleaned-up",
         format!("request.operation != 'DELETE' || !(request.userInfo.username in [{}])", users.join(", ")),
     )
 }
 
-/// Only pods that get or change an evacuator annotation. Taking one away is always fine.
+/// Matches pods that get or change an evacuator annotation. Removing one is always allowed.
 fn evacuator_annotation_changes() -> MatchCondition {
     condition(
         "evacuator-annotation-changes",
@@ -196,13 +200,13 @@ mod tests {
     }
 
     #[test]
-    fn only_our_kinds_wait_for_us_and_never_for_our_services() {
+    fn only_our_kinds_fail_without_the_webhook() {
         for (policy, rules, conditions) in all() {
-            let ours = rules.iter().all(|rule| {
+            let own_kind = rules.iter().all(|rule| {
                 let groups = rule.api_groups.as_ref().unwrap();
                 groups.iter().all(|group| group == EVACUATION_GROUP || group == NODE_MAINTENANCE_GROUP)
             });
-            assert_eq!(policy, if ours { "Fail" } else { "Ignore" });
+            assert_eq!(policy, if own_kind { "Fail" } else { "Ignore" });
             assert_eq!(conditions[0], not_by_haulout());
             assert_eq!(conditions.len(), 2);
         }

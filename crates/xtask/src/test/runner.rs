@@ -1,5 +1,5 @@
-//! Runs test binaries test by test, each in a process of its own: that gives every test a time, keeps
-//! one that aborts from taking others along, and lets them run side by side.
+//! Runs each test in its own process: every test has a duration, a test that aborts does not affect others, and tests
+//! run in parallel.
 
 use std::ffi::OsString;
 use std::fs;
@@ -17,10 +17,10 @@ use serde_json::Value;
 use super::times::Times;
 use crate::{repo, ui};
 
-/// After this long a test hangs; it is ended so that the others are still reported.
-const HANGS_AFTER: Duration = Duration::from_secs(30 * 60);
-/// From here on a test is worth a line even if it passes.
-const WORTH_A_LINE: Duration = Duration::from_secs(1);
+/// A test that runs longer than this is killed, so that the others are still reported.
+const TEST_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+/// Tests that pass are reported if they take at least this long.
+const MIN_REPORTED_DURATION: Duration = Duration::from_secs(1);
 
 /// A compiled test binary.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl Binary {
 pub struct Test<'a> {
     binary: &'a Binary,
     name: String,
-    /// Marked `#[ignore]`: only run on demand.
+    /// Marked `#[ignore]`: runs only on demand.
     pub slow: bool,
 }
 
@@ -54,7 +54,7 @@ impl Test<'_> {
     }
 }
 
-/// How a test ended.
+/// The result of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Passed,
@@ -62,7 +62,7 @@ pub enum Verdict {
     Skipped,
 }
 
-/// What came of a test.
+/// The name, result and duration of a test.
 #[derive(Debug)]
 pub struct Outcome {
     pub name: String,
@@ -76,7 +76,7 @@ impl Outcome {
     }
 }
 
-/// Compiles the tests of the packages that `selection` names for cargo.
+/// Compiles the tests of the packages that `selection` selects.
 pub fn build(selection: &[&str]) -> Result<Vec<Binary>> {
     let output = repo::cargo()
         .args(["test", "--no-run", "--quiet", "--message-format", "json-render-diagnostics"])
@@ -84,7 +84,7 @@ pub fn build(selection: &[&str]) -> Result<Vec<Binary>> {
         .current_dir(repo::root())
         .stderr(Stdio::inherit())
         .output()
-        .context("running cargo test --no-run")?;
+        .context("failed to run cargo test --no-run")?;
     if !output.status.success() {
         bail!("the tests do not compile: see above");
     }
@@ -99,8 +99,8 @@ fn binary(message: &Value) -> Option<Binary> {
     if message.pointer("/profile/test") != Some(&Value::Bool(true)) {
         return None;
     }
-    // The part of a package id that names the package: `path+file:///x#name@0.1.0`, or without the name
-    // where it is that of the folder.
+    // A package ID ends with the package name, as in `path+file:///x#name@0.1.0`. The name is omitted if it equals the
+    // folder name.
     let id = text("/package_id")?;
     let after = id.rsplit_once('#').map_or(id, |(_, after)| after);
     let folder = manifest.parent()?.to_path_buf();
@@ -117,7 +117,7 @@ fn binary(message: &Value) -> Option<Binary> {
     })
 }
 
-/// The tests in these binaries whose names contain the filter.
+/// Lists the tests in these binaries whose names contain the filter.
 pub fn list<'a>(binaries: &'a [Binary], filter: Option<&str>) -> Result<Vec<Test<'a>>> {
     let mut tests = Vec::new();
     for binary in binaries {
@@ -127,7 +127,7 @@ pub fn list<'a>(binaries: &'a [Binary], filter: Option<&str>) -> Result<Vec<Test
                 .args(extra)
                 .current_dir(&binary.folder)
                 .output()
-                .with_context(|| format!("listing the tests of {}", binary.target))?;
+                .with_context(|| format!("failed to list the tests of {}", binary.target))?;
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
             Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(Into::into).collect())
         };
@@ -141,7 +141,7 @@ pub fn list<'a>(binaries: &'a [Binary], filter: Option<&str>) -> Result<Vec<Test
     Ok(tests)
 }
 
-/// Runs tests, so many at once. Those that took longest the last time begin first: one that begins last would run alone.
+/// Runs tests in parallel. The slowest ones start first, because a slow test that starts last would run alone.
 pub fn run(
     tests: &[Test],
     at_once: usize,
@@ -168,50 +168,50 @@ pub fn run(
 
 fn run_one(test: &Test, full: bool, env: &[(&str, OsString)]) -> Outcome {
     let name = test.full_name();
-    let begun = Instant::now();
+    let started = Instant::now();
     if test.slow && !full {
         return Outcome { name, verdict: Verdict::Skipped, took: Duration::ZERO };
     }
     let result = execute(test, &name, env);
-    let took = begun.elapsed();
+    let took = started.elapsed();
     match result {
-        Ok(Ended::Skipped(reason)) => {
+        Ok(TestResult::Skipped(reason)) => {
             ui::warning(&format!("test {name} was skipped: {reason}"));
             Outcome { name, verdict: Verdict::Skipped, took }
         }
-        Ok(Ended::Passed) => {
-            if took >= WORTH_A_LINE {
+        Ok(TestResult::Passed) => {
+            if took >= MIN_REPORTED_DURATION {
                 ui::note(&format!("    ok {name} ({})", ui::duration(took)));
             }
             Outcome { name, verdict: Verdict::Passed, took }
         }
-        Ok(Ended::Failed(output)) => {
+        Ok(TestResult::Failed(output)) => {
             ui::error(&format!("test {name} failed after {}:\n{output}", ui::duration(took)));
             Outcome { name, verdict: Verdict::Failed, took }
         }
         Err(error) => {
-            ui::error(&format!("test {name} could not be run: {error:#}"));
+            ui::error(&format!("failed to run test {name}: {error:#}"));
             Outcome { name, verdict: Verdict::Failed, took }
         }
     }
 }
 
-/// What a test that could be run came to.
-enum Ended {
+/// The result of a test process.
+enum TestResult {
     Passed,
-    /// It cannot do its work on this machine, for this reason.
+    /// Skipped on this machine, with the reason.
     Skipped(String),
-    /// What it printed.
+    /// Failed, with its output.
     Failed(String),
 }
 
-fn execute(test: &Test, name: &str, env: &[(&str, OsString)]) -> Result<Ended> {
-    let folder = tempfile::tempdir().context("making a folder for the output")?;
+fn execute(test: &Test, name: &str, env: &[(&str, OsString)]) -> Result<TestResult> {
+    let folder = tempfile::tempdir().context("failed to create a folder for the output")?;
     let log = folder.path().join("output");
     let mut command = process::Command::new(&test.binary.executable)
         .args([&test.name, "--exact", "--include-ignored", "--nocapture"])
         .current_dir(&test.binary.folder)
-        // Both, as cargo does: ours would not fit the folder.
+        // Cargo sets both. Our own values would not match the folder.
         .env("CARGO_MANIFEST_DIR", &test.binary.folder)
         .env("CARGO_PKG_NAME", &test.binary.package)
         .env("INSTA_WORKSPACE_ROOT", repo::root())
@@ -221,19 +221,19 @@ fn execute(test: &Test, name: &str, env: &[(&str, OsString)]) -> Result<Ended> {
         command = command.env(key, value);
     }
     let process = command.spawn(name)?;
-    let status = process.wait_timeout(HANGS_AFTER);
+    let status = process.wait_timeout(TEST_TIMEOUT);
     let read =
-        || fs::read_to_string(&log).unwrap_or_else(|error| format!("(its output cannot be read: {error})"));
+        || fs::read_to_string(&log).unwrap_or_else(|error| format!("(failed to read its output: {error})"));
     match status {
         Some(status) if status.success() => {
             let output = read();
             let reason = output.lines().find_map(|line| Some(line.split_once(SKIPPED)?.1));
-            Ok(reason.map_or(Ended::Passed, |reason| Ended::Skipped(reason.to_owned())))
+            Ok(reason.map_or(TestResult::Passed, |reason| TestResult::Skipped(reason.to_owned())))
         }
-        Some(status) => Ok(Ended::Failed(format!("{}\n{status}", read().trim_end()))),
+        Some(status) => Ok(TestResult::Failed(format!("{}\n{status}", read().trim_end()))),
         None => {
             process.kill()?;
-            Ok(Ended::Failed(format!("{}\nit hung and was ended", read().trim_end())))
+            Ok(TestResult::Failed(format!("{}\ntimed out and was killed", read().trim_end())))
         }
     }
 }

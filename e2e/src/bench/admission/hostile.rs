@@ -1,4 +1,5 @@
-//! What garbage does to the webhook's memory: tens of thousands of bodies that are no reviews, or too much of one.
+//! How invalid requests affect the webhook's memory: tens of thousands of bodies that are not reviews, or oversized
+//! ones.
 
 use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
@@ -7,20 +8,20 @@ use kube::Client;
 use super::{IN_FLIGHT, Progress};
 use crate::service::Service;
 
-/// How many bodies come before each look at the memory.
+/// Number of bodies before each memory measurement.
 const STAGE: usize = 10_000;
-/// One in so many is large, and one in so many of those is larger than what is taken.
+/// One body in this many is large, and one in `HUGE` of those exceeds the size limit.
 const LARGE: usize = 100;
 const HUGE: usize = 10;
 
-/// Resident MiB after each ten thousand of four times as many: what is kept for good would make it grow each time.
-pub(super) async fn run(straight: &Client, replica: &Service, progress: Progress) -> Result<[f64; 4]> {
+/// Resident MiB after each of four stages of 10,000 bodies. A leak would make it grow with every stage.
+pub(super) async fn run(webhook_client: &Client, replica: &Service, progress: Progress) -> Result<[f64; 4]> {
     let mut random = fastrand::Rng::with_seed(7);
     let mut resident = [0.0; 4];
     for (stage, sample) in resident.iter_mut().enumerate() {
         let bodies = (0..STAGE).map(|number| body(&mut random, number));
         stream::iter(bodies)
-            .map(|body| send(straight, body))
+            .map(|body| send(webhook_client, body))
             .buffer_unordered(IN_FLIGHT)
             .try_for_each(async |()| Ok(()))
             .await?;
@@ -30,13 +31,13 @@ pub(super) async fn run(straight: &Client, replica: &Service, progress: Progress
     Ok(resident)
 }
 
-/// Whatever it is, it is answered; and no answer admits anything.
-async fn send(straight: &Client, body: Vec<u8>) -> Result<()> {
+/// Sends a body. The webhook must answer it, and no answer may admit anything.
+async fn send(webhook_client: &Client, body: Vec<u8>) -> Result<()> {
     let large = body.len() > 2 << 20;
     let request = http::Request::post("/validate/evacuations?timeout=10s").body(body).context("a request")?;
-    match straight.request_text(request).await {
+    match webhook_client.request_text(request).await {
         Ok(answer) => ensure!(!answer.contains("\"allowed\":true"), "the webhook says {answer}"),
-        // The answer may come before all of the body is sent, and be lost.
+        // The answer may arrive before the whole body is sent, and be lost.
         Err(kube::Error::Api(_)) => {}
         Err(error) => ensure!(large, "no answer: {error}"),
     }

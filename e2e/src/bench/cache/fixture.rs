@@ -1,6 +1,5 @@
-//! Pods as they usually are: one is made through the API, with all that admission and the kubelet add, and
-//! the others are copies of it with names, UIDs, labels, owners, claims and nodes of their own, written
-//! straight into etcd.
+//! Realistic pods. One is created through the API, with everything that admission and the kubelet add. The others are
+//! copies with their own names, UIDs, labels, owners, claims and nodes, written directly into etcd.
 
 use anyhow::{Context as _, Result};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
@@ -15,7 +14,7 @@ use crate::etcd::Etcd;
 const NODES: u32 = 1_000;
 const PODS_PER_OWNER: u32 = 10;
 const OWNERS_PER_NAMESPACE: u32 = 50;
-/// One owner in so many is a StatefulSet, whose pods share neither labels nor claims.
+/// One owner in this many is a StatefulSet, whose pods share neither labels nor claims.
 const STATEFUL_ONE_IN: u32 = 5;
 const PODS_AT_ONCE: u32 = 100;
 const IN_FLIGHT: usize = 4;
@@ -26,7 +25,7 @@ pub(super) struct Fixture {
 }
 
 impl Fixture {
-    /// Makes the pod that the others are copies of.
+    /// Creates the pod that the others are copied from.
     pub(super) async fn create(cluster: &Cluster) -> Result<Self> {
         let pods: Api<Pod> = Api::default_namespaced(cluster.client().await?);
         let pod = serde_json::from_value(pod()).context("the pod of the fixture")?;
@@ -89,7 +88,7 @@ impl Fixture {
                 "/spec/volumes/0",
                 json!({"name": "data", "persistentVolumeClaim": {"claimName": format!("data-{name}")}}),
             );
-            // In place of the hash, so that there are five.
+            // Replaces the hash, so that there are five labels.
             set("/metadata/labels", relabelled(&self.template, &app, &name));
         } else {
             set("/metadata/labels/pod-template-hash", json!(hash));
@@ -114,8 +113,8 @@ fn uid(of: u32, number: u32) -> String {
     format!("{:08x}-{:04x}-4{:03x}-8{of:03x}-{number:012x}", mixed >> 32, mixed >> 16 & 0xffff, mixed & 0xfff)
 }
 
-/// Five labels, an owner, a volume (admission adds the token's), and two containers with probes and
-/// environment. Admission adds the two usual tolerations.
+/// Five labels, an owner, a volume (admission adds the token volume), and two containers with probes and environment
+/// variables. Admission adds the two usual tolerations.
 fn pod() -> Value {
     let environment = json!([
         {"name": "BACKEND", "value": "https://backend.example.internal:8443/api"},
@@ -165,7 +164,7 @@ fn pod() -> Value {
     })
 }
 
-/// As a kubelet reports a running pod.
+/// The status that a kubelet reports for a running pod.
 fn status() -> Value {
     let since = "2026-11-01T09:12:50Z";
     let conditions: Vec<_> =

@@ -25,9 +25,9 @@ use tokio_util::sync::CancellationToken;
 use super::super::{Results, count, median};
 use crate::handle::Handle;
 
-/// Set in the probe's environment: the path of the cluster's description.
+/// Set in the environment of the probe: the path of the cluster description.
 pub(super) const ENV: &str = "HAULOUT_CACHE_PROBE";
-/// Set if the probe is to measure itself at rest as well.
+/// Set if the probe also measures itself at rest.
 pub(super) const REST_ENV: &str = "HAULOUT_CACHE_PROBE_RESTS";
 
 pub(super) const PODS: &str = "pods";
@@ -41,8 +41,8 @@ pub(super) const WIRE: &str = "wire_bytes_per_pod";
 pub(super) const IDLE: &str = "idle_cpu_percent";
 
 const SLEEPING_KEYS: u32 = 10_000;
-/// What comes right after the list is over by then.
-const SETTLED: Duration = Duration::from_secs(5);
+/// Work that follows the first list is finished after this time.
+const WARM_UP: Duration = Duration::from_secs(5);
 const REST: Duration = Duration::from_secs(30);
 const DECODINGS: usize = 3;
 
@@ -60,7 +60,7 @@ pub(super) async fn run(cluster: &Path) -> Result<Results> {
     let (list, list_cpu) = (begun.elapsed().as_secs_f64(), processor_seconds() - cpu);
     let stop = CancellationToken::new();
     let queue = sleeping_keys(&stop)?;
-    tokio::time::sleep(SETTLED).await;
+    tokio::time::sleep(WARM_UP).await;
     let held = cache.read().len();
     let mut results = vec![
         (PODS, count(held)),
@@ -102,7 +102,7 @@ pub(super) async fn run(cluster: &Path) -> Result<Results> {
     Ok(results)
 }
 
-/// A queue as a controller with many deadlines has it: none of them is due before we are done.
+/// A queue like that of a controller with many deadlines. No key is due during the measurement.
 fn sleeping_keys(stop: &CancellationToken) -> Result<tokio::task::JoinHandle<()>> {
     let metrics = Metrics::new("probe", "0").queue("probe");
     let queue = WorkQueue::new(Clock::default(), Backoff::default(), metrics);
@@ -116,7 +116,7 @@ fn sleeping_keys(stop: &CancellationToken) -> Result<tokio::task::JoinHandle<()>
     }))
 }
 
-/// The same pages as the cache asks for.
+/// The same pages as the cache requests.
 async fn pages(client: &Client) -> Result<Vec<Bytes>> {
     let mut params = ListParams::default().limit(PAGE_SIZE);
     let mut pages = Vec::new();
@@ -132,8 +132,7 @@ async fn pages(client: &Client) -> Result<Vec<Bytes>> {
     }
 }
 
-/// A client whose API server is in memory and answers lists with these pages one after the other, and watches
-/// not at all.
+/// A client with an in-memory API server that answers lists with these pages in order, and never answers watches.
 fn replay(pages: Vec<Bytes>) -> Client {
     let pages = Arc::new(Mutex::new(pages.into_iter()));
     let service = tower::service_fn(move |request: http::Request<Body>| {
@@ -149,14 +148,14 @@ fn replay(pages: Vec<Bytes>) -> Client {
     Client::new(service, "default")
 }
 
-/// Processor time of this process so far, its own and the kernel's for it.
+/// Processor time of this process so far, user and system.
 #[expect(clippy::cast_precision_loss, reason = "a process of an hour has few enough nanoseconds")]
 fn processor_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// A line of this process's status, in bytes.
+/// A line of this process's `/proc` status, in bytes.
 fn memory(line: &str) -> Result<f64> {
     let status = fs::read_to_string("/proc/self/status").context("reading this process's status")?;
     let value = status.lines().find_map(|found| found.strip_prefix(line)?.strip_prefix(':'));

@@ -1,4 +1,4 @@
-//! Many pods at once.
+//! Many evacuations at once.
 
 use std::time::{Duration, Instant};
 
@@ -9,17 +9,17 @@ use kube::ResourceExt as _;
 use kube::runtime::watcher;
 
 use super::super::{count, stop};
-use super::{CONTROLLER, INSTIGATOR_AGENT, LIMIT, NODES, World, evict, node};
+use super::{BenchEnv, CONTROLLER, INSTIGATOR_AGENT, LIMIT, NODES, evict, node};
 use crate::requests::{Request, Requests};
 use crate::service::NAMESPACE;
 use crate::wait;
 
 const PODS: usize = 2_000;
 const IN_FLIGHT: usize = 32;
-/// In `kubectl drain`.
+/// The number of nodes for `kubectl drain`.
 const FEW_NODES: usize = 5;
-/// When the last events have been written.
-const EVENTS_SETTLED: Duration = Duration::from_secs(3);
+/// After this time, the last events are written.
+const EVENT_FLUSH: Duration = Duration::from_secs(3);
 
 /// Figures of one burst.
 pub(super) struct Burst {
@@ -29,10 +29,11 @@ pub(super) struct Burst {
     pub(super) reads: f64,
 }
 
-impl World {
+impl BenchEnv {
     /// The controller evacuates all pods.
     pub(super) async fn burst(&self) -> Result<Burst> {
-        // The controller lists them at its start: on a slow machine their watch events would come after the requests.
+        // The controller lists the pods at its start. On a slow machine, their watch events would arrive after the
+        // requests.
         let pods = self.pods(PODS, NODES).await?;
         let controller = self.controller().await?;
         let mark = self.cluster.requests_mark()?;
@@ -41,7 +42,7 @@ impl World {
         self.until_over().await?;
         let pods_per_s = rate(PODS, begun);
         self.ensure_empty().await?;
-        tokio::time::sleep(EVENTS_SETTLED).await;
+        tokio::time::sleep(EVENT_FLUSH).await;
         let requests = self.cluster.requests_since(mark)?;
         stop(controller).await?;
         let ours = ours(&requests);
@@ -57,7 +58,7 @@ impl World {
         })
     }
 
-    /// The least that leads to the same end.
+    /// The minimal loop that reaches the same result.
     pub(super) async fn plain_loop(&self) -> Result<f64> {
         let pods = self.pods(PODS, NODES).await?;
         let api = self.acting_pods();
@@ -96,7 +97,7 @@ impl World {
         Ok(pods_per_s)
     }
 
-    /// Waits until no Evacuation is left. Each goes after its pod.
+    /// Waits until no Evacuation is left. Each is deleted after its pod.
     async fn until_over(&self) -> Result<()> {
         let all = watcher::Config::default();
         wait::all(self.evacuations(), all, "are gone", LIMIT, <[_]>::is_empty).await?;
@@ -104,7 +105,7 @@ impl World {
     }
 }
 
-/// Does something for all pods, with so many under way at once.
+/// Runs the work for all pods, with a limited number in flight.
 async fn each(pods: &[Pod], work: impl AsyncFn(&Pod) -> Result<()>) -> Result<()> {
     stream::iter(pods).map(|pod| work(pod)).buffer_unordered(IN_FLIGHT).try_collect().await
 }
@@ -113,7 +114,7 @@ fn rate(pods: usize, begun: Instant) -> f64 {
     count(pods) / begun.elapsed().as_secs_f64()
 }
 
-/// What evacuations cost: the requests of everybody who takes part.
+/// The requests of all clients that take part in evacuations.
 fn ours(requests: &Requests) -> Requests {
     let account = |name: &str| format!("system:serviceaccount:{NAMESPACE}:haulout-{name}");
     let accounts = [account(CONTROLLER), account("admission-webhook")];

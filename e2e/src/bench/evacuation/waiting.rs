@@ -1,4 +1,4 @@
-//! How long one pod waits when it could go: after it was asked for, and after its budget has freed up.
+//! How long one pod waits when it may leave: after the request, and after its budget allows it.
 
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
@@ -14,19 +14,19 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use serde_json::json;
 
 use super::super::stop;
-use super::{LIMIT, World, evict};
+use super::{BenchEnv, LIMIT, evict};
 use crate::requests::{Request, Requests};
 use crate::{objects, wait};
 
-/// In one round.
+/// Number of Evacuations in one round.
 const ASKED_FOR: usize = 50;
 const COVERED: u16 = 20;
 
 const BUDGET: &str = "bench";
 const DISRUPTION_CONTROLLER: &str = "system:serviceaccount:kube-system:disruption-controller";
 
-impl World {
-    /// In milliseconds, from creation to eviction by the controller.
+impl BenchEnv {
+    /// Latencies from creation to eviction by the controller, in milliseconds.
     pub(super) async fn idle(&self) -> Result<Vec<f64>> {
         let controller = self.controller().await?;
         let waits = self.one_by_one().await;
@@ -34,7 +34,7 @@ impl World {
         waits
     }
 
-    /// The same by a bare loop.
+    /// The same for a plain loop.
     pub(super) async fn idle_loop(&self) -> Result<Vec<f64>> {
         tokio::select! {
             waits = self.one_by_one() => waits,
@@ -42,7 +42,7 @@ impl World {
         }
     }
 
-    /// Asks for one pod after the other.
+    /// Requests one evacuation after the other.
     async fn one_by_one(&self) -> Result<Vec<f64>> {
         let pods = self.pods(ASKED_FOR, ASKED_FOR).await?;
         let mark = self.cluster.requests_mark()?;
@@ -68,9 +68,9 @@ impl World {
         let pods = self.acting_pods();
         let all = watcher(self.evacuations(), watcher::Config::default());
         let mut applied = pin!(all.default_backoff().applied_objects());
-        let mut seen = HashSet::new();
+        let mut known = HashSet::new();
         while let Some(evacuation) = applied.try_next().await? {
-            if seen.insert(evacuation.uid()) {
+            if known.insert(evacuation.uid()) {
                 evict(&pods, &evacuation.spec.pod_ref.name).await?;
                 self.end(&evacuation.name_any()).await?;
             }
@@ -78,7 +78,7 @@ impl World {
         Ok(())
     }
 
-    /// In milliseconds, from room in a budget to eviction by the controller.
+    /// Latencies from an allowed disruption to the eviction by the controller, in milliseconds.
     pub(super) async fn freed(&self) -> Result<Vec<f64>> {
         let controller = self.controller().await?;
         let pods = self.covered_pods().await?;
@@ -94,7 +94,7 @@ impl World {
         waits
     }
 
-    /// The same by a bare loop.
+    /// The same for a plain loop.
     pub(super) async fn freed_loop(&self) -> Result<Vec<f64>> {
         let pods = self.covered_pods().await?;
         tokio::select! {
@@ -103,7 +103,7 @@ impl World {
         }
     }
 
-    /// Pods that are covered by a budget which lets none go.
+    /// Creates pods that are covered by a budget that allows no disruption.
     async fn covered_pods(&self) -> Result<Vec<Pod>> {
         let pods = self.pods(COVERED.into(), COVERED.into()).await?;
         let budget = objects::pdb(BUDGET).min_available(&COVERED.to_string()).build();
@@ -127,12 +127,12 @@ impl World {
         self.budgets().delete(BUDGET, &DeleteParams::default()).await.context("deleting the budget")?;
         wait::gone(self.budgets(), BUDGET, LIMIT).await?;
         self.ensure_empty().await?;
-        let judged =
+        let updates =
             requests.by_user(DISRUPTION_CONTROLLER).resource("poddisruptionbudgets", "status").code(200);
         let waits: Vec<_> = evictions(&requests)
             .filter_map(|eviction| {
-                let before = judged.iter().filter(|judged| judged.received < eviction.received);
-                let freed = before.max_by_key(|judged| judged.received)?;
+                let before = updates.iter().filter(|update| update.received < eviction.received);
+                let freed = before.max_by_key(|update| update.received)?;
                 Some(milliseconds(freed.answered, eviction.received))
             })
             .collect();
@@ -140,7 +140,7 @@ impl World {
         Ok(waits)
     }
 
-    /// Waits until the budget covers so many pods and lets none go.
+    /// Waits until the budget covers this many pods and allows no disruption.
     async fn until_exhausted(&self, pods: u16) -> Result<()> {
         let is_exhausted = |budget: &PodDisruptionBudget| {
             budget.status.as_ref().is_some_and(|status| {
@@ -169,7 +169,7 @@ impl World {
     }
 }
 
-/// Those that were let through.
+/// The successful evictions.
 fn evictions(requests: &Requests) -> impl Iterator<Item = Request> {
     let evictions = requests.verb("create").resource("pods", "eviction").code(201);
     evictions.iter().cloned().collect::<Vec<_>>().into_iter()

@@ -1,4 +1,4 @@
-//! Nodes and pods in numbers, under maintenances that overlap, and what can happen to them.
+//! A cluster with many nodes and pods, overlapping maintenances, and the events that happen in it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,25 +17,25 @@ use crate::service::Service;
 use crate::{objects, wait};
 
 const NAMESPACES: usize = 20;
-/// Nodes have one of so many values of the label that maintenances select by.
+/// Number of different values of the node label that maintenances select by.
 const SLOTS: usize = 100;
 const SLOT: &str = "slot";
-const MOST_PRIORITY: i32 = 5_000;
+const MAX_PRIORITY: i32 = 5_000;
 const LIMIT: Duration = Duration::from_secs(60);
 
-pub(super) struct World {
+pub(super) struct BenchEnv {
     random: fastrand::Rng,
     node: Node,
     pod: Pod,
     nodes: Vec<Node>,
-    /// Those that are there.
+    /// The pods that exist.
     pods: Vec<Pod>,
     made: usize,
     client: Client,
     pub(super) cluster: Cluster,
 }
 
-impl World {
+impl BenchEnv {
     pub(super) async fn new(progress: Progress) -> Result<Self> {
         let booting = Cluster::builder().name("bench-maintenance-scale").scheduler(false).audit(false);
         let cluster = booting.progress(progress).boot().await?;
@@ -55,15 +55,15 @@ impl World {
         for namespace in (0..NAMESPACES).map(namespace) {
             namespaces.create(&PostParams::default(), &objects::namespace(&namespace)).await?;
         }
-        // They would take away what nobody runs.
+        // They would delete objects that nothing runs.
         for component in [Component::ControllerManager, Component::Kwok, Component::KwokNodes] {
             cluster.stop(component).await?;
         }
         nodes.delete("template", &DeleteParams::default()).await?;
         let random = fastrand::Rng::with_seed(7);
-        let mut world = Self { random, node, pod, nodes: vec![], pods: vec![], made: 0, client, cluster };
-        world.create_maintenances().await?;
-        Ok(world)
+        let mut env = Self { random, node, pod, nodes: vec![], pods: vec![], made: 0, client, cluster };
+        env.create_maintenances().await?;
+        Ok(env)
     }
 
     async fn create_maintenances(&mut self) -> Result<()> {
@@ -79,7 +79,7 @@ impl World {
                 entry(random.i32(500..600), None),
                 entry(random.i32(1000..2000), random.bool().then_some("db")),
                 entry(random.i32(2000..4000), None),
-                entry(MOST_PRIORITY, None),
+                entry(MAX_PRIORITY, None),
             ];
             let maintenance = json!({
                 "metadata": {"name": format!("m-{number}")},
@@ -97,7 +97,7 @@ impl World {
         Ok(())
     }
 
-    /// Adds nodes and their pods until there are so many nodes.
+    /// Adds nodes and their pods until this number of nodes is reached.
     pub(super) async fn grow(&mut self, size: usize) -> Result<()> {
         let (mut nodes, mut pods) = (Vec::new(), Vec::new());
         for number in self.nodes.len()..size {
@@ -128,16 +128,16 @@ impl World {
         let labels: &mut BTreeMap<_, _> = pod.metadata.labels.get_or_insert_default();
         labels.insert("app".into(), app.into());
         if let Some(spec) = &mut pod.spec {
-            spec.priority = Some(self.random.i32(0..MOST_PRIORITY));
+            spec.priority = Some(self.random.i32(0..MAX_PRIORITY));
         }
         pod
     }
 
-    /// Whether the controller does what is measured.
+    /// Fails if the controller does not do the work that is measured.
     pub(super) async fn ensure_drains(&self, controller: &Service, size: usize) -> Result<()> {
-        let nodes = controller.metric("maintenance_controller_nodes").await?;
+        let nodes = controller.metric("haulout_maintenance_nodes").await?;
         ensure!((nodes - super::count(size)).abs() < 0.5, "{nodes} of {size} nodes are under maintenance");
-        let evacuating = controller.metric_where("maintenance_controller_pods", "evacuating").await?;
+        let evacuating = controller.metric_where("haulout_maintenance_pods", "evacuating").await?;
         let least = super::count(size * PODS_PER_NODE) / 20.0;
         ensure!(evacuating > least, "only {evacuating} pods are evacuating by {CONTROLLER}");
         let evacuations: Api<Evacuation> = Api::all(self.client.clone());
@@ -146,7 +146,7 @@ impl World {
         Ok(())
     }
 
-    /// Lets something happen.
+    /// Triggers one event.
     pub(super) async fn event(&mut self, number: usize) -> Result<()> {
         let node = self.random.choice(&self.nodes).context("there are nodes")?.clone();
         let name = node.name_any();
@@ -167,7 +167,7 @@ impl World {
             2 => {
                 let pod = self.pod_on(&node);
                 let etcd = self.cluster.etcd()?;
-                stored::store_in_sight(&etcd, stored::PODS, std::slice::from_ref(&pod)).await?;
+                stored::store_while_watched(&etcd, stored::PODS, std::slice::from_ref(&pod)).await?;
                 self.pods.push(pod);
             }
             3 => {

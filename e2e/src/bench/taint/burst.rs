@@ -1,4 +1,4 @@
-//! Many pods at once.
+//! Many pods leave at once.
 
 use std::time::{Duration, Instant};
 
@@ -12,23 +12,23 @@ use serde::de::IgnoredAny;
 use serde_json::json;
 
 use super::super::count;
-use super::{MANAGER, NODES, PODS, World};
+use super::{BenchEnv, MANAGER, NODES, PODS};
 use crate::requests::{self, Requests};
 use crate::service::NAMESPACE;
 
 const IN_FLIGHT: usize = 32;
-/// When the last events have been written.
-const EVENTS_SETTLED: Duration = Duration::from_secs(3);
+/// After this time, the last events are written.
+const EVENT_FLUSH: Duration = Duration::from_secs(3);
 
-/// Figures of one burst of ours.
+/// Figures of one burst by the taint manager.
 pub(super) struct Burst {
     pub(super) pods_per_s: f64,
     pub(super) calls: f64,
     pub(super) events: f64,
 }
 
-impl World {
-    /// Whoever runs makes so many pods leave; how many in a second.
+impl BenchEnv {
+    /// The running manager removes this many pods. Returns the pods per second.
     pub(super) async fn burst(&self, pods: usize) -> Result<f64> {
         self.pods(pods).await?;
         let begun = Instant::now();
@@ -39,11 +39,11 @@ impl World {
         Ok(pods_per_s)
     }
 
-    /// Ours makes all pods leave.
+    /// The taint manager removes all pods.
     pub(super) async fn our_burst(&self) -> Result<Burst> {
         let mark = self.cluster.requests_mark()?;
         let pods_per_s = self.burst(PODS).await?;
-        tokio::time::sleep(EVENTS_SETTLED).await;
+        tokio::time::sleep(EVENT_FLUSH).await;
         let account = format!("system:serviceaccount:{NAMESPACE}:haulout-{MANAGER}");
         let ours = self.cluster.requests_since(mark)?.by_user(&account);
         let is_event = |request: &requests::Request| request.resource == "events" && request.verb != "watch";
@@ -54,7 +54,7 @@ impl World {
         Ok(Burst { pods_per_s, calls: per_pod(&ours.only(is_call)), events: per_pod(&ours.only(is_event)) })
     }
 
-    /// The least that leads to the same end.
+    /// Plain requests that reach the same result.
     pub(super) async fn requests_alone(&self) -> Result<f64> {
         let pods = self.pods(PODS).await?;
         let place =
@@ -78,12 +78,12 @@ impl World {
             })
             .buffer_unordered(IN_FLIGHT)
             .try_collect::<()>();
-        // The watch that sees the end costs the API server something, here as there.
+        // The watch that detects the end has a cost on the API server, in all candidates.
         tokio::try_join!(requests, self.until_empty())?;
         Ok(rate(PODS, begun))
     }
 
-    /// Asks for as little of the object in the answer as there is.
+    /// Requests the smallest possible answer.
     async fn send(&self, mut request: http::Request<Vec<u8>>) -> Result<()> {
         let metadata = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
         request.headers_mut().insert(http::header::ACCEPT, http::HeaderValue::from_static(metadata));

@@ -1,15 +1,15 @@
-//! How long one pod waits when there is nothing else to do.
+//! How long one pod waits when there is no other work.
 
 use std::collections::HashMap;
 
 use anyhow::{Result, ensure};
 use kube::ResourceExt as _;
 
-use super::{LIMIT, NODES, World, node_of};
+use super::{BenchEnv, LIMIT, NODES, node_of};
 use crate::wait;
 
-impl World {
-    /// In milliseconds, from the taint to the deletion.
+impl BenchEnv {
+    /// Latencies from the taint to the deletion, in milliseconds.
     pub(super) async fn one_by_one(&self) -> Result<Vec<f64>> {
         let pods = self.pods(NODES).await?;
         let mark = self.cluster.requests_mark()?;
@@ -17,8 +17,8 @@ impl World {
             self.taint(number..number + 1).await?;
             wait::gone(self.api(), &pod.name_any(), LIMIT).await?;
         }
-        // The audit log may tell of a request after the watch has told what came of it.
-        let complete = wait::eventually("the audit log tells of all deletions", LIMIT, async || {
+        // The audit log may contain a request later than the watch delivers its result.
+        let complete = wait::eventually("the audit log has all deletions", LIMIT, async || {
             let requests = self.cluster.requests_since(mark)?;
             let deletions = requests.verb("delete").resource("pods", "").code(200).count();
             Ok((deletions >= NODES).then_some(requests))

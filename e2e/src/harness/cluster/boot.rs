@@ -1,4 +1,4 @@
-//! The way from settings to a cluster that is ready for use.
+//! Boots a cluster from its settings until it is ready.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,18 +20,18 @@ use super::{Cluster, Component};
 use crate::handle::Handle;
 use crate::kubeconfig::{self, Identity};
 use crate::pki::{Pki, write_private};
-use crate::real_node::{self, Door, RealNode};
+use crate::real_node::{self, RealNode, Tunnel};
 use crate::tools::{self, Tools};
 use crate::wait;
 
-/// Long enough for a machine that was paused and has its memory still to load; a healthy one needs a fraction of it.
+/// Long enough for a machine that was suspended and has to load its memory. Usually a fraction of it is enough.
 const READY_LIMIT: Duration = Duration::from_secs(300);
-/// How often a boot is tried when someone else takes a port between its choice and its use.
+/// How often a boot is attempted if another process takes a port between its choice and its use.
 const ATTEMPTS: usize = 3;
 
 type Progress = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// Settings for a cluster that has yet to boot.
+/// Settings for a new cluster.
 #[derive(Clone)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own, set by name")]
 pub struct Builder {
@@ -74,65 +74,65 @@ impl Builder {
         self
     }
 
-    /// Programs that have been built already; else they are found or built at boot.
+    /// Programs that are already built. Otherwise they are found or built at boot.
     #[must_use]
     pub fn tools(mut self, tools: Tools) -> Self {
         self.tools = Some(tools);
         self
     }
 
-    /// Whether the controller manager's own taint eviction runs; it does unless told otherwise.
+    /// Whether the controller manager's own taint eviction runs. Default: yes.
     #[must_use]
     pub fn taint_eviction(mut self, enabled: bool) -> Self {
         self.taint_eviction = enabled;
         self
     }
 
-    /// How many requests a second the controller manager makes at most: 500 unless told otherwise;
-    /// `None` for Kubernetes' own default of 20, where it is the peer being measured.
+    /// Maximum requests per second of the controller manager. Default: 500. `None` is Kubernetes' default of 20, for
+    /// benchmarks that compare with it.
     #[must_use]
     pub fn controller_manager_qps(mut self, qps: Option<u32>) -> Self {
         self.controller_manager_qps = qps;
         self
     }
 
-    /// Whether the scheduler runs; it does unless told otherwise.
+    /// Whether the scheduler runs. Default: yes.
     #[must_use]
     pub fn scheduler(mut self, enabled: bool) -> Self {
         self.scheduler = enabled;
         self
     }
 
-    /// Whether KWOK runs; it does unless told otherwise.
+    /// Whether KWOK runs. Default: yes.
     #[must_use]
     pub fn kwok(mut self, enabled: bool) -> Self {
         self.kwok = enabled;
         self
     }
 
-    /// Whether requests are recorded for [`crate::requests`]; they are unless told otherwise.
+    /// Whether requests are recorded for [`crate::requests`]. Default: yes.
     #[must_use]
     pub fn audit(mut self, enabled: bool) -> Self {
         self.audit = enabled;
         self
     }
 
-    /// How many real nodes there are, called `real-1` and so on, beside those of KWOK; none unless told otherwise.
-    /// [`crate::real_node::missing`] tells whether there can be any.
+    /// Number of real nodes, called `real-1` and so on, in addition to KWOK nodes. Default: none.
+    /// [`crate::real_node::missing`] returns whether they are possible.
     #[must_use]
     pub fn real_nodes(mut self, count: usize) -> Self {
         self.real_nodes = count;
         self
     }
 
-    /// Archives of images that the real nodes have from the start.
+    /// Archives of images that the real nodes import at the start.
     #[must_use]
     pub fn images(mut self, archives: impl IntoIterator<Item = PathBuf>) -> Self {
         self.images.extend(archives);
         self
     }
 
-    /// Adds arguments to a component; they win over ours.
+    /// Adds arguments to a component. They override the default ones.
     #[must_use]
     pub fn extra_args<S: Into<String>>(
         mut self,
@@ -143,7 +143,7 @@ impl Builder {
         self
     }
 
-    /// Who is told, one line at a time, what is being done.
+    /// Callback for progress, line by line.
     #[must_use]
     pub fn progress(mut self, progress: impl Fn(&str) + Send + Sync + 'static) -> Self {
         self.progress = Arc::new(progress);
@@ -155,7 +155,7 @@ impl Builder {
         if self.tools.is_none() {
             let progress = Arc::clone(&self.progress);
             let built = tokio::task::spawn_blocking(move || tools::ensure(|line| progress(line)));
-            self.tools = Some(built.await.context("building the control plane")??);
+            self.tools = Some(built.await.context("failed to build the control plane")??);
         }
         let mut attempt = 1;
         loop {
@@ -167,20 +167,20 @@ impl Builder {
                     (self.progress)(&format!("cluster {} is ready after {seconds:.1} s", self.name));
                     return Ok(cluster);
                 }
-                Err(_) if attempt < ATTEMPTS && lost_a_port(&cluster.logs) => {
+                Err(_) if attempt < ATTEMPTS && port_was_taken(&cluster.logs) => {
                     attempt += 1;
-                    (self.progress)("somebody else took a port: booting again with others");
+                    (self.progress)("another process took a port: booting again with other ports");
                     drop(cluster);
                 }
                 Err(error) => {
                     cluster.keep_logs();
-                    return Err(error.context(format!("booting cluster {}", self.name)));
+                    return Err(error.context(format!("failed to boot cluster {}", self.name)));
                 }
             }
         }
     }
 
-    /// Everything on disk, nothing running yet.
+    /// Creates all files, without starting anything.
     fn prepare(&self) -> Result<Cluster> {
         let folder = Folder::create(&self.name)?;
         let root = folder.path();
@@ -192,7 +192,7 @@ impl Builder {
             server: format!("https://127.0.0.1:{}", ports.api_server),
             kubeconfig: root.join("admin.kubeconfig"),
             audit_log: self.audit.then(|| folder.logs().join("audit.log")),
-            tools: self.tools.clone().context("the control plane has not been built")?,
+            tools: self.tools.clone().context("the control plane is not built")?,
         };
         let pki = Pki::create(&root.join("pki"))?;
         let masters: &[&str] = &["system:masters"];
@@ -207,7 +207,8 @@ impl Builder {
             kubeconfig::write(&root.join(file), &handle.server, &pki, "default", &identity)?;
         }
         if self.audit {
-            fs::write(root.join("audit-policy.yaml"), AUDIT_POLICY).context("writing the audit policy")?;
+            fs::write(root.join("audit-policy.yaml"), AUDIT_POLICY)
+                .context("failed to write the audit policy")?;
         }
         handle.write_description()?;
         let settings = Settings {
@@ -218,14 +219,17 @@ impl Builder {
             extra_args: self.extra_args.clone(),
         };
         let (running, changed) = (Mutex::default(), watch::Sender::new(()));
-        let (real_nodes, door) = (Vec::new(), None);
-        Ok(Cluster { handle, settings, running, changed, door, real_nodes, folder })
+        let (real_nodes, tunnel) = (Vec::new(), None);
+        Ok(Cluster { handle, settings, running, changed, tunnel, real_nodes, folder })
     }
 
     async fn start(&self, cluster: &mut Cluster) -> Result<()> {
         (self.progress)(&format!("booting cluster {}", self.name));
         if self.real_nodes > 0 {
-            cluster.make_room(self.real_nodes).await.context("making the real nodes' namespaces")?;
+            cluster
+                .create_real_nodes(self.real_nodes)
+                .await
+                .context("failed to create the real nodes' namespaces")?;
         }
         let mut real_nodes = std::mem::take(&mut cluster.real_nodes);
         let started = self.start_in(cluster, &mut real_nodes).await;
@@ -235,7 +239,7 @@ impl Builder {
 
     async fn start_in(&self, cluster: &Cluster, real_nodes: &mut [RealNode]) -> Result<()> {
         let ready = async {
-            // The API server waits for etcd by itself.
+            // The API server itself waits for etcd.
             cluster.spawn(Component::Etcd)?;
             cluster.spawn(Component::ApiServer)?;
             cluster.wait_for_api_server().await?;
@@ -252,7 +256,7 @@ impl Builder {
             }
             wait_for_service_account(cluster.client().await?).await?;
             let started = real_nodes.iter_mut().map(|node| node.start(&cluster.handle, &self.images));
-            try_join_all(started).await.context("starting the real nodes")?;
+            try_join_all(started).await.context("failed to start the real nodes")?;
             Ok(())
         };
         tokio::select! {
@@ -263,15 +267,15 @@ impl Builder {
 }
 
 impl Cluster {
-    /// Makes the namespaces of this many real nodes, with the control plane in the network of the first.
-    async fn make_room(&mut self, nodes: usize) -> Result<()> {
+    /// Creates the namespaces of the real nodes, with the control plane in the network of the first.
+    async fn create_real_nodes(&mut self, nodes: usize) -> Result<()> {
         for number in 1..=nodes {
             let node = RealNode::create(&self.handle.root, &self.handle.logs, number).await?;
             node.connect(self.real_nodes.first().unwrap_or(&node)).await?;
             self.real_nodes.push(node);
         }
-        let first = self.real_nodes.first().context("there is a first node")?;
-        self.door = Some(Door::open(self.settings.ports.api_server, &first.network())?);
+        let first = self.real_nodes.first().context("there is no first node")?;
+        self.tunnel = Some(Tunnel::open(self.settings.ports.api_server, &first.network())?);
         self.settings.network = Some(first.network());
         let pki = self.handle.pki();
         let credentials = pki.client("kube-apiserver", &["system:masters"])?;
@@ -286,19 +290,19 @@ impl Cluster {
             format!("--kubelet-client-key={}", key.display()),
             "--kubelet-preferred-address-types=InternalIP".to_owned(),
         ];
-        // Before those of the test, which win.
+        // Before the arguments of the test, which override them.
         let arguments = arguments.map(|argument| (Component::ApiServer, argument));
         self.settings.extra_args.splice(0..0, arguments);
         Ok(())
     }
 
-    /// Waits until the API server says that it is ready.
+    /// Waits until the API server is ready.
     pub(super) async fn wait_for_api_server(&self) -> Result<()> {
         let client = self.handle.client().await?;
         wait::eventually("the API server is ready", READY_LIMIT, async || {
             let request =
                 Request::new("").get("readyz", &GetParams::default()).map_err(|error| anyhow!(error))?;
-            // Refused connections and "not yet" are what we wait out.
+            // Refused connections and errors are expected until it is ready.
             Ok(client.request_text(request).await.ok().map(|_| ()))
         })
         .await
@@ -306,14 +310,14 @@ impl Cluster {
     }
 }
 
-/// Without it no pod can be created; the controller manager makes it when it has come up.
+/// Waits for the default ServiceAccount, which pods require. The controller manager creates it.
 async fn wait_for_service_account(client: Client) -> Result<()> {
     let accounts: Api<ServiceAccount> = Api::namespaced(client, "default");
     wait::until(accounts, "default", "exists", READY_LIMIT, |account| account.is_some()).await?;
     Ok(())
 }
 
-fn lost_a_port(logs: &Path) -> bool {
+fn port_was_taken(logs: &Path) -> bool {
     [Component::Etcd, Component::ApiServer].into_iter().any(|component| {
         let log = logs.join(format!("{component}.log"));
         fs::read_to_string(log).is_ok_and(|text| text.contains("address already in use"))

@@ -1,4 +1,4 @@
-//! How each program of the control plane is called.
+//! The arguments of each program of the control plane.
 
 use std::path::{Path, PathBuf};
 
@@ -8,22 +8,22 @@ use crate::handle::Handle;
 use crate::nodes::{MANAGED, MANAGED_LABEL};
 use crate::process::Command;
 
-/// What tells one cluster from another.
+/// Settings that differ between clusters.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     pub(super) ports: Ports,
     pub(super) taint_eviction: bool,
     pub(super) controller_manager_qps: Option<u32>,
-    /// The network that everything runs in, where it is not this machine's.
+    /// The network namespace of all programs, if it is not that of this machine.
     pub(super) network: Option<PathBuf>,
-    /// Appended to the component's own arguments, so that they win.
+    /// Appended to the component's own arguments, so that they override them.
     pub(super) extra_args: Vec<(Component, String)>,
 }
 
-/// A kubelet's default; a lease is renewed after a quarter of it.
+/// A kubelet's default. A Lease is renewed after a quarter of it.
 const LEASE_SECONDS: u32 = 40;
 
-/// Requests are recorded without bodies and nothing is left out: readers choose what to count.
+/// All requests are recorded, without bodies. Readers filter them.
 pub(super) const AUDIT_POLICY: &str = "\
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -41,7 +41,7 @@ pub(super) fn command(component: Component, handle: &Handle, settings: &Settings
         Component::ControllerManager => controller_manager(root, settings),
         Component::Scheduler => scheduler(root),
         Component::KwokNodes => kwok(root, component, "nodes.yaml", LEASE_SECONDS),
-        // Without leases, or it would not touch pods on nodes whose lease it does not hold.
+        // Without Leases. Otherwise it would ignore pods on nodes whose Lease it does not hold.
         Component::Kwok => kwok(root, component, "pods.yaml", 0),
     };
     let extra = settings.extra_args.iter().filter(|(of, _)| *of == component).map(|(_, arg)| arg);
@@ -56,10 +56,10 @@ pub(super) fn command(component: Component, handle: &Handle, settings: &Settings
         .args(args)
         .args(extra)
         .current_dir(root)
-        // Nothing of the user's own may leak in.
+        // The user's environment must not have an effect.
         .env_remove("KUBECONFIG")
         .env("KWOK_WORKDIR", root.join("data/kwok"))
-        // Where this runs, processors are scarcer than memory.
+        // Processors are scarcer than memory here.
         .env("GOGC", "400")
         .env("GOMEMLIMIT", "3GiB")
 }
@@ -80,9 +80,9 @@ fn etcd(root: &Path, ports: Ports) -> Vec<String> {
         format!("--listen-peer-urls={peers}"),
         format!("--initial-advertise-peer-urls={peers}"),
         format!("--initial-cluster=default={peers}"),
-        // The data die with the cluster.
+        // The data is removed with the cluster.
         "--unsafe-no-fsync".to_owned(),
-        // A lone member has nobody to wait for; these are its shortest times to call itself leader.
+        // A single member does not have to wait for others. These are the shortest times until it becomes leader.
         "--heartbeat-interval=10".to_owned(),
         "--election-timeout=100".to_owned(),
         "--log-level=warn".to_owned(),
@@ -110,7 +110,7 @@ fn api_server(handle: &Handle, ports: Ports) -> Vec<String> {
         "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
         "--allow-privileged=true".to_owned(),
         "--profiling=false".to_owned(),
-        // Asked to end, it closes its watches after this; without, it waits a minute for them to end.
+        // On SIGTERM, it closes its watches after this time. Otherwise it waits a minute for them.
         "--shutdown-watch-termination-grace-period=1s".to_owned(),
     ];
     if let Some(audit_log) = &handle.audit_log {
@@ -119,7 +119,7 @@ fn api_server(handle: &Handle, ports: Ports) -> Vec<String> {
             format!("--audit-log-path={}", audit_log.display()),
             // Written before the request is answered: see the `requests` module.
             "--audit-log-mode=blocking".to_owned(),
-            // In MB. Rotating would move what readers have marked.
+            // In MB. Rotation would invalidate marks.
             "--audit-log-maxsize=1000000".to_owned(),
         ]);
     }
@@ -159,8 +159,8 @@ fn kwok(root: &Path, component: Component, stages: &str, lease_seconds: u32) -> 
     vec![
         format!("--kubeconfig={}", root.join(kubeconfig(component)).display()),
         format!("--config={}", crate::repository().join("e2e/kwok").join(stages).display()),
-        // Other nodes are left alone: a real one may stand beside. A label and not KWOK's usual
-        // annotation, because KWOK does not notice when the annotation goes.
+        // Other nodes are ignored, because a cluster can have real nodes. A label instead of KWOK's usual annotation,
+        // because KWOK does not react to the removal of the annotation.
         format!("--manage-nodes-with-label-selector={MANAGED_LABEL}={MANAGED}"),
         format!("--node-lease-duration-seconds={lease_seconds}"),
         // The default range has 254 addresses.
@@ -174,7 +174,7 @@ mod tests {
     use serde_json::Value;
 
     #[test]
-    fn the_stages_are_valid_yaml_and_cover_nodes_and_pods() {
+    fn stages_are_valid_and_cover_nodes_and_pods() {
         let text =
             [include_str!("../../../kwok/nodes.yaml"), include_str!("../../../kwok/pods.yaml")].join("---\n");
         let documents: Vec<Value> = serde_yaml::Deserializer::from_str(&text)

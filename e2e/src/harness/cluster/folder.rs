@@ -1,4 +1,4 @@
-//! The temporary folder of one cluster: made, locked while its owner lives, and removed afterwards.
+//! The temporary folder of one cluster: created, locked while its owner runs, and removed afterwards.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -18,12 +18,12 @@ pub(super) struct Folder {
     path: PathBuf,
     name: String,
     keep_logs: AtomicBool,
-    /// Held while we live, so that others know that the folder is in use.
+    /// Held while this process runs, so that others know that the folder is in use.
     _lock: File,
 }
 
 impl Folder {
-    /// Makes a folder below the system's temporary one, after removing those of dead owners.
+    /// Creates a folder in the temporary folder of the system, after removing those of dead owners.
     pub(super) fn create(name: &str) -> Result<Self> {
         Self::create_in(&std::env::temp_dir(), name)
     }
@@ -33,12 +33,12 @@ impl Folder {
         let path = tempfile::Builder::new()
             .prefix(&format!("{PREFIX}{name}-"))
             .tempdir_in(parent)
-            .with_context(|| format!("making a folder for cluster {name} in {}", parent.display()))?
+            .with_context(|| format!("failed to create a folder for cluster {name} in {}", parent.display()))?
             .keep();
-        let what = || format!("preparing {}", path.display());
+        let what = || format!("failed to prepare {}", path.display());
         let lock = File::create(path.join(LOCK)).with_context(what)?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive).with_context(what)?;
-        // After the lock: a folder without data is never swept.
+        // After the lock, because a folder without data is never removed.
         for folder in [LOGS, DATA] {
             fs::create_dir(path.join(folder)).with_context(what)?;
         }
@@ -60,7 +60,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What cannot be removed is left to the next sweep or to the system's own clean-up.
+        // The rest is left to the next sweep or to the system's clean-up.
         if self.keep_logs.load(Ordering::Relaxed) || std::thread::panicking() {
             for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
                 if entry.file_name() != LOGS {
@@ -78,7 +78,7 @@ impl Drop for Folder {
     }
 }
 
-/// Removes folders whose owner was killed. Kept logs stay: there is no data beside them.
+/// Removes folders whose owner was killed. Kept logs stay, because they have no data folder.
 fn sweep(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -89,7 +89,7 @@ fn sweep(parent: &Path) {
         if let Ok(lock) = File::open(path.join(LOCK))
             && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
         {
-            // Somebody else's folder cannot be removed and is not ours to remove.
+            // A folder of another user cannot be removed, and should not be.
             let _ = fs::remove_dir_all(&path);
         }
     }
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_goes_with_its_owner() {
+    fn folder_is_removed_with_its_owner() {
         let parent = tempfile::tempdir().unwrap();
         let folder = Folder::create_in(parent.path(), "a").unwrap();
         let path = folder.path().to_owned();
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn kept_logs_are_all_that_stays_and_survive_the_sweep() {
+    fn only_kept_logs_survive_the_sweep() {
         let parent = tempfile::tempdir().unwrap();
         let folder = Folder::create_in(parent.path(), "a").unwrap();
         folder.keep_logs();

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use anyhow::{Result, bail};
 
-/// The ports one control plane listens on.
+/// The ports of one control plane.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ports {
     pub(super) etcd: u16,
@@ -16,12 +16,12 @@ pub(super) struct Ports {
 }
 
 impl Ports {
-    /// Three ports that are free now. Someone else may take one before it is used.
+    /// Three ports that are currently free. Another process may take one before it is used.
     pub(super) fn find() -> Result<Self> {
         let mut listeners = Vec::new();
         for _ in 0..10_000 {
             let port = random_port(range());
-            // Held until all are found, so that no port is found twice.
+            // Held until all are found, so that they differ.
             if let Ok(listener) = TcpListener::bind(("127.0.0.1", port)) {
                 listeners.push((listener, port));
             }
@@ -33,8 +33,8 @@ impl Ports {
     }
 }
 
-/// Below the range for outgoing connections. In it, a client that keeps trying to reach a stopped API
-/// server is sooner or later given the server's own port, connects to itself and holds the port.
+/// Below the range for outgoing connections. In that range, a client that retries to reach a stopped API server
+/// eventually gets the server's own port, connects to itself and holds the port.
 fn range() -> Range<u16> {
     const LOWEST: u16 = 10_000;
     let text = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
@@ -43,7 +43,7 @@ fn range() -> Range<u16> {
 }
 
 fn random_port(range: Range<u16>) -> u16 {
-    // Every RandomState has fresh keys, which is all the randomness that is needed.
+    // Every RandomState has new random keys, which is enough.
     let random = RandomState::new().hash_one(0) % u64::from(range.end - range.start);
     range.start + u16::try_from(random).unwrap_or_default()
 }
@@ -53,8 +53,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn found_ports_differ_and_can_be_bound() {
-        // Somebody else may take one of them before we do, as at a boot, which then tries again.
+    fn ports_differ_and_can_be_bound() {
+        // Another process may take one of them first. A boot retries in this case.
         let bound = (0..10).any(|_| {
             let ports = Ports::find().unwrap();
             let all = [ports.etcd, ports.etcd_peers, ports.api_server];
@@ -63,6 +63,6 @@ mod tests {
             let listeners = all.map(|port| TcpListener::bind(("127.0.0.1", port)));
             listeners.iter().all(Result::is_ok)
         });
-        assert!(bound, "ten times somebody else was faster");
+        assert!(bound, "another process took a port ten times");
     }
 }

@@ -1,4 +1,4 @@
-//! What all builders do with metadata.
+//! Metadata methods that all builders share.
 
 /// Methods for a builder with a field `metadata`.
 macro_rules! metadata_methods {

@@ -15,7 +15,7 @@ pub struct NodeBuilder {
     status: NodeStatus,
 }
 
-/// A node with this name, ready for pods as soon as KWOK has seen it.
+/// A node with this name. KWOK makes it ready.
 pub fn node(name: &str) -> NodeBuilder {
     let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
     NodeBuilder { metadata, spec: NodeSpec::default(), status: NodeStatus::default() }
@@ -28,7 +28,7 @@ pub fn node(name: &str) -> NodeBuilder {
 impl NodeBuilder {
     metadata_methods!();
 
-    /// Adds a taint; an empty value is left out.
+    /// Adds a taint. An empty value is omitted.
     #[must_use]
     pub fn taint(mut self, key: &str, value: &str, effect: &str) -> Self {
         self.spec.taints.get_or_insert_default().push(Taint {
@@ -47,8 +47,7 @@ impl NodeBuilder {
         self
     }
 
-    /// Sets capacity and allocatable of a resource. With this, name all that pods need: `cpu`,
-    /// `memory` and `pods`.
+    /// Sets capacity and allocatable of a resource. If used, set all that pods need: `cpu`, `memory` and `pods`.
     #[must_use]
     pub fn capacity(mut self, resource: &str, quantity: &str) -> Self {
         for amounts in [&mut self.status.capacity, &mut self.status.allocatable] {

@@ -38,7 +38,7 @@ impl PodBuilder {
     metadata_methods!();
     namespace_method!();
 
-    /// Puts the pod onto this node without asking the scheduler.
+    /// Places the pod on this node without the scheduler.
     #[must_use]
     pub fn node(mut self, node: &str) -> Self {
         self.spec.node_name = Some(node.to_owned());
@@ -72,7 +72,7 @@ impl PodBuilder {
         self.toleration(Toleration { operator: Some("Exists".to_owned()), ..Toleration::default() })
     }
 
-    /// Tolerates all taints with this key and effect, for so many seconds or for ever.
+    /// Tolerates all taints with this key and effect, for this many seconds or forever.
     #[must_use]
     pub fn tolerates(self, key: &str, effect: &str, seconds: Option<i64>) -> Self {
         self.toleration(Toleration {
@@ -126,25 +126,25 @@ impl PodBuilder {
         self
     }
 
-    /// Makes KWOK run the pod without it becoming ready, until the annotation is removed.
+    /// Makes KWOK run the pod without it becoming ready until the annotation is removed.
     #[must_use]
     pub fn not_ready(self) -> Self {
         self.annotation("haulout.test/ready", "false")
     }
 
-    /// Makes the pod take so many seconds, and less than one more, to end.
+    /// Makes the pod take this many seconds, and at most one more, to terminate.
     #[must_use]
     pub fn delete_delay(self, seconds: u32) -> Self {
         self.annotation("haulout.test/delete-delay", &seconds.to_string())
     }
 
-    /// Makes the pod succeed after running so long, as in `10s`.
+    /// Makes the pod succeed after this time, such as `10s`.
     #[must_use]
     pub fn runs_for(self, duration: &str) -> Self {
         self.annotation("haulout.test/run-for", duration)
     }
 
-    /// Changes what the methods here do not reach.
+    /// Changes other fields.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut PodSpec)) -> Self {
         change(&mut self.spec);
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_says_what_the_test_said_and_no_more() {
+    fn pod_has_only_the_given_fields() {
         let built = pod("web-1").namespace("web").node("n1").label("app", "web").delete_delay(3).build();
         let expected = serde_json::json!({
             "apiVersion": "v1",

@@ -1,4 +1,4 @@
-//! Deployments, their budgets and the namespaces they live in.
+//! Deployments, PodDisruptionBudgets and namespaces.
 
 use std::collections::BTreeMap;
 
@@ -61,7 +61,7 @@ impl DeploymentBuilder {
         Deployment { metadata: self.metadata, spec: Some(spec), status: None }
     }
 
-    /// A ReplicaSet in its place, which nobody owns.
+    /// A ReplicaSet instead, without an owner.
     pub fn build_replica_set(self) -> ReplicaSet {
         let selector = app(self.metadata.name.as_deref().unwrap_or_default());
         let spec = ReplicaSetSpec {
@@ -81,8 +81,8 @@ pub struct PdbBuilder {
     spec: PodDisruptionBudgetSpec,
 }
 
-/// A budget for the pods whose label `app` is its name, in the namespace `default`. It allows what
-/// Kubernetes does by default (minAvailable 1) until told otherwise.
+/// A budget for the pods whose label `app` is its name, in the namespace `default`. Its default is that of Kubernetes,
+/// minAvailable 1.
 pub fn pdb(name: &str) -> PdbBuilder {
     let spec = PodDisruptionBudgetSpec { selector: Some(app(name)), ..PodDisruptionBudgetSpec::default() };
     PdbBuilder { metadata: named(name), spec }
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_deployment_selects_its_own_pods() {
+    fn deployment_selects_its_own_pods() {
         let built = deployment("web").replicas(3).pods(|pod| pod.grace(5)).build();
         let spec = built.spec.unwrap();
         assert_eq!(spec.replicas, Some(3));
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_takes_numbers_and_percentages() {
+    fn budget_accepts_numbers_and_percentages() {
         let spec = pdb("web").min_available("50%").max_unavailable("1").build().spec.unwrap();
         assert_eq!(spec.min_available, Some(IntOrString::String("50%".to_owned())));
         assert_eq!(spec.max_unavailable, Some(IntOrString::Int(1)));

@@ -1,4 +1,4 @@
-//! What to start, and the one thread that starts it.
+//! Commands, and the single thread that starts them.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -13,7 +13,7 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use super::{Process, lock};
 
-/// What to start: a program, its arguments and where its output goes.
+/// A command: a program, its arguments and where its output goes.
 #[derive(Debug)]
 pub struct Command {
     inner: std::process::Command,
@@ -21,7 +21,7 @@ pub struct Command {
 }
 
 impl Command {
-    /// A command that inherits our environment and output and reads nothing.
+    /// A command that inherits environment and output, with empty stdin.
     pub fn new(program: impl AsRef<OsStr>) -> Self {
         let mut inner = std::process::Command::new(program);
         inner.stdin(Stdio::null());
@@ -63,49 +63,49 @@ impl Command {
         self
     }
 
-    /// Appends stdout and stderr to this file instead of inheriting ours.
+    /// Appends stdout and stderr to this file instead of inheriting them.
     #[must_use]
     pub fn log(mut self, path: impl Into<PathBuf>) -> Self {
         self.log = Some(path.into());
         self
     }
 
-    /// Gives the process this text to read.
+    /// Passes this text on stdin.
     pub fn stdin(mut self, text: &str) -> Result<Self> {
-        // A file and not a pipe: nobody has to feed it while the process talks.
-        let mut file = tempfile::tempfile().context("making a file for a command to read")?;
+        // A file instead of a pipe, because nothing writes to a pipe while the process runs.
+        let mut file = tempfile::tempfile().context("failed to create a file for a command's stdin")?;
         file.write_all(text.as_bytes())
             .and_then(|()| file.rewind())
-            .context("writing what a command is to read")?;
+            .context("failed to write a command's stdin")?;
         self.inner.stdin(file);
         Ok(self)
     }
 
-    /// Starts the process; `name` is what error messages call it.
+    /// Starts the process. `name` identifies it in error messages.
     pub fn spawn(mut self, name: &str) -> Result<Process> {
         if let Some(path) = &self.log {
             let file = OpenOptions::new()
                 .create(true)
                 .append(true)
                 .open(path)
-                .with_context(|| format!("opening the log {} of {name}", path.display()))?;
-            self.inner.stdout(file.try_clone().context("sharing a log file")?);
+                .with_context(|| format!("failed to open the log {} of {name}", path.display()))?;
+            self.inner.stdout(file.try_clone().context("failed to share a log file")?);
             self.inner.stderr(file);
         }
-        // In a group of its own, so that Ctrl-C at the terminal reaches only us and we stop our
-        // children in the right order.
+        // In its own process group, so that Ctrl-C reaches only this process, which stops its children in the right
+        // order.
         self.inner.process_group(0);
         die_with_parent(&mut self.inner);
         let program = self.inner.get_program().to_os_string();
-        let child = spawn_on_lasting_thread(self.inner)
-            .with_context(|| format!("starting {name} ({})", program.display()))?;
+        let child = spawn_on_permanent_thread(self.inner)
+            .with_context(|| format!("failed to start {name} ({})", program.display()))?;
         Process::watch(name, child, self.log)
     }
 
-    /// Runs the process to its end and returns what it said. Only one that could not be run is an
-    /// error: see [`Output::success`]. Dropping the future kills it.
+    /// Runs the process until it exits and returns its output. Only a failure to start it is an error: see
+    /// [`Output::success`]. Dropping the future kills it.
     pub async fn output(mut self, name: &str) -> Result<Output> {
-        let what = || format!("making files for the output of {name}");
+        let what = || format!("failed to create files for the output of {name}");
         let mut stdout = tempfile::tempfile().with_context(what)?;
         let mut stderr = tempfile::tempfile().with_context(what)?;
         self.inner.stdout(stdout.try_clone().with_context(what)?);
@@ -119,23 +119,23 @@ impl Command {
 
 fn read_back(file: &mut File) -> Result<String> {
     let mut bytes = Vec::new();
-    file.rewind().and_then(|()| file.read_to_end(&mut bytes)).context("reading a command's output")?;
+    file.rewind().and_then(|()| file.read_to_end(&mut bytes)).context("failed to read a command's output")?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// How a command ended and what it said.
+/// The exit status and output of a command.
 #[derive(Clone, Debug)]
 pub struct Output {
     /// What it wrote to stdout.
     pub stdout: String,
     /// What it wrote to stderr.
     pub stderr: String,
-    /// How it ended.
+    /// The exit status.
     pub status: ExitStatus,
 }
 
 impl Output {
-    /// Stdout of a command that succeeded, and else an error with everything it said.
+    /// Returns stdout if the command succeeded, otherwise an error with all of its output.
     pub fn success(self) -> Result<String> {
         if self.status.success() {
             return Ok(self.stdout);
@@ -144,7 +144,7 @@ impl Output {
     }
 }
 
-/// Makes the kernel kill the child when we die, even by SIGKILL.
+/// Makes the kernel kill the child when this process dies, even by SIGKILL.
 #[expect(unsafe_code, reason = "only a pre_exec hook runs between fork and exec, and it is unsafe")]
 fn die_with_parent(command: &mut std::process::Command) {
     let parent = rustix::process::getpid();
@@ -152,7 +152,7 @@ fn die_with_parent(command: &mut std::process::Command) {
     unsafe {
         command.pre_exec(move || {
             set_parent_process_death_signal(Some(Signal::KILL))?;
-            // We may have died between fork and prctl: then the signal will never come.
+            // The parent may have died between fork and prctl. In that case the signal never arrives.
             if getppid() == Some(parent) { Ok(()) } else { Err(io::Error::from_raw_os_error(3)) }
         });
     }
@@ -160,15 +160,15 @@ fn die_with_parent(command: &mut std::process::Command) {
 
 type SpawnRequest = (std::process::Command, mpsc::Sender<io::Result<Child>>);
 
-/// Forks on one thread that lives as long as we do, because the death signal fires when the forking
-/// *thread* ends, and runtimes end threads.
-fn spawn_on_lasting_thread(command: std::process::Command) -> Result<Child> {
+/// Forks on one permanent thread, because the death signal fires when the forking *thread* ends, and runtimes end
+/// threads.
+fn spawn_on_permanent_thread(command: std::process::Command) -> Result<Child> {
     static SPAWNER: OnceLock<Mutex<mpsc::Sender<SpawnRequest>>> = OnceLock::new();
     let spawner = SPAWNER.get_or_init(|| {
         let (sender, requests) = mpsc::channel::<SpawnRequest>();
         std::thread::spawn(move || {
             for (mut command, answer) in requests {
-                // A caller that no longer listens drops its child's only handle; nobody does.
+                // A caller that no longer waits would drop its child's only handle. No caller does that.
                 let _ = answer.send(command.spawn());
             }
         });

@@ -1,5 +1,5 @@
-//! The cgroups in which a kubelet puts its pods: one of the same name in every hierarchy of cgroup v1. They are all
-//! that a node leaves behind, and belong to the whole machine.
+//! The cgroups of a kubelet's pods: one with the same name in every hierarchy of cgroup v1. They are all that a node
+//! leaves behind on the machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,24 +10,25 @@ use anyhow::{Context as _, Result};
 const HIERARCHIES: &str = "/sys/fs/cgroup";
 const PREFIX: &str = "haulout-e2e-";
 
-/// Dropping it removes the cgroups, whose processes have to be gone by then.
+/// Dropping it removes the cgroups. Their processes must have exited.
 #[derive(Debug)]
 pub(super) struct Cgroup {
     pub(super) name: String,
 }
 
 impl Cgroup {
-    /// Makes cgroups for this node of ours, after removing those of dead owners.
+    /// Creates cgroups for this node, after removing those of dead owners.
     pub(super) fn create(node: &str) -> Result<Self> {
         sweep();
         let cgroup = Self { name: format!("{PREFIX}{}-{node}", std::process::id()) };
         for hierarchy in hierarchies() {
             let folder = hierarchy.join(&cgroup.name);
-            fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-            // A cpuset is empty at first, and nothing can run in it.
+            fs::create_dir_all(&folder).with_context(|| format!("failed to create {}", folder.display()))?;
+            // A new cpuset is empty, and nothing can run in it.
             for file in ["cpuset.cpus", "cpuset.mems"] {
                 let Ok(all) = fs::read(hierarchy.join(file)) else { continue };
-                fs::write(folder.join(file), all).with_context(|| format!("filling {}", folder.display()))?;
+                fs::write(folder.join(file), all)
+                    .with_context(|| format!("failed to fill {}", folder.display()))?;
             }
         }
         Ok(cgroup)
@@ -52,7 +53,7 @@ fn hierarchies() -> impl Iterator<Item = PathBuf> {
     folders.map(|entry| entry.path()).filter(|path| path.join("cgroup.procs").exists())
 }
 
-/// Removes cgroups whose owner was killed: its process id is in their names.
+/// Removes cgroups whose owner was killed. Their names contain its process ID.
 fn sweep() {
     for hierarchy in hierarchies() {
         for entry in fs::read_dir(&hierarchy).into_iter().flatten().flatten() {
@@ -65,7 +66,7 @@ fn sweep() {
     }
 }
 
-/// Removes a cgroup and those in it; whether it is gone. Their files cannot be removed and need not be.
+/// Removes a cgroup and its children, and returns whether it is gone. Their files cannot be removed and need not be.
 fn remove(folder: &Path) -> bool {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {

@@ -1,4 +1,4 @@
-//! What the programs of a node read when they start. JSON is YAML, too.
+//! Configuration files of a node's programs. JSON is valid YAML.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{RealNode, SLEEPER, text};
 
-/// The addresses of all pods; each node has a part of them.
+/// The address range of all pods. Each node has a part of it.
 const ALL_PODS: &str = "172.31.0.0/16";
 
 /// The configuration of one node.
@@ -49,7 +49,7 @@ impl<'a> Files<'a> {
         let network = self.path("network");
         let manifests = self.path("manifests");
         for folder in [&network, &manifests] {
-            fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
+            fs::create_dir_all(folder).with_context(|| format!("failed to create {}", folder.display()))?;
         }
         let files = [
             (self.containerd(), self.containerd_text(&network)),
@@ -58,7 +58,7 @@ impl<'a> Files<'a> {
             (network.join("pods.conflist"), self.network_text()),
         ];
         for (path, contents) in files {
-            fs::write(&path, contents).with_context(|| format!("writing {}", path.display()))?;
+            fs::write(&path, contents).with_context(|| format!("failed to write {}", path.display()))?;
         }
         Ok(())
     }
@@ -117,7 +117,7 @@ SystemdCgroup = false
             "authentication": { "anonymous": { "enabled": false }, "webhook": { "enabled": true },
                 "x509": { "clientCAFile": authority } },
             "authorization": { "mode": "Webhook" },
-            // The disk is the machine's own, and not ours to watch.
+            // The disk belongs to the machine, so the kubelet must not manage its usage.
             "imageGCHighThresholdPercent": 100,
             "imageGCLowThresholdPercent": 99,
             "evictionHard": { "memory.available": "50Mi", "nodefs.available": "0%", "imagefs.available": "0%",

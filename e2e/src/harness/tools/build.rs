@@ -1,4 +1,4 @@
-//! Builds the Go tools one after the other and puts them into the cache in one step.
+//! Builds the Go tools one after the other and moves them into the cache atomically.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _, Write as _};
@@ -12,11 +12,11 @@ use rustix::fs::{FlockOperation, flock, statvfs};
 use super::key::Source;
 use crate::process;
 
-/// What a build with nothing cached writes into Go's caches, and what the tools themselves take.
+/// Disk space that a build with empty caches needs in Go's caches and for the tools.
 const GO_CACHE_GIB: u64 = 8;
 const TOOLS_GIB: u64 = 1;
 
-/// Builds these imports into `dir` and has `others` put into it, unless another process does so while we wait for it.
+/// Builds these imports and `others` into `dir`, unless another process builds them at the same time.
 pub(super) fn build(
     source: &Source,
     imports: &[String],
@@ -25,10 +25,11 @@ pub(super) fn build(
     others: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<()> {
     let cache = dir.parent().context("the cache folder has no parent")?;
-    let lock = File::create(cache.join("build.lock")).context("creating the lock of the tool cache")?;
+    let lock =
+        File::create(cache.join("build.lock")).context("failed to create the lock of the tool cache")?;
     if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-        progress("waiting for another process that is building");
-        flock(&lock, FlockOperation::LockExclusive).context("locking the tool cache")?;
+        progress("waiting for another process that builds the same");
+        flock(&lock, FlockOperation::LockExclusive).context("failed to lock the tool cache")?;
     }
     if dir.exists() {
         return Ok(());
@@ -36,29 +37,30 @@ pub(super) fn build(
     check_disk(&source.module, cache)?;
 
     let begun = Instant::now();
-    // Beside its final place, so that the rename at the end is atomic; an interrupted build leaves
-    // only this, and the next one clears it away.
+    // In the same parent folder, so that the final rename is atomic. An interrupted build leaves only this folder, and
+    // the next one removes it.
     let unfinished = cache.join("unfinished");
     if unfinished.exists() {
-        fs::remove_dir_all(&unfinished).with_context(|| format!("removing {}", unfinished.display()))?;
+        fs::remove_dir_all(&unfinished)
+            .with_context(|| format!("failed to remove {}", unfinished.display()))?;
     }
-    fs::create_dir_all(&unfinished).with_context(|| format!("creating {}", unfinished.display()))?;
+    fs::create_dir_all(&unfinished).with_context(|| format!("failed to create {}", unfinished.display()))?;
     for (index, import) in imports.iter().enumerate() {
         let name = binary_name(import);
         let position = format!("({} of {})", index + 1, imports.len());
         progress(&format!("building {name} {position}"));
         let started = Instant::now();
         go_build(source, import, &unfinished.join(name))
-            .with_context(|| format!("building {name} from {import}"))?;
+            .with_context(|| format!("failed to build {name} from {import}"))?;
         progress(&format!("built {name} {position} in {}", seconds(started.elapsed())));
     }
     others(&unfinished)?;
-    fs::rename(&unfinished, dir).with_context(|| format!("moving the tools to {}", dir.display()))?;
+    fs::rename(&unfinished, dir).with_context(|| format!("failed to move the tools to {}", dir.display()))?;
     progress(&format!("built everything in {}", seconds(begun.elapsed())));
     Ok(())
 }
 
-/// etcd's main package is called `server`; the others are called like their program.
+/// etcd's main package is called `server`. The others have the name of their program.
 fn binary_name(import: &str) -> &str {
     if import.starts_with("go.etcd.io/etcd/server/") {
         return "etcd";
@@ -85,27 +87,27 @@ fn go_build(source: &Source, import: &str, output: &Path) -> Result<()> {
                 break status;
             }
             eprint!("\r\x1b[K  {} packages compiled", count_lines(&log));
-            // Nothing but the look depends on it.
+            // Only the output format depends on it.
             let _ = std::io::stderr().flush();
         }
     } else {
         go.wait()
     };
     if !status.success() {
-        bail!("go build ended with {status}:\n{}", tail(&log));
+        bail!("go build failed with {status}:\n{}", tail(&log));
     }
-    fs::remove_file(&log).context("removing the build's log")
+    fs::remove_file(&log).context("failed to remove the build's log")
 }
 
 fn count_lines(path: &Path) -> usize {
     File::open(path).map_or(0, |file| BufReader::new(file).lines().count())
 }
 
-/// The end of a build log: the error is there.
+/// The end of a build log, which has the error.
 fn tail(path: &Path) -> String {
     let mut text = String::new();
     if let Ok(mut file) = File::open(path) {
-        // A log that cannot be read leaves the message short; the error itself is told.
+        // If the log cannot be read, the error has no details.
         let _ = file.read_to_string(&mut text);
     }
     let lines: Vec<_> = text.lines().collect();
@@ -121,20 +123,20 @@ fn check_disk(module: &Path, cache: &Path) -> Result<()> {
         .args(["env", "GOCACHE"])
         .current_dir(module)
         .output()
-        .context("asking Go where its build cache is (`go env GOCACHE`)")?;
+        .context("failed to find Go's build cache (`go env GOCACHE`)")?;
     let go_cache = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
     for (path, needed) in [(go_cache.as_path(), GO_CACHE_GIB), (cache, TOOLS_GIB)] {
-        // Go makes its cache on first use.
+        // Go creates its cache on first use.
         let Some(existing) = path.ancestors().find(|path| path.exists()) else {
             continue;
         };
-        let disk =
-            statvfs(existing).with_context(|| format!("reading the free space at {}", existing.display()))?;
+        let disk = statvfs(existing)
+            .with_context(|| format!("failed to read the free space at {}", existing.display()))?;
         let free = disk.f_bavail.saturating_mul(disk.f_frsize) >> 30;
         if free < needed {
             bail!(
-                "building the control plane needs {needed} GiB and {} has {free} GiB free: make room, or set \
-                 HAULOUT_CACHE and GOCACHE to a larger disk",
+                "building the control plane requires {needed} GiB, but {} has only {free} GiB free: free some space, \
+                 or set HAULOUT_CACHE and GOCACHE to a larger disk",
                 existing.display()
             );
         }
@@ -147,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn etcd_is_not_called_server() {
+    fn etcd_binary_is_renamed() {
         assert_eq!(binary_name("go.etcd.io/etcd/server/v3"), "etcd");
         assert_eq!(binary_name("helm.sh/helm/v3/cmd/helm"), "helm");
         assert_eq!(binary_name("k8s.io/kubernetes/cmd/kube-apiserver"), "kube-apiserver");

@@ -1,4 +1,4 @@
-//! Which sources and settings a build comes from, and so under which name it is cached.
+//! Sources and settings of a build, and its name in the cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,14 +7,14 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};
 
-/// What the name of a build begins with: what it is a build of.
+/// Prefixes of the names of builds.
 pub(super) const CONTROL_PLANE: &str = "control-plane-";
 pub(super) const KUBERNETES: &str = "kubernetes-";
 pub(super) const NODE: &str = "real-node-";
-/// The programs of a node. They take minutes and few tests need them, so that they are a build of their own.
+/// The programs of a node. They take minutes to build and few tests need them, so they are a separate build.
 const NODE_TOOLS: [&str; 2] = ["kube-proxy", "kubelet"];
 
-/// The Go module's text and what we read from it.
+/// A Go module and the values that are read from it.
 pub(super) struct Source {
     /// The folder of the module.
     pub(super) module: PathBuf,
@@ -22,7 +22,7 @@ pub(super) struct Source {
     go_sum: String,
     /// The version of `k8s.io/kubernetes`, with its `v`.
     pub(super) kubernetes_version: String,
-    /// The import paths on the `tool` lines, without those of a node's programs.
+    /// The import paths on the `tool` lines, except a node's programs.
     pub(super) tools: Vec<String>,
     /// The import paths of a node's programs.
     pub(super) node_tools: Vec<String>,
@@ -32,10 +32,10 @@ impl Source {
     pub(super) fn read(module: &Path) -> Result<Self> {
         let read = |name: &str| {
             let path = module.join(name);
-            fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
+            fs::read_to_string(&path).with_context(|| format!("failed to read {}", path.display()))
         };
         Self::new(module.to_owned(), read("go.mod")?, read("go.sum")?)
-            .with_context(|| format!("reading the Go module {}", module.display()))
+            .with_context(|| format!("failed to read the Go module {}", module.display()))
     }
 
     fn new(module: PathBuf, go_mod: String, go_sum: String) -> Result<Self> {
@@ -84,7 +84,7 @@ impl Source {
         flags
     }
 
-    /// The oldest Go that builds this, such as `1.26`.
+    /// The minimum Go version, such as `1.26`.
     fn minimal_go(&self) -> &str {
         let version =
             self.go_mod.lines().find_map(|line| line.strip_prefix("go ")).unwrap_or_default().trim();
@@ -97,15 +97,15 @@ impl Source {
         format!("{kind}{}-", digest(&[&self.go_mod, &self.go_sum, &self.linker_flags(), &target]))
     }
 
-    /// The folder name for a build of this kind by this Go, with whatever else goes into it.
+    /// The folder name for a build of this kind by this Go version, with `others` as additional inputs.
     pub(super) fn folder(&self, kind: &str, go_version: &str, others: &[&str]) -> String {
         self.folder_prefix(kind) + &digest(&[&[go_version], others].concat())
     }
 
-    /// What `go version` says in the module's folder, where Go may choose a newer toolchain.
+    /// The output of `go version` in the module's folder, where Go may choose a newer toolchain.
     pub(super) fn go_version(&self) -> Result<String> {
         let advice = format!(
-            "Go {} or newer is needed to build the control plane: install it from https://go.dev/dl and put its bin \
+            "building the control plane requires Go {} or newer: install it from https://go.dev/dl and put its bin \
              folder on your PATH",
             self.minimal_go()
         );
@@ -118,7 +118,8 @@ impl Source {
     }
 }
 
-/// The first 12 hex digits over the parts, each preceded by its length so that none runs into the next.
+/// The first 12 hex digits of a hash over the parts. Each part is preceded by its length, so that the concatenation is
+/// unambiguous.
 fn digest(parts: &[&str]) -> String {
     let mut hash = Sha256::new();
     for part in parts {
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_changes_with_sources_and_go_but_not_otherwise() {
+    fn key_changes_only_with_sources_and_go() {
         let folder_of = |go_mod: &str, go: &str| source(go_mod).folder(CONTROL_PLANE, go, &[]);
         let folder = folder_of(GO_MOD, "go version go1.26.8 linux/amd64");
         assert_eq!(folder, folder_of(GO_MOD, "go version go1.26.8 linux/amd64"));
@@ -159,14 +160,14 @@ mod tests {
     }
 
     #[test]
-    fn the_real_module_reads() {
+    fn real_module_is_readable() {
         let source = Source::read(&crate::tools::kubernetes::main_module()).unwrap();
         assert_eq!(source.tools.len(), 7);
         assert_eq!(source.node_tools.len(), NODE_TOOLS.len());
     }
 
     #[test]
-    fn a_module_without_kubernetes_is_refused() {
+    fn module_without_kubernetes_is_rejected() {
         assert!(Source::new(PathBuf::new(), "module m\n".to_owned(), String::new()).is_err());
     }
 }

@@ -1,5 +1,5 @@
-//! The Kubernetes versions that tests can run on: one Go module each. `control-plane` pins the main version and, with
-//! it, everything else; `control-plane-MINOR` pins nothing but Kubernetes' own programs of another version.
+//! The Kubernetes versions that tests can run on, one Go module each. `control-plane` pins the main version and all
+//! other programs. `control-plane-MINOR` pins only Kubernetes' own programs of another version.
 
 use std::fmt;
 use std::fs;
@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::key::Source;
 
-/// The name of the main version's folder, and how those of the others begin.
+/// The folder of the main version, and the prefix of the other folders.
 const MODULE: &str = "control-plane";
 
 /// A version of Kubernetes that can be built.
@@ -26,26 +26,26 @@ impl Kubernetes {
     /// The environment variable in which `xtask` passes the chosen version to tests.
     pub const ENV: &str = "HAULOUT_E2E_KUBERNETES";
 
-    /// The version that the environment variable names, or else the main one.
+    /// The version in the environment variable, or the main one.
     pub fn chosen() -> Result<Self> {
         match std::env::var_os(Self::ENV).filter(|version| !version.is_empty()) {
             Some(version) => Self::find(&version.to_string_lossy())
-                .with_context(|| format!("reading the environment variable {}", Self::ENV)),
+                .with_context(|| format!("failed to read the environment variable {}", Self::ENV)),
             None => Self::main(),
         }
     }
 
-    /// The version that most tests run on, and whose etcd, Helm and KWOK all of them use.
+    /// The version for most tests. All versions use its etcd, Helm and KWOK.
     pub fn main() -> Result<Self> {
         Self::read(main_module())
     }
 
     /// The oldest version.
     pub fn oldest() -> Result<Self> {
-        all()?.into_iter().next().context("there is no version of Kubernetes")
+        all()?.into_iter().next().context("no version of Kubernetes was found")
     }
 
-    /// The version that somebody calls `1.33`, `1.33.13` or `v1.33.13`.
+    /// Finds a version by a name such as `1.33`, `1.33.13` or `v1.33.13`.
     pub fn find(version: &str) -> Result<Self> {
         find(all()?, version)
     }
@@ -70,8 +70,8 @@ impl Kubernetes {
     }
 
     fn new(version: &str, module: PathBuf) -> Result<Self> {
-        let numbers =
-            numbers(version).with_context(|| format!("{version:?} in {} is no version", module.display()))?;
+        let numbers = numbers(version)
+            .with_context(|| format!("{version:?} in {} is not a version", module.display()))?;
         Ok(Self { numbers, version: version.to_owned(), module })
     }
 }
@@ -90,7 +90,7 @@ pub(super) fn main_module() -> PathBuf {
 /// All versions, the oldest first.
 fn all() -> Result<Vec<Kubernetes>> {
     let folder = crate::repository().join("e2e");
-    let listing = || format!("listing the versions of Kubernetes in {}", folder.display());
+    let listing = || format!("failed to list the versions of Kubernetes in {}", folder.display());
     let mut versions = Vec::new();
     for entry in fs::read_dir(&folder).with_context(listing)? {
         let path = entry.with_context(listing)?.path();
@@ -104,7 +104,7 @@ fn all() -> Result<Vec<Kubernetes>> {
     Ok(versions)
 }
 
-/// The newest of these versions that begins with the numbers that are asked for, of which there are two at least.
+/// The newest of these versions that starts with the given numbers, of which there must be at least two.
 fn find(versions: Vec<Kubernetes>, asked: &str) -> Result<Kubernetes> {
     let wanted = numbers(asked).filter(|numbers| numbers.len() >= 2);
     let known: Vec<_> = versions.iter().map(ToString::to_string).collect();
@@ -112,7 +112,7 @@ fn find(versions: Vec<Kubernetes>, asked: &str) -> Result<Kubernetes> {
         .into_iter()
         .rfind(|version| wanted.as_ref().is_some_and(|wanted| version.numbers.starts_with(wanted)));
     let Some(found) = found else {
-        bail!("there is no control plane of Kubernetes {asked}: choose one of {}", known.join(", "))
+        bail!("unknown Kubernetes version {asked}: choose one of {}", known.join(", "))
     };
     Ok(found)
 }
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_is_found_by_two_or_three_numbers() {
+    fn version_is_found_by_two_or_three_numbers() {
         let versions = || vec![version("v1.3.9"), version("v1.33.13"), version("v1.36.3")];
         for asked in ["1.33", "v1.33", "1.33.13", "v1.33.13"] {
             assert_eq!(find(versions(), asked).unwrap().to_string(), "v1.33.13", "{asked}");
@@ -181,6 +181,6 @@ mod tests {
         let minors: Vec<_> =
             versions.iter().map(|version| format!("{}.{}", version.numbers[0], version.numbers[1])).collect();
         let tested = format!("the end-to-end tests run on {}.", minors.join(" and "));
-        assert!(words.contains(&tested), "the README does not say: {tested}");
+        assert!(words.contains(&tested), "the README does not contain: {tested}");
     }
 }

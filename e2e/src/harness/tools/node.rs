@@ -1,5 +1,5 @@
-//! What a real node runs: kubelet and kube-proxy from Go modules, the rest from Debian. Packages are unpacked into the
-//! cache and nothing is installed: no service starts, and the machine's own package lists stay as they are.
+//! The programs of a real node: kubelet and kube-proxy from Go modules, the rest from Debian. Packages are unpacked
+//! into the cache and not installed: no service starts, and the machine's package lists do not change.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::key::{self, Source};
 
-/// Debian's packages: the programs, and the libraries that a small system may not have.
+/// Debian packages: the programs, and the libraries that a minimal system may lack.
 const PACKAGES: [&str; 16] = [
     "busybox-static",
     "containerd",
@@ -37,17 +37,17 @@ pub struct NodeTools {
 }
 
 impl NodeTools {
-    /// The plugins that connect pods to a network.
+    /// The network plugins (CNI).
     pub fn network_plugins(&self) -> PathBuf {
         self.dir.join("usr/lib/cni")
     }
 
-    /// A static program that can be many others.
+    /// A statically linked busybox.
     pub fn busybox(&self) -> PathBuf {
         self.dir.join("bin/busybox")
     }
 
-    /// Where programs are looked for: ours come first.
+    /// The `PATH`, with these programs first.
     pub fn search_path(&self) -> OsString {
         let ours = ["", "usr/bin", "usr/sbin"].map(|folder| self.dir.join(folder));
         let theirs = std::env::var_os("PATH").unwrap_or_default();
@@ -55,7 +55,7 @@ impl NodeTools {
         std::env::join_paths(all).unwrap_or(theirs)
     }
 
-    /// Where libraries are looked for first.
+    /// The library path.
     pub fn libraries(&self) -> OsString {
         let triplet = format!("{}-linux-gnu", std::env::consts::ARCH);
         let folders = ["usr/lib", "lib"].map(|folder| self.dir.join(folder).join(&triplet));
@@ -63,13 +63,13 @@ impl NodeTools {
     }
 }
 
-/// Finds a node's programs in the cache or builds and downloads them, telling `progress` one line at a time. Takes
-/// about 6 minutes on 2 cores when only the control plane has been built before.
+/// Finds a node's programs in the cache or builds and downloads them, and reports to `progress` line by line. Takes
+/// about 6 minutes on 2 cores if only the control plane is cached.
 pub fn ensure_node(progress: impl Fn(&str)) -> Result<NodeTools> {
     let source = Source::read(&super::kubernetes::main_module())?;
     let others = |dir: &Path| {
         progress("downloading Debian's packages for a node");
-        unpack(dir).context("getting the node's programs from Debian")
+        unpack(dir).context("failed to get the node's programs from Debian")
     };
     let imports = source.node_tools.as_slice();
     let dir = super::find_or_build(&source, key::NODE, imports, &PACKAGES, &progress, others)?;
@@ -77,24 +77,24 @@ pub fn ensure_node(progress: impl Fn(&str)) -> Result<NodeTools> {
 }
 
 fn unpack(dir: &Path) -> Result<()> {
-    let downloads = tempfile::tempdir().context("making a folder for downloads")?;
+    let downloads = tempfile::tempdir().context("failed to create a folder for downloads")?;
     let folder = downloads.path();
     for place in ["state/lists/partial", "cache/archives/partial"] {
-        fs::create_dir_all(folder.join(place)).context("making a folder for downloads")?;
+        fs::create_dir_all(folder.join(place)).context("failed to create a folder for downloads")?;
     }
     let apt = || {
         let mut command = Command::new("apt-get");
         for (option, place) in [("Dir::State", "state"), ("Dir::Cache", "cache")] {
             command.arg(format!("--option={option}={}", folder.join(place).display()));
         }
-        // It could not write to a folder of root's as anybody else.
+        // Its unprivileged user could not write to a folder of root.
         command.args(["--option=APT::Sandbox::User=root", "--quiet=2"]).current_dir(folder);
         command
     };
     run(apt().arg("update"))?;
     run(apt().arg("download").args(PACKAGES))?;
-    for entry in fs::read_dir(folder).context("listing the downloads")? {
-        let path = entry.context("listing the downloads")?.path();
+    for entry in fs::read_dir(folder).context("failed to list the downloads")? {
+        let path = entry.context("failed to list the downloads")?.path();
         if path.extension().is_some_and(|extension| extension == "deb") {
             run(Command::new("dpkg-deb").arg("--extract").arg(&path).arg(dir))?;
         }
@@ -104,7 +104,7 @@ fn unpack(dir: &Path) -> Result<()> {
 
 fn run(command: &mut Command) -> Result<()> {
     let program = command.get_program().display().to_string();
-    let output = command.output().with_context(|| format!("running {program}"))?;
+    let output = command.output().with_context(|| format!("failed to run {program}"))?;
     if !output.status.success() {
         bail!("{program} ended with {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
     }

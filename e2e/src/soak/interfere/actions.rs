@@ -1,5 +1,5 @@
-//! Carries out a script: people, tenants, other controllers and faults, all played by an administrator's client, and
-//! the controllers that are killed and stopped.
+//! Carries out a script: people, tenants, other controllers and faults, all played by a client with admin
+//! permissions, and the controllers that are killed and stopped.
 
 use std::time::Duration;
 
@@ -14,15 +14,15 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::ground::{self, Ground, NODES, PINNED, POOL, object};
+use super::env::{self, NODES, PINNED, POOL, SoakEnv, object};
 use super::observer::Timeline;
-use super::refusals::{self, Jam};
+use super::rejections::{self, Overload};
 use super::script::{Action, Script, Step};
 use crate::handle::Handle;
 use crate::soak::replicas::Replicas;
 use crate::wait;
 
-/// A finalizer that nobody removes by itself.
+/// A finalizer that is never removed automatically.
 pub(super) const FOREIGN: &str = "example.com/hold";
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -32,31 +32,31 @@ pub(super) struct Controllers<'a> {
     pub(super) evacuation: Replicas<'a>,
 }
 
-/// Who interferes.
+/// Carries out the actions.
 pub(super) struct Interferer<'a> {
     pub(super) cluster: &'a Handle,
-    pub(super) ground: Ground,
+    pub(super) env: SoakEnv,
     pub(super) controllers: Controllers<'a>,
     pub(super) timeline: Timeline,
-    /// Told what is going on.
+    /// Receives progress messages.
     pub(super) progress: &'a dyn Fn(&str),
-    /// What is to be undone, and when.
+    /// What has to be undone, and when.
     pub(super) pending: Vec<(Instant, Undo)>,
-    /// How many maintenances there were.
+    /// Number of maintenances created so far.
     pub(super) maintenances: u32,
 }
 
-/// How the effect of an action ends.
+/// How the effect of an action is undone.
 pub(super) enum Undo {
     Label(&'static str, &'static str),
     Finalizer(String),
     Budget(String),
     Policy(&'static str),
-    Jam(Jam),
+    Overload(Overload),
     EvacuationController,
 }
 
-/// The first that is chosen at random; `None` if there is none.
+/// A random element; `None` if there is none.
 fn choose<K>(found: ObjectList<K>, random: &mut fastrand::Rng) -> Option<K>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned,
@@ -68,7 +68,7 @@ where
 }
 
 impl Interferer<'_> {
-    /// Does everything in the script, and returns when all of it is over.
+    /// Carries out the whole script, and returns when all effects are undone.
     pub(super) async fn carry_out(&mut self, script: &Script) -> Result<()> {
         let begun = Instant::now();
         for step in &script.steps {
@@ -111,8 +111,8 @@ impl Interferer<'_> {
         let done = match undo {
             Undo::Label(node, pool) => {
                 let patch = json!({"metadata": {"labels": {POOL: pool}}});
-                forgiven(
-                    self.ground.node_api().patch(node, &PatchParams::default(), &Patch::Merge(patch)).await,
+                ignore_stale(
+                    self.env.node_api().patch(node, &PatchParams::default(), &Patch::Merge(patch)).await,
                 )?;
                 format!("node {node} is back in pool {pool}")
             }
@@ -121,38 +121,38 @@ impl Interferer<'_> {
                 format!("removed the foreign finalizer of Evacuation {name}")
             }
             Undo::Budget(name) => {
-                forgiven(self.ground.budget_api().delete(&name, &DeleteParams::default()).await)?;
+                ignore_stale(self.env.budget_api().delete(&name, &DeleteParams::default()).await)?;
                 format!("deleted budget {name}")
             }
             Undo::Policy(name) => {
-                refusals::allow(&self.ground.client, name).await?;
+                rejections::allow(&self.env.client, name).await?;
                 format!("policy {name} is gone")
             }
-            Undo::Jam(jam) => {
-                jam.end(&self.ground.client).await?;
-                "evictions are not jammed any more".to_owned()
+            Undo::Overload(overload) => {
+                overload.end(&self.env.client).await?;
+                "evictions are accepted again".to_owned()
             }
             Undo::EvacuationController => {
                 self.controllers.evacuation.start_again().await?;
-                "the evacuation controller is started again".to_owned()
+                "the evacuation controller is running again".to_owned()
             }
         };
         self.timeline.note("INTERFERER", done);
         Ok(())
     }
 
-    /// Takes the foreign finalizer off an Evacuation.
+    /// Removes the foreign finalizer from an Evacuation.
     pub(super) async fn release(&self, name: &str) -> Result<()> {
-        let api = self.ground.evacuation_api();
+        let api = self.env.evacuation_api();
         let Some(evacuation) = api.get_opt(name).await? else { return Ok(()) };
         let kept: Vec<_> = evacuation.finalizers().iter().filter(|one| *one != FOREIGN).collect();
         let patch =
             json!({"metadata": {"finalizers": kept, "resourceVersion": evacuation.resource_version()}});
-        forgiven(api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await)?;
+        ignore_stale(api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await)?;
         Ok(())
     }
 
-    /// Does one thing; what was done, if there was something to do it to.
+    /// Carries out one action. Returns what was done, if there was an object for it.
     async fn act(&mut self, step: &Step) -> Result<Option<String>> {
         let mut random = fastrand::Rng::with_seed(step.seed);
         let (undo, done) = match step.action {
@@ -174,16 +174,16 @@ impl Interferer<'_> {
             | Action::DeleteMaintenance
             | Action::OverlapMaintenance
             | Action::CompleteUnled => (None, self.on_maintenance(step.action, &mut random).await?),
-            Action::RefuseEvacuations => self.refuse("refuse-evacuations").await?,
-            Action::RefuseNodes => {
-                let refused = self.refuse("refuse-nodes").await?;
-                // So that there is something to write.
+            Action::RejectEvacuations => self.reject("reject-evacuations").await?,
+            Action::RejectNodes => {
+                let rejected = self.reject("reject-nodes").await?;
+                // So that the controller has something to write.
                 sleep(Duration::from_secs(1)).await;
                 self.on_node(Action::UncordonNode, &mut random).await?;
-                refused
+                rejected
             }
-            Action::RefuseEvictions => self.refuse("refuse-evictions").await?,
-            Action::JamEvictions => self.jam().await?,
+            Action::RejectEvictions => self.reject("reject-evictions").await?,
+            Action::OverloadEvictions => self.overload().await?,
             Action::StopEvacuationController => {
                 self.controllers.evacuation.stop(random.bool()).await?;
                 (Some(Undo::EvacuationController), Some(format!("stopped for {} s", step.lasts.as_secs())))
@@ -203,21 +203,21 @@ impl Interferer<'_> {
         Ok(done)
     }
 
-    async fn refuse(&self, name: &'static str) -> Result<(Option<Undo>, Option<String>)> {
-        // The one of before is still there.
+    async fn reject(&self, name: &'static str) -> Result<(Option<Undo>, Option<String>)> {
+        // The previous policy still exists.
         if self.pending.iter().any(|(_, undo)| matches!(undo, Undo::Policy(known) if *known == name)) {
             return Ok((None, None));
         }
-        refusals::refuse(&self.ground.client, name).await?;
-        Ok((Some(Undo::Policy(name)), Some("such writes of ours are refused from now on".to_owned())))
+        rejections::reject(&self.env.client, name).await?;
+        Ok((Some(Undo::Policy(name)), Some("such writes of ours are rejected from now on".to_owned())))
     }
 
-    /// Lets a budget have room while the API server has no time for evictions.
-    async fn jam(&self) -> Result<(Option<Undo>, Option<String>)> {
-        if self.pending.iter().any(|(_, undo)| matches!(undo, Undo::Jam(_))) {
+    /// Makes room in a budget while the API server rejects all evictions as too many requests.
+    async fn overload(&self) -> Result<(Option<Undo>, Option<String>)> {
+        if self.pending.iter().any(|(_, undo)| matches!(undo, Undo::Overload(_))) {
             return Ok((None, None));
         }
-        let evacuations = self.ground.evacuation_api().list(&ListParams::default()).await?;
+        let evacuations = self.env.evacuation_api().list(&ListParams::default()).await?;
         let failed = |e: &Evacuation| e.status.as_ref().map_or(0, |status| status.failed_eviction_counter);
         let waits = |e: &&Evacuation| {
             let conditions = e.status.iter().flat_map(|status| &status.conditions);
@@ -225,19 +225,22 @@ impl Interferer<'_> {
         };
         let waiting = evacuations.items.iter().filter(waits).max_by_key(|e| failed(e));
         let Some(waiting) = waiting else { return Ok((None, None)) };
-        let pod = self.ground.pod_api().get_opt(&waiting.spec.pod_ref.name).await?;
+        let pod = self.env.pod_api().get_opt(&waiting.spec.pod_ref.name).await?;
         let app = pod.as_ref().and_then(|pod| pod.labels().get("app").cloned()).unwrap_or_default();
         let Some(budget) = self.budget_of(&app).await? else { return Ok((None, None)) };
-        let jam = Jam::begin(self.cluster, &self.ground.client).await?;
+        let overload = Overload::begin(self.cluster, &self.env.client).await?;
         let patch = json!({"spec": {"maxUnavailable": 1, "minAvailable": null}});
-        forgiven(
-            self.ground.budget_api().patch(&budget, &PatchParams::default(), &Patch::Merge(patch)).await,
+        ignore_stale(
+            self.env.budget_api().patch(&budget, &PatchParams::default(), &Patch::Merge(patch)).await,
         )?;
-        Ok((Some(Undo::Jam(jam)), Some(format!("no evictions any more, and budget {budget} has room"))))
+        Ok((
+            Some(Undo::Overload(overload)),
+            Some(format!("evictions are rejected as too many, and budget {budget} has room")),
+        ))
     }
 
     async fn budget_of(&self, app: &str) -> Result<Option<String>> {
-        let budgets = self.ground.budget_api().list(&ListParams::default()).await?;
+        let budgets = self.env.budget_api().list(&ListParams::default()).await?;
         Ok(budgets.items.iter().find(|budget| app_of(budget) == app).map(ResourceExt::name_any))
     }
 
@@ -246,16 +249,16 @@ impl Interferer<'_> {
         action: Action,
         random: &mut fastrand::Rng,
     ) -> Result<(Option<Undo>, Option<String>)> {
-        let api = self.ground.evacuation_api();
+        let api = self.env.evacuation_api();
         let mut all = api.list(&ListParams::default()).await?;
-        // Those of pods that come back are gone in a moment.
+        // Evacuations of pods that return to their node are deleted soon.
         all.items.retain(|evacuation| !evacuation.spec.pod_ref.name.starts_with(PINNED));
         let Some(found) = choose(all, random) else { return Ok((None, None)) };
         let (name, pod, params) = (found.name_any(), &found.spec.pod_ref.name, PatchParams::default());
-        let patch = async |patch: Value| forgiven(api.patch(&name, &params, &Patch::Merge(patch)).await);
+        let patch = async |patch: Value| ignore_stale(api.patch(&name, &params, &Patch::Merge(patch)).await);
         Ok(match action {
             Action::DeleteEvacuation => {
-                forgiven(api.delete(&name, &DeleteParams::default()).await)?;
+                ignore_stale(api.delete(&name, &DeleteParams::default()).await)?;
                 (None, Some(format!("that of {pod}")))
             }
             Action::StripFinalizers => {
@@ -263,9 +266,9 @@ impl Interferer<'_> {
                 (None, Some(format!("those of {pod}")))
             }
             Action::HoldEvacuation => {
-                // Nobody wants it any longer, and it does not go.
+                // No instigator is left, and the finalizer keeps it.
                 patch(json!({"metadata": {"finalizers": [FOREIGN]}})).await?;
-                forgiven(api.delete(&name, &DeleteParams::default()).await)?;
+                ignore_stale(api.delete(&name, &DeleteParams::default()).await)?;
                 (
                     Some(Undo::Finalizer(name.clone())),
                     Some(format!("that of {pod}, by the finalizer {FOREIGN}")),
@@ -281,7 +284,7 @@ impl Interferer<'_> {
             _ => {
                 let now = jiff::Timestamp::now();
                 let blocked = |status: &str, reason: &str| {
-                    let message = "somebody was here";
+                    let message = "written by the interferer";
                     json!([{"type": "Blocked", "status": status, "reason": reason, "message": message,
                         "lastTransitionTime": k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now)}])
                 };
@@ -292,7 +295,7 @@ impl Interferer<'_> {
                 };
                 let text = format!("of {pod} to {conditions}");
                 let status = Patch::Merge(json!({"status": {"conditions": conditions}}));
-                forgiven(api.patch_status(&name, &params, &status).await)?;
+                ignore_stale(api.patch_status(&name, &params, &status).await)?;
                 (None, Some(text))
             }
         })
@@ -304,10 +307,10 @@ impl Interferer<'_> {
         random: &mut fastrand::Rng,
     ) -> Result<(Option<Undo>, Option<String>)> {
         let Some((name, pool)) = random.choice(NODES) else { return Ok((None, None)) };
-        let (api, params) = (self.ground.node_api(), PatchParams::default());
-        // Whoever had cordoned it does not want that any longer; and a new node has not been cordoned by anybody.
+        let (api, params) = (self.env.node_api(), PatchParams::default());
+        // Ends an earlier foreign cordon; and a recreated node is not cordoned.
         let mut forget = || {
-            if let Some(expected) = self.ground.nodes.get_mut(name) {
+            if let Some(expected) = self.env.nodes.get_mut(name) {
                 expected.cordoned = false;
             }
         };
@@ -315,21 +318,21 @@ impl Interferer<'_> {
             Action::UncordonNode => {
                 forget();
                 let patch = Patch::Merge(json!({"spec": {"unschedulable": false}}));
-                forgiven(api.patch(name, &params, &patch).await)?;
+                ignore_stale(api.patch(name, &params, &patch).await)?;
                 Ok((None, Some(name.to_owned())))
             }
             Action::RelabelNode => {
                 let patch = Patch::Merge(json!({"metadata": {"labels": {POOL: "elsewhere"}}}));
-                forgiven(api.patch(name, &params, &patch).await)?;
-                Ok((Some(Undo::Label(name, pool)), Some(format!("{name} is in no pool any more"))))
+                ignore_stale(api.patch(name, &params, &patch).await)?;
+                Ok((Some(Undo::Label(name, pool)), Some(format!("{name} is in no pool"))))
             }
             _ => {
                 forget();
                 api.delete(name, &DeleteParams::default()).await?;
                 wait::gone(api.clone(), name, LIMIT).await?;
                 sleep(Duration::from_millis(random.u64(..3000))).await;
-                api.create(&PostParams::default(), &ground::node(name, pool)).await?;
-                Ok((None, Some(format!("{name} was deleted and made again"))))
+                api.create(&PostParams::default(), &env::node(name, pool)).await?;
+                Ok((None, Some(format!("{name} was deleted and recreated"))))
             }
         }
     }
@@ -339,15 +342,14 @@ impl Interferer<'_> {
         action: Action,
         random: &mut fastrand::Rng,
     ) -> Result<(Option<Undo>, Option<String>)> {
-        let api = self.ground.budget_api();
+        let api = self.env.budget_api();
         let budgets = api.list(&ListParams::default()).await?;
         if action == Action::CreateBudget {
             let covered: Vec<String> = budgets.iter().map(|budget| app_of(budget).to_owned()).collect();
-            let free: Vec<_> =
-                ground::apps().filter(|app| !covered.iter().any(|known| known == app)).collect();
+            let free: Vec<_> = env::apps().filter(|app| !covered.iter().any(|known| known == app)).collect();
             let Some(app) = random.choice(free) else { return Ok((None, None)) };
-            self.ground.budget(&format!("{app}-late"), app, "maxUnavailable", 0).await?;
-            return Ok((None, Some(format!("{app} may not be disrupted any more"))));
+            self.env.budget(&format!("{app}-late"), app, "maxUnavailable", 0).await?;
+            return Ok((None, Some(format!("{app} may not be disrupted"))));
         }
         let Some(found) = choose(budgets, random) else { return Ok((None, None)) };
         let (name, app) = (found.name_any(), app_of(&found));
@@ -360,7 +362,7 @@ impl Interferer<'_> {
         };
         Ok(match action {
             Action::DeleteBudget => {
-                forgiven(api.delete(&name, &DeleteParams::default()).await)?;
+                ignore_stale(api.delete(&name, &DeleteParams::default()).await)?;
                 (None, Some(name))
             }
             Action::DoubleBudget => {
@@ -368,22 +370,22 @@ impl Interferer<'_> {
                 if api.get_opt(&second).await?.is_some() {
                     return Ok((None, None));
                 }
-                self.ground.budget(&second, app, "minAvailable", 1).await?;
+                self.env.budget(&second, app, "minAvailable", 1).await?;
                 (Some(Undo::Budget(second.clone())), Some(format!("{second} covers what {name} covers")))
             }
             Action::TightenBudget => {
-                forgiven(api.patch(&name, &PatchParams::default(), &change("maxUnavailable", 0)).await)?;
+                ignore_stale(api.patch(&name, &PatchParams::default(), &change("maxUnavailable", 0)).await)?;
                 (None, Some(name))
             }
             _ => {
-                forgiven(api.patch(&name, &PatchParams::default(), &change("maxUnavailable", 1)).await)?;
+                ignore_stale(api.patch(&name, &PatchParams::default(), &change("maxUnavailable", 1)).await)?;
                 (None, Some(name))
             }
         })
     }
 
     async fn delete_pod(&self, random: &mut fastrand::Rng) -> Result<Option<String>> {
-        let api = self.ground.pod_api();
+        let api = self.env.pod_api();
         let mut pods = api.list(&ListParams::default()).await?;
         let old = |pod: &Pod| {
             let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
@@ -391,7 +393,7 @@ impl Interferer<'_> {
         };
         pods.items.retain(|pod| old(pod) && pod.name_any() != "stays");
         let Some(pod) = choose(pods, random).map(|pod| pod.name_any()) else { return Ok(None) };
-        forgiven(api.delete(&pod, &DeleteParams::default()).await.map(drop))?;
+        ignore_stale(api.delete(&pod, &DeleteParams::default()).await.map(drop))?;
         Ok(Some(pod))
     }
 
@@ -399,18 +401,18 @@ impl Interferer<'_> {
         if action == Action::OverlapMaintenance {
             return self.overlap(random).await.map(Some);
         }
-        let api = self.ground.maintenance_api();
+        let api = self.env.maintenance_api();
         let mut found = api.list(&ListParams::default()).await?;
         found.items.retain(|m| m.spec.stage == Stage::Drain && m.metadata.deletion_timestamp.is_none());
         let Some(found) = choose(found, random) else { return Ok(None) };
         let name = found.name_any();
         if action == Action::CompleteUnled {
             let delete = random.bool();
-            return self.complete_unled(&name, delete).await.map(Some);
+            return self.complete_without_leader(&name, delete).await.map(Some);
         }
         self.end(&name, action == Action::DeleteMaintenance).await?;
         sleep(Duration::from_millis(random.u64(..3000))).await;
-        // Somebody needs these nodes after all.
+        // The nodes are needed again.
         let next = self.maintain(json!(found.spec.node_selector), Stage::Drain, random.bool()).await?;
         Ok(Some(format!("{name} is over, and {next} follows")))
     }
@@ -418,7 +420,7 @@ impl Interferer<'_> {
     async fn overlap(&mut self, random: &mut fastrand::Rng) -> Result<String> {
         let mut names: Vec<_> = NODES.iter().map(|(name, _)| *name).collect();
         random.shuffle(&mut names);
-        // Now and then there is no such node.
+        // Sometimes there is no such node.
         names.truncate(random.usize(1..4));
         let names = if random.u8(..5) == 0 { vec!["no-such-node"] } else { names };
         let field = json!({"key": "metadata.name", "operator": "In", "values": names});
@@ -428,35 +430,35 @@ impl Interferer<'_> {
         Ok(format!("{name} is in stage {} on {names:?}", stage.as_str()))
     }
 
-    /// While nobody leads, somebody removes the Evacuations of a maintenance, and it ends.
-    async fn complete_unled(&mut self, name: &str, delete: bool) -> Result<String> {
+    /// While no maintenance controller leads, the Evacuations of a maintenance are removed, and the maintenance ends.
+    async fn complete_without_leader(&mut self, name: &str, delete: bool) -> Result<String> {
         self.controllers.maintenance.stop(false).await?;
-        let api = self.ground.evacuation_api();
+        let api = self.env.evacuation_api();
         for evacuation in api.list(&ListParams::default()).await? {
             let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-            forgiven(api.patch(&evacuation.name_any(), &PatchParams::default(), &patch).await)?;
+            ignore_stale(api.patch(&evacuation.name_any(), &PatchParams::default(), &patch).await)?;
         }
         sleep(Duration::from_millis(1500)).await;
         self.end(name, delete).await?;
         sleep(Duration::from_secs(4)).await;
         self.controllers.maintenance.start_again().await?;
         let how = if delete { "deleted" } else { "completed" };
-        Ok(format!("{name} was {how}, its Evacuations were removed, and then somebody leads again"))
+        Ok(format!("{name} was {how} and its Evacuations were removed while nobody led"))
     }
 
     /// Completes or deletes a maintenance.
     pub(super) async fn end(&self, name: &str, delete: bool) -> Result<()> {
-        let api = self.ground.maintenance_api();
+        let api = self.env.maintenance_api();
         if delete {
-            forgiven(api.delete(name, &DeleteParams::default()).await.map(drop))?;
+            ignore_stale(api.delete(name, &DeleteParams::default()).await.map(drop))?;
         } else {
             let patch = Patch::Merge(json!({"spec": {"stage": Stage::Complete}}));
-            forgiven(api.patch(name, &PatchParams::default(), &patch).await.map(drop))?;
+            ignore_stale(api.patch(name, &PatchParams::default(), &patch).await.map(drop))?;
         }
         Ok(())
     }
 
-    /// Makes a maintenance; its name. `finely` gives it a plan of its own.
+    /// Creates a maintenance. Returns its name. `finely` gives it its own plan.
     pub(super) async fn maintain(&mut self, selector: Value, stage: Stage, finely: bool) -> Result<String> {
         self.maintenances += 1;
         let name = format!("m{}", self.maintenances);
@@ -465,7 +467,7 @@ impl Interferer<'_> {
             "metadata": {"name": name},
             "spec": {"nodeSelector": selector, "stage": stage, "drainPlan": plan, "reason": "soak"},
         }))?;
-        let api = self.ground.maintenance_api();
+        let api = self.env.maintenance_api();
         api.create(&PostParams::default(), &maintenance).await.context("creating a NodeMaintenance")?;
         Ok(name)
     }
@@ -478,8 +480,8 @@ fn app_of(budget: &PodDisruptionBudget) -> &str {
     labels.and_then(|labels| labels.get("app")).map(String::as_str).unwrap_or_default()
 }
 
-/// What an interferer does may come too late: the object is gone or was changed meanwhile.
-pub(super) fn forgiven<T>(answer: kube::Result<T>) -> Result<Option<T>> {
+/// Ignores errors of actions that come too late: the object is gone or was changed in the meantime.
+pub(super) fn ignore_stale<T>(answer: kube::Result<T>) -> Result<Option<T>> {
     match answer {
         Ok(done) => Ok(Some(done)),
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409 | 422) => Ok(None),

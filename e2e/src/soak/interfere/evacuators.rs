@@ -1,5 +1,5 @@
-//! The evacuators of a round: clients that report, fall silent, complete or forbid, each as its class says, until
-//! everything is allowed to finish. Then all complete.
+//! The evacuators of a round. They report, stop reporting, complete or forbid cancellation, depending on their class,
+//! until everything may finish. Then all complete.
 
 use std::collections::HashSet;
 use std::pin::pin;
@@ -18,21 +18,21 @@ use serde_json::{Value, json};
 use tokio::sync::watch as latest;
 use tokio::task::JoinSet;
 
-use super::ground::{COMPLETES, FORBIDS, NAMESPACE, REPORTS, SILENT};
+use super::env::{COMPLETES, FORBIDS, NAMESPACE, REPORTS, SILENT};
 use super::observer::Timeline;
 
-/// What evacuators are to do.
+/// What evacuators have to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// As their class says.
+    /// Behave as their class requires.
     Work,
     /// Complete.
     Finish,
-    /// Complete, but for those that are silent: they have run out of time.
+    /// Complete, except for silent ones: they miss their deadline.
     FinishButSilent,
 }
 
-/// Runs until it is dropped. What they do follows from the seed and the order in which they get their turns.
+/// Runs until it is dropped. Behaviour depends on the seed and on the order in which evacuators become active.
 pub(super) async fn run(
     client: Client,
     timeline: Timeline,
@@ -45,7 +45,7 @@ pub(super) async fn run(
     while let Some(evacuation) = events.try_next().await? {
         let class = evacuation.status.as_ref().and_then(|status| status.active_evacuator_class.clone());
         let Some(class) = class.filter(|class| evacuation.is_active(class)) else { continue };
-        // One that was made again after somebody removed it is another one.
+        // A recreated Evacuation is a different one.
         if known.insert((evacuation.uid(), class.clone())) {
             let (api, name) = (api.clone(), evacuation.name_any());
             let turn = Turn { api, name, class, timeline: timeline.clone(), mode: mode.clone() };
@@ -55,7 +55,7 @@ pub(super) async fn run(
     Ok(())
 }
 
-/// One evacuator with its turn at one Evacuation.
+/// One evacuator, active for one Evacuation.
 struct Turn {
     api: Api<Evacuation>,
     name: String,
@@ -77,7 +77,7 @@ impl Turn {
         }
     }
 
-    /// Does what its class is for, and comes back when it is done.
+    /// Behaves as its class requires, and returns when it is done.
     async fn work(&self, class: &str, random: &mut fastrand::Rng) {
         match class {
             COMPLETES => pause(random, 0, 3).await,
@@ -94,7 +94,7 @@ impl Turn {
                     pause(random, 3, 5).await;
                     self.report("cannot stop yet", json!({})).await;
                 }
-                // It completes and leaves it so, or could stop and does nothing any more.
+                // It completes with the policy Forbid, or allows cancellation and then stops reporting.
                 if random.bool() {
                     self.report("can stop again", json!({"evacuationCancellationPolicy": "Allow"})).await;
                     std::future::pending::<()>().await;
@@ -102,7 +102,7 @@ impl Turn {
             }
             SILENT => {
                 if random.bool() {
-                    self.report("began, and was never heard of again", json!({})).await;
+                    self.report("started, and never reports again", json!({})).await;
                 }
                 std::future::pending::<()>().await;
             }
@@ -110,7 +110,7 @@ impl Turn {
         }
     }
 
-    /// Resolves when it is to finish.
+    /// Resolves when it has to finish.
     fn finish(&self) -> impl Future<Output = ()> + use<> {
         let (mut mode, is_silent) = (self.mode.clone(), self.class == SILENT);
         async move {
@@ -127,11 +127,11 @@ impl Turn {
         if let (Some(status), Some(more)) = (status.as_object_mut(), more.as_object()) {
             status.extend(more.clone());
         }
-        // A report that comes too late, or loses a race, is one that was not made.
+        // A report that is too late or conflicts counts as not sent.
         self.write(status).await;
     }
 
-    /// Writes the status if it is still its turn. Whether there is nothing more to write.
+    /// Writes the status if the evacuator is still active. Returns whether there is nothing more to write.
     async fn write(&self, status: Value) -> bool {
         let Ok(evacuation) = self.api.get(&self.name).await else { return true };
         if !evacuation.is_active(&self.class) {

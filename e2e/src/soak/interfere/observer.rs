@@ -1,25 +1,25 @@
-//! An observer of a campaign, who **uses none of our code**: it reads what the API server stores as plain JSON, and what
-//! our services asked for from the audit log. What our own types, rules and clients get wrong, it does not get wrong
-//! in the same way. (A test keeps it so.)
+//! The observer of a campaign, which **uses none of our code**: it reads the objects of the API server as plain JSON,
+//! and the requests of our services from the audit log. A bug in our types, rules and clients therefore cannot hide
+//! itself. A test enforces this.
 //!
 //! Throughout, it checks that
 //! 1. no eviction of ours violates a budget, and no pod is deleted instead of evicted (`history`);
-//! 2. whenever nothing has moved for [`QUIET`] on the nodes of a maintenance that drains, its status says what is in the
-//!    way or waited for, and that is true when checked against the API server (`stall`, `claims`, `truth`);
-//! 3. at the end nothing is left over (`leftovers`), nobody was asked to leave whom no maintenance wanted to leave, and
-//!    nobody was evicted over and over (`history`).
+//! 2. whenever a maintenance that drains had no activity on its nodes for [`QUIET`], its status reports what blocks
+//!    the drain or what it waits for, and the API server confirms that (`stall`, `claims`, `truth`);
+//! 3. at the end nothing is left over (`leftovers`), no pod was evacuated that no maintenance wanted to leave, and no
+//!    pod was evicted in a loop (`history`).
 
+mod activity;
 mod audit;
 mod claims;
 mod history;
 mod leftovers;
-mod motion;
 mod stall;
 #[cfg(test)]
 mod tests;
 mod timeline;
 mod truth;
-mod world;
+mod view;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
@@ -37,32 +37,32 @@ use serde_json::Value;
 use tokio::sync::watch as latest;
 use tokio_util::task::AbortOnDropHandle;
 
+use self::activity::{Activity, Leadership};
 use self::audit::Audit;
 use self::history::{Change, History};
 pub(super) use self::leftovers::Expected;
-use self::motion::{Leads, Motion};
-use self::stall::{Complaint, complaints, said};
+use self::stall::{Problem, problems, status_summary};
 pub(super) use self::timeline::Timeline;
-use self::truth::{Answer, Facts, Refusal};
-use self::world::{Kind, Read as _, World};
+use self::truth::{Answer, Facts, Rejection};
+use self::view::{ClusterView, Kind, Read as _};
 
-/// The namespace of our services, in which their Leases are.
+/// The namespace of our services and their Leases.
 const SYSTEM: &str = "haulout-system";
 /// The Leases of the two controllers.
 const MAINTENANCE_LEASE: &str = "haulout-maintenance-controller";
 const EVACUATION_LEASE: &str = "haulout-evacuation-controller";
-/// What those who refuse our writes say.
-pub(super) const WORDS: &str = "not during the sale";
-/// For how long nothing has to have moved before a status has to say why.
+/// The message of policies that reject our writes.
+pub(super) const DENIAL_MESSAGE: &str = "not during the sale";
+/// Time without activity after which a status has to report the reason.
 const QUIET: SignedDuration = SignedDuration::from_secs(10);
-/// How long after the evacuation controller was stopped a status has to say so.
-const ABSENT: SignedDuration = SignedDuration::from_secs(75);
-/// For how long the same thing has to be wrong before it counts: a status is written once a second, and after others
-/// have changed something it takes a moment to find out.
-const WRONG: SignedDuration = SignedDuration::from_secs(5);
-/// How often statuses are judged.
-const PACE: Duration = Duration::from_millis(500);
-/// How long the watches may take to begin, and what is noticed at the end to come in.
+/// Time after which a status has to report that the evacuation controller is stopped.
+const ABSENT_AFTER: SignedDuration = SignedDuration::from_secs(75);
+/// Time for which the same problem has to persist before it counts. A status is written once per second, and changes
+/// by others are noticed a little later.
+const PROBLEM_GRACE_PERIOD: SignedDuration = SignedDuration::from_secs(5);
+/// How often statuses are checked.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// Time limit for the watches to start, and for the last observations to arrive.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// See the [module](self). Dropping it ends it.
@@ -81,81 +81,81 @@ struct Shared {
 }
 
 struct State {
-    world: World,
-    motion: Motion,
+    view: ClusterView,
+    activity: Activity,
     history: History,
     audit: Audit,
     facts: Facts,
-    /// Since when what is wrong.
+    /// The problems, and since when each exists.
     wrong: HashMap<(String, String), Timestamp>,
-    /// How often a status was judged while nothing moved.
-    judged: u32,
+    /// How many times a status was checked while there was no activity.
+    checks: u32,
 }
 
 impl Observer {
-    /// Starts to watch and to judge.
+    /// Starts watching and checking.
     pub(super) async fn start(client: Client, audit_log: PathBuf, timeline: Timeline) -> Result<Self> {
         let state = State {
-            world: World::default(),
-            motion: Motion::default(),
+            view: ClusterView::default(),
+            activity: Activity::default(),
             history: History::default(),
             audit: Audit::new(audit_log)?,
             facts: Facts::default(),
             wrong: HashMap::new(),
-            judged: 0,
+            checks: 0,
         };
         let (sender, failure) = latest::channel(None);
         let listed = latest::Sender::new(0);
         let shared = Arc::new(Shared { client, timeline, state: Mutex::new(state), failure: sender, listed });
         let mut listed = shared.listed.subscribe();
         let mut tasks: Vec<_> = Kind::ALL.map(|kind| tokio::spawn(shared.clone().watch(kind))).into();
-        tasks.push(tokio::spawn(shared.clone().judge()));
+        tasks.push(tokio::spawn(shared.clone().check_repeatedly()));
         let tasks = tasks.into_iter().map(AbortOnDropHandle::new).collect();
         let all = listed.wait_for(|listed| *listed == Kind::ALL.len());
-        tokio::time::timeout(LIMIT, all).await.context("the observer's watches do not begin")??;
+        tokio::time::timeout(LIMIT, all).await.context("the observer's watches do not start")??;
         Ok(Self { shared, failure, _tasks: tasks })
     }
 
-    /// Resolves with what is wrong when something is.
+    /// Resolves with the problem when there is one.
     pub(super) async fn failed(&self) -> String {
         let mut failure = self.failure.clone();
         match failure.wait_for(Option::is_some).await {
             Ok(failure) => failure.clone().unwrap_or_default(),
-            Err(_) => "the observer has gone".to_owned(),
+            Err(_) => "the observer has stopped".to_owned(),
         }
     }
 
-    /// The clocks of the controllers have been put forward by this much.
+    /// Records that the clocks of the controllers were moved forward by this much.
     pub(super) fn clocks_are_ahead(&self, by: SignedDuration) {
         self.shared.state().facts.ahead = by;
     }
 
-    /// How often a status was judged while nothing moved.
-    pub(super) fn judged(&self) -> u32 {
-        self.shared.state().judged
+    /// How many times a status was checked while there was no activity.
+    pub(super) fn checks(&self) -> u32 {
+        self.shared.state().checks
     }
 
-    /// When all maintenances are over: waits until nothing is left over, and judges what happened from first to last.
+    /// When all maintenances are over: waits until nothing is left over, and checks the whole history.
     pub(super) async fn finish(&self, nodes: &BTreeMap<String, Expected>) -> Result<()> {
         let deadline = tokio::time::Instant::now() + LIMIT;
         loop {
-            let world = World::fetch(&self.shared.client).await?;
-            let left = leftovers::leftovers(&world, nodes);
+            let view = ClusterView::fetch(&self.shared.client).await?;
+            let left = leftovers::leftovers(&view, nodes);
             if left.is_empty() {
                 break;
             }
             if tokio::time::Instant::now() > deadline {
-                bail!("everything is over, and this is left:\n{}", left.join("\n"));
+                bail!("all maintenances are over, but these are left:\n{}", left.join("\n"));
             }
-            tokio::time::sleep(PACE).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
-        // What was asked last is in the audit log already; the watches get a moment to catch up.
-        tokio::time::sleep(PACE).await;
+        // The last requests are in the audit log already. The watches get a moment to catch up.
+        tokio::time::sleep(CHECK_INTERVAL).await;
         let mut state = self.shared.state();
         state.read_audit(&self.shared.timeline)?;
         let violations = state.history.violations();
         if !violations.is_empty() {
-            bail!("this should not have happened:\n{}", violations.join("\n"));
+            bail!("violations:\n{}", violations.join("\n"));
         }
         Ok(())
     }
@@ -166,7 +166,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps what there is of one kind up to date.
+    /// Keeps the objects of one kind up to date.
     async fn watch(self: Arc<Self>, kind: Kind) {
         let mut events = pin!(watch(kind.api(&self.client), watcher::Config::default()).default_backoff());
         let mut listed: Option<HashSet<String>> = None;
@@ -215,31 +215,31 @@ impl Shared {
         }
     }
 
-    /// A watch has begun anew: what is not listed any more is gone.
+    /// Handles a restarted watch: objects that are not listed are gone.
     fn missed(&self, kind: Kind, listed: &HashSet<String>) {
         let mut state = self.state();
         state.history.gaps.push(Timestamp::now());
         let gone: Vec<Value> =
-            state.world.all(kind).filter(|object| !listed.contains(&object.key())).cloned().collect();
+            state.view.all(kind).filter(|object| !listed.contains(&object.key())).cloned().collect();
         drop(state);
         for object in gone {
             self.changed(kind, object, false);
         }
     }
 
-    /// Judges again and again, until something is wrong for too long.
-    async fn judge(self: Arc<Self>) {
+    /// Checks repeatedly, until a problem persists too long.
+    async fn check_repeatedly(self: Arc<Self>) {
         loop {
-            tokio::time::sleep(PACE).await;
-            match self.judge_once().await {
+            tokio::time::sleep(CHECK_INTERVAL).await;
+            match self.check_once().await {
                 Ok(None) => {}
-                Ok(Some(complaint)) => {
-                    let Complaint { maintenance, text, .. } = complaint;
+                Ok(Some(problem)) => {
+                    let Problem { maintenance, text, .. } = problem;
                     self.fail(format!("NodeMaintenance {maintenance} stalls: {text}"));
                     return;
                 }
-                // The API server may be restarting; a round that never gets an answer ends by its own limit.
-                Err(error) => self.timeline.note("observer", format!("could not judge: {error:#}")),
+                // The API server may be restarting. A round that never gets an answer ends by its own time limit.
+                Err(error) => self.timeline.note("observer", format!("check failed: {error:#}")),
             }
         }
     }
@@ -249,30 +249,30 @@ impl Shared {
         self.failure.send_replace(Some(text));
     }
 
-    async fn judge_once(&self) -> Result<Option<Complaint>> {
+    async fn check_once(&self) -> Result<Option<Problem>> {
         let overdue = {
             let mut state = self.state();
             state.read_audit(&self.timeline)?;
             state.facts.now = Timestamp::now();
-            let (found, quiet) = state.complaints();
-            state.judged += quiet;
+            let (found, quiet) = state.problems();
+            state.checks += quiet;
             state.overdue(&found)
         };
         if overdue.is_empty() {
             return Ok(None);
         }
-        // Watches may be behind: what counts is what the API server says now.
-        let world = World::fetch(&self.client).await?;
+        // Watches may lag: what the API server returns now is what counts.
+        let view = ClusterView::fetch(&self.client).await?;
         let mut state = self.state();
         state.facts.now = Timestamp::now();
-        let still = |complaint: &Complaint| {
-            let maintenance = world.get(Kind::Maintenance, &complaint.maintenance);
-            let again = maintenance.map(|m| complaints(m, &world, &state.facts)).unwrap_or_default();
-            again.into_iter().find(|again| again.about == complaint.about)
+        let still = |problem: &Problem| {
+            let maintenance = view.get(Kind::Maintenance, &problem.maintenance);
+            let again = maintenance.map(|m| problems(m, &view, &state.facts)).unwrap_or_default();
+            again.into_iter().find(|again| again.about == problem.about)
         };
         let confirmed = overdue.iter().find_map(still);
         if confirmed.is_none() {
-            // The next look begins to count anew.
+            // The next check starts to count again.
             state.wrong.clear();
         }
         Ok(confirmed)
@@ -280,7 +280,7 @@ impl Shared {
 }
 
 impl State {
-    /// Takes in a change. What is worth a line of the timeline.
+    /// Applies a change. Returns a line for the timeline if the change is interesting.
     fn changed(
         &mut self,
         kind: Kind,
@@ -292,44 +292,46 @@ impl State {
         let revision = object.text("/metadata/resourceVersion").parse().unwrap_or_default();
         let new = exists.then(|| object.clone());
         let old = match &new {
-            Some(new) => self.world.put(kind, new.clone()),
-            None => self.world.remove(kind, &key),
+            Some(new) => self.view.put(kind, new.clone()),
+            None => self.view.remove(kind, &key),
         };
-        // A new object under the name of one that is gone is not a change of that one.
+        // A new object with the name of a deleted one is not a change of that one.
         let old = old.filter(|old| old.uid() == object.uid());
         let mut lines = Vec::new();
-        let moved = self.motion.apply(kind, old.as_deref(), new.as_deref(), now);
+        let moved = self.activity.apply(kind, old.as_deref(), new.as_deref(), now);
         lines.extend(moved.map(|moved| ("observer", moved)));
         lines.extend(described(kind, old.as_deref(), new.as_deref(), &key));
         match kind {
-            Kind::Policy | Kind::FlowSchema => self.refusals(kind, &object, exists, now),
+            Kind::Policy | Kind::FlowSchema => self.rejections(kind, &object, exists, now),
             Kind::Lease | Kind::Namespace => {}
             _ => self.history.changes.push(Change { revision, at: now, kind, key, object: new }),
         }
         lines
     }
 
-    /// Keeps account of who refuses requests of ours, and when.
-    fn refusals(&mut self, kind: Kind, object: &Value, exists: bool, now: Timestamp) {
-        let (rules, jam) = match kind {
+    /// Records which requests of ours are rejected, and when.
+    fn rejections(&mut self, kind: Kind, object: &Value, exists: bool, now: Timestamp) {
+        let (rules, overload) = match kind {
             Kind::Policy => ("/spec/matchConstraints/resourceRules", ""),
-            _ => ("/spec/rules/0/resourceRules", "jam "),
+            _ => ("/spec/rules/0/resourceRules", "overload "),
         };
         let resources = object.list(rules).iter().flat_map(|rule| rule.list("/resources"));
-        let resources: Vec<_> = resources.filter_map(Value::as_str).map(|of| format!("{jam}{of}")).collect();
+        let resources: Vec<_> =
+            resources.filter_map(Value::as_str).map(|of| format!("{overload}{of}")).collect();
         let name = object.name();
-        let known = self.facts.refusals.iter_mut().find(|known| known.name == name && known.until.is_none());
+        let known =
+            self.facts.rejections.iter_mut().find(|known| known.name == name && known.until.is_none());
         match (known, exists) {
             (Some(known), false) => known.until = Some(now),
             (None, true) => {
-                let refusal = Refusal { name: name.to_owned(), resources, from: now, until: None };
-                self.facts.refusals.push(refusal);
+                let rejection = Rejection { name: name.to_owned(), resources, from: now, until: None };
+                self.facts.rejections.push(rejection);
             }
             _ => {}
         }
     }
 
-    /// Takes in what our services have asked for.
+    /// Reads the new requests of our services.
     fn read_audit(&mut self, timeline: &Timeline) -> Result<()> {
         for request in self.audit.read()? {
             if request.resource == "pods/eviction" {
@@ -346,49 +348,53 @@ impl State {
         Ok(())
     }
 
-    /// What is wrong with maintenances on whose nodes nothing moves while both controllers lead, or the evacuation
-    /// controller does not for too long; and of how many that is so.
-    fn complaints(&mut self) -> (Vec<Complaint>, u32) {
+    /// The problems of maintenances without activity on their nodes, while both controllers lead or the evacuation
+    /// controller has been missing for too long. Also returns the number of such maintenances.
+    fn problems(&mut self) -> (Vec<Problem>, u32) {
         let now = self.facts.now;
         let clock = now.saturating_add(self.facts.ahead).unwrap_or(Timestamp::MAX);
         let (mut found, mut quiet) = (Vec::new(), 0);
-        let Leads::Since(mut led) = self.motion.leads(MAINTENANCE_LEASE, now) else {
+        let Leadership::Since(mut led) = self.activity.leads(MAINTENANCE_LEASE, now) else {
             return (found, quiet);
         };
-        (self.facts.led_since, self.facts.absent_since) = match self.motion.leads(EVACUATION_LEASE, now) {
-            Leads::Since(since) => {
+        (self.facts.led_since, self.facts.absent_since) = match self.activity.leads(EVACUATION_LEASE, now) {
+            Leadership::Since(since) => {
                 led = led.max(since);
                 (Some(since), None)
             }
-            // A new maintenance controller has to find that out itself.
-            Leads::Nobody(since) if now.duration_since(since.max(led)) < ABSENT => return (found, quiet),
-            Leads::Nobody(since) => (None, Some(since)),
+            // A new maintenance controller has to detect the outage itself.
+            Leadership::Nobody(since) if now.duration_since(since.max(led)) < ABSENT_AFTER => {
+                return (found, quiet);
+            }
+            Leadership::Nobody(since) => (None, Some(since)),
         };
-        for maintenance in self.world.all(Kind::Maintenance) {
-            let Some(since) = self.motion.quiet_since(maintenance, &self.world, clock) else { continue };
+        for maintenance in self.view.all(Kind::Maintenance) {
+            let Some(since) = self.activity.quiet_since(maintenance, &self.view, clock) else { continue };
             if now.duration_since(since.max(led)) >= QUIET {
                 quiet += 1;
-                found.extend(complaints(maintenance, &self.world, &self.facts));
+                found.extend(problems(maintenance, &self.view, &self.facts));
             }
         }
         (found, quiet)
     }
 
-    /// The complaints that have been there for too long.
-    fn overdue(&mut self, found: &[Complaint]) -> Vec<Complaint> {
+    /// The problems that have persisted too long.
+    fn overdue(&mut self, found: &[Problem]) -> Vec<Problem> {
         let now = self.facts.now;
-        let key = |complaint: &Complaint| (complaint.maintenance.clone(), complaint.about.clone());
+        let key = |problem: &Problem| (problem.maintenance.clone(), problem.about.clone());
         let known = std::mem::take(&mut self.wrong);
         self.wrong =
             found.iter().map(key).map(|key| (key.clone(), *known.get(&key).unwrap_or(&now))).collect();
-        let is_overdue = |complaint: &&Complaint| {
-            self.wrong.get(&key(complaint)).is_some_and(|since| now.duration_since(*since) >= WRONG)
+        let is_overdue = |problem: &&Problem| {
+            self.wrong
+                .get(&key(problem))
+                .is_some_and(|since| now.duration_since(*since) >= PROBLEM_GRACE_PERIOD)
         };
         found.iter().filter(is_overdue).cloned().collect()
     }
 }
 
-/// What of a change people want to read.
+/// The part of a change that is interesting for the timeline.
 fn described(
     kind: Kind,
     old: Option<&Value>,
@@ -399,7 +405,7 @@ fn described(
         Kind::Maintenance => {
             let text = |of: &Value| {
                 let deleted = if of.is_terminating() { ", being deleted" } else { "" };
-                format!("{}{deleted}: {}", of.text("/spec/stage"), said(of))
+                format!("{}{deleted}: {}", of.text("/spec/stage"), status_summary(of))
             };
             let (old, new) = (old.map(text), new.map(text));
             (old != new).then(|| ("status", format!("{key}: {}", new.unwrap_or("is gone".into()))))

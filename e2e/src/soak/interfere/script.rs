@@ -1,5 +1,5 @@
-//! What is done in a round, and when: it follows from the seed alone. Which objects are hit depends on what is there at
-//! that moment, so that a repeated round is like the first one, not the same.
+//! What happens in a round, and when. The seed alone determines it. Which objects are affected depends on the state
+//! at that moment, so a repeated round is similar, not identical.
 
 use std::time::Duration;
 
@@ -26,23 +26,23 @@ pub(super) enum Action {
     DeleteMaintenance,
     OverlapMaintenance,
     CompleteUnled,
-    RefuseEvacuations,
-    RefuseNodes,
-    RefuseEvictions,
-    JamEvictions,
+    RejectEvacuations,
+    RejectNodes,
+    RejectEvictions,
+    OverloadEvictions,
     StopEvacuationController,
     KillEvacuationLeader,
     KillMaintenanceLeader,
 }
 
-/// For how long an action has an effect.
+/// How long the effect of an action lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lasts {
-    /// It is done and over.
+    /// It has no lasting effect.
     Not,
-    /// So many seconds at least, and fewer than so many.
+    /// At least this many seconds, and fewer than this many.
     Seconds(u64, u64),
-    /// Until well after the quiet time.
+    /// Until well after the quiet period.
     ThroughQuiet,
 }
 
@@ -66,16 +66,16 @@ impl Action {
         Self::DeleteMaintenance,
         Self::OverlapMaintenance,
         Self::CompleteUnled,
-        Self::RefuseEvacuations,
-        Self::RefuseNodes,
-        Self::RefuseEvictions,
-        Self::JamEvictions,
+        Self::RejectEvacuations,
+        Self::RejectNodes,
+        Self::RejectEvictions,
+        Self::OverloadEvictions,
         Self::StopEvacuationController,
         Self::KillEvacuationLeader,
         Self::KillMaintenanceLeader,
     ];
 
-    /// Its name in timelines and for `--only`.
+    /// The name in timelines and for `--only`.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::DeleteEvacuation => "delete-evacuation",
@@ -96,10 +96,10 @@ impl Action {
             Self::DeleteMaintenance => "delete-maintenance",
             Self::OverlapMaintenance => "overlap-maintenance",
             Self::CompleteUnled => "complete-unled",
-            Self::RefuseEvacuations => "refuse-evacuations",
-            Self::RefuseNodes => "refuse-nodes",
-            Self::RefuseEvictions => "refuse-evictions",
-            Self::JamEvictions => "jam-evictions",
+            Self::RejectEvacuations => "reject-evacuations",
+            Self::RejectNodes => "reject-nodes",
+            Self::RejectEvictions => "reject-evictions",
+            Self::OverloadEvictions => "overload-evictions",
             Self::StopEvacuationController => "stop-evacuation-controller",
             Self::KillEvacuationLeader => "kill-evacuation-leader",
             Self::KillMaintenanceLeader => "kill-maintenance-leader",
@@ -110,22 +110,23 @@ impl Action {
         match self {
             Self::HoldEvacuation
             | Self::DoubleBudget
-            | Self::RefuseEvacuations
-            | Self::RefuseNodes
-            | Self::RefuseEvictions => Lasts::ThroughQuiet,
+            | Self::RejectEvacuations
+            | Self::RejectNodes
+            | Self::RejectEvictions => Lasts::ThroughQuiet,
             Self::RelabelNode => Lasts::Seconds(3, 9),
-            Self::JamEvictions => Lasts::Seconds(4, 7),
+            Self::OverloadEvictions => Lasts::Seconds(4, 7),
             Self::StopEvacuationController => Lasts::Seconds(4, 12),
             _ => Lasts::Not,
         }
     }
 
-    /// Whether it shows best when the drain has been held up for a while, or would end it too early.
+    /// Whether the action is most useful late in the round, when the drain has been blocked for a while, or would end
+    /// it too early.
     fn is_late(self) -> bool {
         matches!(
             self,
             Self::RewriteConditions
-                | Self::JamEvictions
+                | Self::OverloadEvictions
                 | Self::CompleteMaintenance
                 | Self::DeleteMaintenance
                 | Self::CompleteUnled
@@ -133,44 +134,44 @@ impl Action {
     }
 }
 
-/// One thing to do.
+/// One action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Step {
-    /// When, after the drain has begun.
+    /// When, after the start of the drain.
     pub(super) at: Duration,
     pub(super) action: Action,
-    /// For how long, if it has an effect that ends.
+    /// For how long, if the effect ends.
     pub(super) lasts: Duration,
-    /// From which its choices follow.
+    /// The seed of its random choices.
     pub(super) seed: u64,
 }
 
-/// All that is done in a round.
+/// All actions of a round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Script {
     pub(super) steps: Vec<Step>,
-    /// When everything is allowed to finish.
+    /// When interference ends.
     pub(super) end: Duration,
-    /// Whether silent evacuators run out of time instead of completing in the end.
+    /// Whether silent evacuators miss their deadline instead of completing at the end.
     pub(super) time_passes: bool,
 }
 
-/// When the drain has got under way.
+/// The drain has started by then.
 const FIRST: Duration = Duration::from_secs(2);
-/// How long people interfere before and after the quiet time.
+/// How long people interfere before and after the quiet period.
 const BUSY: Duration = Duration::from_secs(11);
-/// Long enough for a status to be judged: ten seconds in which nothing moves, and some to be wrong.
+/// Long enough for a status to be checked: ten seconds without activity, and some for a problem to persist.
 const QUIET: Duration = Duration::from_secs(18);
-/// The same for a round in which the evacuation controller is away for long enough that a status has to say so.
+/// The same for rounds in which the evacuation controller is stopped long enough that a status has to report it.
 const LONG_QUIET: Duration = Duration::from_secs(92);
-/// The same after a jam at the end: who was turned away has had time to try again, and does not wait for the pause of its
-/// refusals.
-const AFTER_JAM: Duration = Duration::from_secs(25);
-/// In so many rounds it is away for so long once.
+/// The same after an overload at the end: rejected evictions have had time for a retry, and do not wait for a long
+/// backoff.
+const AFTER_OVERLOAD: Duration = Duration::from_secs(25);
+/// One round in this many has such a long outage.
 const LONG_ONCE_IN: u64 = 6;
 
 impl Script {
-    /// The script of a round. With names of actions, it has only these.
+    /// The script of a round. If action names are given, it has only these.
     pub(super) fn new(seed: u64, only: &[String]) -> Result<Self> {
         let mut random = fastrand::Rng::with_seed(seed);
         let only: Vec<Action> = only.iter().map(|name| named(name)).collect::<Result<_>>()?;
@@ -194,7 +195,7 @@ impl Script {
             early.insert(0, Action::StopEvacuationController);
         }
         random.shuffle(&mut late);
-        let after = if late.contains(&Action::JamEvictions) { AFTER_JAM } else { Duration::ZERO };
+        let after = if late.contains(&Action::OverloadEvictions) { AFTER_OVERLOAD } else { Duration::ZERO };
         let mut steps = Vec::new();
         for (begin, actions) in [(FIRST, early), (second, late)] {
             let count = u32::try_from(actions.len()).unwrap_or(1).max(1);
@@ -234,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_repeats_its_script() {
+    fn same_seed_gives_the_same_script() {
         for seed in 0..50 {
             assert_eq!(Script::new(seed, &[]).unwrap(), Script::new(seed, &[]).unwrap());
         }
@@ -242,14 +243,14 @@ mod tests {
     }
 
     #[test]
-    fn thirty_rounds_do_everything() {
+    fn thirty_rounds_cover_all_actions() {
         let done: BTreeSet<_> =
             (0..30).flat_map(|seed| Script::new(seed, &[]).unwrap().steps).map(|step| step.action).collect();
         assert_eq!(done, Action::ALL.into_iter().collect());
     }
 
     #[test]
-    fn steps_are_in_order_and_a_quiet_time_is_between() {
+    fn steps_are_ordered_with_a_quiet_period() {
         for seed in 0..50 {
             let script = Script::new(seed, &[]).unwrap();
             let times: Vec<_> = script.steps.iter().map(|step| step.at).collect();
@@ -261,11 +262,11 @@ mod tests {
     }
 
     #[test]
-    fn only_named_actions_are_done() {
-        let script = Script::new(3, &["refuse-nodes".into()]).unwrap();
-        assert!(script.steps.iter().all(|step| step.action == Action::RefuseNodes));
+    fn only_selected_actions_run() {
+        let script = Script::new(3, &["reject-nodes".into()]).unwrap();
+        assert!(script.steps.iter().all(|step| step.action == Action::RejectNodes));
         assert!(!script.steps.is_empty());
         let error = Script::new(3, &["be-nice".into()]).unwrap_err().to_string();
-        assert!(error.contains("be-nice") && error.contains("refuse-nodes"), "{error}");
+        assert!(error.contains("be-nice") && error.contains("reject-nodes"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! Evacuations: what they are given, who may write them, and what stays.
+//! Evacuations: defaults, who may write them, and what is immutable.
 
 use haulout_api_types::evacuators::evacuation_name;
 use haulout_api_types::{Evacuation, instigators};
@@ -10,7 +10,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use super::node_maintenances::{maintenance, named};
-use super::{Bench, Expected, GRACE, LIMIT, NAMESPACE};
+use super::{CaseRunner, Expected, LIMIT, NAMESPACE, USER_GRACE};
 
 const OTHER_UID: &str = "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11";
 
@@ -38,25 +38,25 @@ fn merge(object: &mut Value, patch: Value) {
     }
 }
 
-pub async fn table(bench: &mut Bench<'_>) {
-    let uid = async |pod: &str| bench.pod(pod).await.metadata.uid.unwrap();
+pub async fn table(runner: &mut CaseRunner<'_>) {
+    let uid = async |pod: &str| runner.pod(pod).await.metadata.uid.unwrap();
     let (web_1, web_2, old) = (uid("web-1").await, uid("web-2").await, uid("old").await);
-    creation(bench, &web_1, &old).await;
-    of_a_moments_old_pod(bench).await;
-    rights(bench, &web_2).await;
-    status(bench, &evacuation_name(&web_1, "web-1")).await;
-    still_wanted(bench).await;
-    removal(bench, &evacuation_name(&web_1, "web-1"), &evacuation_name(&web_2, "web-2")).await;
+    creation(runner, &web_1, &old).await;
+    evacuation_of_a_new_pod(runner).await;
+    permissions(runner, &web_2).await;
+    status(runner, &evacuation_name(&web_1, "web-1")).await;
+    deletion_warnings(runner).await;
+    deletion(runner, &evacuation_name(&web_1, "web-1"), &evacuation_name(&web_2, "web-2")).await;
 }
 
-async fn creation(bench: &mut Bench<'_>, web_1: &str, old: &str) {
+async fn creation(runner: &mut CaseRunner<'_>, web_1: &str, old: &str) {
     let web = |rest: Value| evacuation("web-1", web_1, rest);
     let wrong_name = format!("{web_1}-web");
     let name = evacuation_name(web_1, "web-1");
     let foreign = json!({"spec": {"evacuators": [{"evacuatorClass": "z.example.com", "priority": 9}]}});
     for (what, object, message) in [
         (
-            "an Evacuation of no pod",
+            "an Evacuation of a missing pod",
             evacuation("gone", OTHER_UID, json!({})),
             "spec.podRef.name: there is no pod gone in namespace shop",
         ),
@@ -88,15 +88,16 @@ async fn creation(bench: &mut Bench<'_>, web_1: &str, old: &str) {
         (
             "evacuators that are not the pod's",
             web(foreign),
-            "spec.evacuators: must be those of pod web-1, which are a.example.com (5), and not z.example.com (9)",
+            "spec.evacuators: must match the evacuators of pod web-1: expected a.example.com (5), got z.example.com \
+             (9)",
         ),
     ] {
-        bench.create(what, "", &object, Expected::Refused(&[message])).await;
+        runner.create(what, "", &object, Expected::Rejected(&[message])).await;
     }
     let mine = web(json!({"metadata": {"labels": {"app": "mine", "team": "red"}, "finalizers": [
         "evacuation.coordination.k8s.io/instigator_test.example.com"]}}));
-    bench.create("a good Evacuation", "", &mine, Expected::Fine).await;
-    let made = bench.json(&["evacuation", &name, "-n", NAMESPACE]).await;
+    runner.create("a good Evacuation", "", &mine, Expected::Accepted).await;
+    let made = runner.json(&["evacuation", &name, "-n", NAMESPACE]).await;
     assert_eq!(
         made["metadata"]["labels"],
         json!({"app": "web", "team": "red"}),
@@ -107,15 +108,15 @@ async fn creation(bench: &mut Bench<'_>, web_1: &str, old: &str) {
 
     let ignored = "annotation evacuation.coordination.k8s.io/priority_a.example.com: the priority must be a whole number";
     let of_old = evacuation("old", old, json!({}));
-    bench.create("a pod with a bad annotation", "", &of_old, Expected::Warned(ignored)).await;
-    let made = bench.json(&["evacuation", &evacuation_name(old, "old"), "-n", NAMESPACE]).await;
+    runner.create("a pod with a bad annotation", "", &of_old, Expected::Warned(ignored)).await;
+    let made = runner.json(&["evacuation", &evacuation_name(old, "old"), "-n", NAMESPACE]).await;
     assert_eq!(made["spec"]["evacuators"], json!([{"evacuatorClass": "b.example.com", "priority": 7}]));
 }
 
-/// The webhook's watch is some moments behind, and the pod is looked up past it.
-async fn of_a_moments_old_pod(bench: &Bench<'_>) {
-    let pods: Api<Pod> = Api::namespaced(bench.client.clone(), NAMESPACE);
-    let evacuations: Api<Evacuation> = Api::namespaced(bench.client.clone(), NAMESPACE);
+/// The webhook's watch lags a little, so it reads the pod from the API server.
+async fn evacuation_of_a_new_pod(runner: &CaseRunner<'_>) {
+    let pods: Api<Pod> = Api::namespaced(runner.client.clone(), NAMESPACE);
+    let evacuations: Api<Evacuation> = Api::namespaced(runner.client.clone(), NAMESPACE);
     let params = PostParams::default();
     for number in 0..20 {
         let name = format!("young-{number}");
@@ -127,64 +128,67 @@ async fn of_a_moments_old_pod(bench: &Bench<'_>) {
     }
 }
 
-async fn rights(bench: &mut Bench<'_>, web_2: &str) {
+async fn permissions(runner: &mut CaseRunner<'_>, web_2: &str) {
     let new = evacuation("web-2", web_2, json!({}));
     let name = evacuation_name(web_2, "web-2");
     for (user, message) in [
-        ("nils", "user \"nils\" may neither delete pod web-2 in namespace shop nor evict it"),
-        ("evi", "user \"evi\" may neither delete pod web-2 in namespace shop nor evict it"),
+        ("nils", "user \"nils\" may not create the Evacuation of pod web-2 in namespace shop"),
+        ("evi", "user \"evi\" may not create the Evacuation of pod web-2 in namespace shop"),
     ] {
         let what = "an Evacuation of a pod one may not remove";
-        bench.create(what, user, &new, Expected::Refused(&[message])).await;
+        runner.create(what, user, &new, Expected::Rejected(&[message])).await;
     }
     let elsewhere = evacuation("web-2", web_2, json!({"metadata": {"namespace": "default"}}));
-    bench
+    runner
         .create(
             "an Evacuation in a namespace where one may do nothing",
             "dora",
             &elsewhere,
-            Expected::Refused(&[
-                "user \"dora\" may neither delete pod web-2 in namespace default nor evict it",
+            Expected::Rejected(&[
+                "user \"dora\" may not create the Evacuation of pod web-2 in namespace default",
             ]),
         )
         .await;
-    bench.create("an Evacuation of a pod one may delete", "dora", &new, Expected::Fine).await;
+    runner.create("an Evacuation of a pod one may delete", "dora", &new, Expected::Accepted).await;
 
     let label = ["label", "evacuation", &name, "-n", NAMESPACE, "--overwrite", "note=x"];
-    let refused = &["user \"nils\" may neither delete pod web-2", "may therefore not update its Evacuation"];
-    bench
-        .check("a change by somebody without rights", "nils", &label, None, Expected::Refused(refused))
+    let rejected =
+        &["user \"nils\" may not update the Evacuation of pod web-2", "permission to delete the pod"];
+    runner
+        .check("a change by somebody without permission", "nils", &label, None, Expected::Rejected(rejected))
         .await;
-    for user in ["dora", GRACE] {
-        bench.check("a change by somebody with rights", user, &label, None, Expected::Fine).await;
+    for user in ["dora", USER_GRACE] {
+        runner.check("a change by somebody with permission", user, &label, None, Expected::Accepted).await;
     }
 }
 
-async fn status(bench: &mut Bench<'_>, name: &str) {
+async fn status(runner: &mut CaseRunner<'_>, name: &str) {
     let patch = |status: Value| json!({ "status": status }).to_string();
     let ahead = |seconds: i64| (Timestamp::now() + SignedDuration::from_secs(seconds)).to_string();
     for (what, change, expected) in [
         (
             "another active class",
             json!({"activeEvacuatorClass": "a.example.com"}),
-            Expected::Refused(&["status.activeEvacuatorClass: only the evacuation controller may change it"]),
+            Expected::Rejected(&[
+                "status.activeEvacuatorClass: only the evacuation controller may change it",
+            ]),
         ),
         (
             "a counted eviction",
             json!({"failedEvictionCounter": 1}),
-            Expected::Refused(&[
+            Expected::Rejected(&[
                 "status.failedEvictionCounter: only the evacuation controller may change it",
             ]),
         ),
         (
             "both at once",
             json!({"failedEvictionCounter": 1, "activeEvacuatorClass": "a.example.com"}),
-            Expected::Refused(&["status.failedEvictionCounter: only", "status.activeEvacuatorClass: only"]),
+            Expected::Rejected(&["status.failedEvictionCounter: only", "status.activeEvacuatorClass: only"]),
         ),
         (
             "progress in the future",
             json!({"evacuationProgressTimestamp": ahead(86_400)}),
-            Expected::Refused(&[
+            Expected::Rejected(&[
                 "status.evacuationProgressTimestamp: ",
                 "in the future, and at most 30 s are allowed",
             ]),
@@ -192,13 +196,13 @@ async fn status(bench: &mut Bench<'_>, name: &str) {
         (
             "progress on a clock that is a little ahead",
             json!({"evacuationProgressTimestamp": ahead(5)}),
-            Expected::Fine,
+            Expected::Accepted,
         ),
         (
-            "what an evacuator has to say",
+            "a report by an evacuator",
             json!({"message": "halfway", "evacuationCancellationPolicy": "Forbid", "activeEvacuatorCompleted": false,
                    "expectedEvacuationFinishTime": ahead(7200)}),
-            Expected::Fine,
+            Expected::Accepted,
         ),
     ] {
         let patch = patch(change);
@@ -213,43 +217,45 @@ async fn status(bench: &mut Bench<'_>, name: &str) {
             "-p",
             &patch,
         ];
-        // No right on the pod is needed for it.
-        bench.check(what, "nils", &args, None, expected).await;
+        // This needs no permission on the pod.
+        runner.check(what, "nils", &args, None, expected).await;
     }
     let account =
-        bench.cluster.service_account_kubeconfig(service::NAMESPACE, "haulout-evacuation-controller");
-    let controller = bench.cluster.client_from(&account.await.unwrap(), "controller").await.unwrap();
+        runner.cluster.service_account_kubeconfig(service::NAMESPACE, "haulout-evacuation-controller");
+    let controller = runner.cluster.client_from(&account.await.unwrap(), "controller").await.unwrap();
     let own = json!({"status": {"activeEvacuatorClass": "a.example.com", "failedEvictionCounter": 1}});
     Api::<Evacuation>::namespaced(controller, NAMESPACE)
         .patch_status(name, &PatchParams::default(), &Patch::Merge(own))
         .await
-        .expect("the evacuation controller may write what is its own");
+        .expect("the evacuation controller may write its own fields");
 }
 
-/// Deleting cancels nothing while somebody wants it: who deletes is told who that is.
-async fn still_wanted(bench: &mut Bench<'_>) {
+/// Deleting an Evacuation does not cancel it while instigators remain: the warning lists them.
+async fn deletion_warnings(runner: &mut CaseRunner<'_>) {
     let drain = maintenance("placed-drain", "Drain", named(&["n3"]));
-    bench.create("a maintenance", "", &drain, Expected::Fine).await;
-    let pods: Api<Pod> = Api::namespaced(bench.client.clone(), NAMESPACE);
+    runner.create("a maintenance", "", &drain, Expected::Accepted).await;
+    let pods: Api<Pod> = Api::namespaced(runner.client.clone(), NAMESPACE);
     let pod = objects::pod("placed").namespace(NAMESPACE).node("n3").build();
     let uid = pods.create(&PostParams::default(), &pod).await.unwrap().metadata.uid.unwrap();
     let finalizers = ["nodemaintenance.k8s.io", "descheduler.example.com"].map(instigators::finalizer);
     let new = evacuation("placed", &uid, json!({"metadata": {"finalizers": finalizers}}));
-    bench.create("an Evacuation with two instigators", "", &new, Expected::Fine).await;
+    runner.create("an Evacuation with two instigators", "", &new, Expected::Accepted).await;
     let name = evacuation_name(&uid, "placed");
     let delete = ["delete", "evacuation", "-n", NAMESPACE, "--wait=false", &name];
-    bench.until_warned(&delete, None, "complete or delete NodeMaintenance placed-drain").await;
+    runner.until_warned(&delete, None, "complete or delete NodeMaintenance placed-drain").await;
     for part in [
-        "nodemaintenance.k8s.io still wants pod placed to leave, so the evacuation goes on; to cancel it, complete or delete NodeMaintenance placed-drain, or label the pod cluster.x-k8s.io/drain=skip",
-        "descheduler.example.com still wants pod placed to leave, so the evacuation goes on; to cancel it, remove the finalizer evacuation.coordination.k8s.io/instigator_descheduler.example.com",
+        "instigator nodemaintenance.k8s.io still requests the evacuation of pod placed, so it continues; to cancel \
+         it, complete or delete NodeMaintenance placed-drain, or label the pod cluster.x-k8s.io/drain=skip",
+        "instigator descheduler.example.com still requests the evacuation of pod placed, so it continues; to cancel \
+         it, remove the finalizer evacuation.coordination.k8s.io/instigator_descheduler.example.com",
     ] {
-        bench.check("a removal of one that is wanted", "", &delete, None, Expected::Warned(part)).await;
+        runner.check("a deletion of one that is wanted", "", &delete, None, Expected::Warned(part)).await;
     }
     let delete = ["delete", "nodemaintenance", "placed-drain"];
-    bench.check("the end of the maintenance", "", &delete, None, Expected::Fine).await;
+    runner.check("the end of the maintenance", "", &delete, None, Expected::Accepted).await;
 }
 
-async fn removal(bench: &mut Bench<'_>, web_1: &str, web_2: &str) {
+async fn deletion(runner: &mut CaseRunner<'_>, web_1: &str, web_2: &str) {
     let strip = |finalizers: Value| json!({"metadata": {"finalizers": finalizers}}).to_string();
     let patch = |patch: String| {
         ["patch", "evacuation", web_1, "-n", NAMESPACE, "--type=merge", "-p", &patch].map(str::to_owned)
@@ -258,35 +264,38 @@ async fn removal(bench: &mut Bench<'_>, web_1: &str, web_2: &str) {
         (
             "the last instigator of one that cannot be cancelled",
             json!(null),
-            Expected::Refused(
+            Expected::Rejected(
                 &[
-                    "Forbid, so the finalizer of its last instigator cannot be removed while pod web-1 exists",
-                    "ask a.example.com otherwise",
+                    "Forbid, so its last instigator finalizer cannot be removed while pod web-1 exists",
+                    "ask the owner of evacuator a.example.com",
                 ][..],
             ),
         ),
         (
             "another instigator in its place",
             json!([instigators::finalizer("other.example.com")]),
-            Expected::Fine,
+            Expected::Accepted,
         ),
     ] {
         let args = patch(strip(finalizers));
         let args: Vec<_> = args.iter().map(String::as_str).collect();
-        bench.check(what, "", &args, None, expected).await;
+        runner.check(what, "", &args, None, expected).await;
     }
     let [web_1, web_2] =
         [web_1, web_2].map(|name| ["delete", "evacuation", "-n", NAMESPACE, "--wait=false", name]);
-    let refused = &["user \"nils\" may neither delete pod web-2", "may therefore not delete its Evacuation"];
-    bench.check("a removal without rights", "nils", &web_2, None, Expected::Refused(refused)).await;
-    bench.check("a removal with rights", "dora", &web_2, None, Expected::Fine).await;
+    let rejected =
+        &["user \"nils\" may not delete the Evacuation of pod web-2", "permission to delete the pod"];
+    runner.check("a deletion without permission", "nils", &web_2, None, Expected::Rejected(rejected)).await;
+    runner.check("a deletion with permission", "dora", &web_2, None, Expected::Accepted).await;
 
-    let forbidden =
-        &["Forbid, so it cannot be deleted while pod web-1 exists", "ask a.example.com otherwise"];
-    bench.check("a removal that is forbidden", "", &web_1, None, Expected::Refused(forbidden)).await;
+    let forbidden = &[
+        "Forbid, so it cannot be deleted while pod web-1 exists",
+        "ask the owner of evacuator a.example.com",
+    ];
+    runner.check("a deletion that is forbidden", "", &web_1, None, Expected::Rejected(forbidden)).await;
     let pod = ["delete", "pod", "web-1", "-n", NAMESPACE, "--grace-period=0", "--force", "--wait=false"];
-    bench.kubectl("", &pod, None).await.success().unwrap();
-    let pods: Api<Pod> = Api::namespaced(bench.client.clone(), NAMESPACE);
+    runner.kubectl("", &pod, None).await.success().unwrap();
+    let pods: Api<Pod> = Api::namespaced(runner.client.clone(), NAMESPACE);
     haulout_e2e::wait::gone(pods, "web-1", LIMIT).await.unwrap();
-    bench.check("a removal after the pod has gone", "evi", &web_1, None, Expected::Fine).await;
+    runner.check("a deletion after the pod has gone", "evi", &web_1, None, Expected::Accepted).await;
 }

@@ -4,11 +4,11 @@ use haulout_e2e::objects;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use super::{Bench, Expected, NAMESPACE};
+use super::{CaseRunner, Expected, NAMESPACE};
 
 const PREFIX: &str = "evacuation.coordination.k8s.io/priority_";
 
-/// Pods that are there before the webhook.
+/// Pods that exist before the webhook is installed.
 pub fn early() -> Vec<Pod> {
     let pod = |name: &str| objects::pod(name).namespace(NAMESPACE).label("app", "web");
     let annotated =
@@ -28,9 +28,9 @@ fn pod(name: &str, annotations: &[(&str, &str)]) -> Value {
         "spec": {"containers": [{"name": "main", "image": "example.invalid/main"}]}})
 }
 
-pub async fn table(bench: &mut Bench<'_>) {
+pub async fn table(runner: &mut CaseRunner<'_>) {
     let fine = [("a.example.com", "100000/x"), ("b.example.com", "0"), ("c.example.com", "10000/controller")];
-    bench.create("a pod with good annotations", "", &pod("good", &fine), Expected::Fine).await;
+    runner.create("a pod with good annotations", "", &pod("good", &fine), Expected::Accepted).await;
     let long = format!("{}.example.com", "l".repeat(43));
     let bad = [
         ("a.example.com", "high"),
@@ -41,28 +41,28 @@ pub async fn table(bench: &mut Bench<'_>) {
         ("f.example.com", "10000/controller"),
         ("G.example.com", "1"),
     ];
-    bench
+    runner
         .create(
             "a pod with all kinds of bad annotations",
             "",
             &pod("bad", &bad),
-            Expected::Refused(&[
+            Expected::Rejected(&[
                 "priority_a.example.com: the priority must be a whole number from 0 to 100000, not \"high\"",
                 "priority_b.example.com: the priority must be a whole number from 0 to 100000, not \"100001\"",
                 "priority_c.example.com: the priority 10000 is reserved for the role controller",
                 "priority_d.example.com: the role controller must have the priority 10000, not 9",
-                "priority_f.example.com: only one annotation can have the role controller, and that of e.example.com has it",
+                "priority_f.example.com: only one annotation can have the role controller, and the annotation of e.example.com already has it",
                 "priority_G.example.com: the evacuator class must be a DNS subdomain of at most 54 characters",
             ]),
         )
         .await;
-    // The API server itself limits the name of an annotation to 63 characters, of which the class has 54.
+    // The API server itself limits annotation names to 63 characters, which leaves 54 for the class.
     let name = format!("{PREFIX}{long}");
     assert_eq!(long.len(), 55);
     let too_long = json!({"metadata": {"annotations": {name: "1"}}}).to_string();
     let patch = ["patch", "pod", "good", "-n", NAMESPACE, "--type=merge", "-p", &too_long];
-    bench
-        .check("a class of 55 characters", "", &patch, None, Expected::Refused(&["must be no more than 63"]))
+    runner
+        .check("a class of 55 characters", "", &patch, None, Expected::Rejected(&["must be no more than 63"]))
         .await;
 
     let many = |count: usize| {
@@ -72,39 +72,43 @@ pub async fn table(bench: &mut Bench<'_>) {
         pod("many", &all)
     };
     let message = "priority_e99.example.com: at most 99 evacuators besides the controller are allowed";
-    bench.create("100 evacuators and a controller", "", &many(100), Expected::Refused(&[message])).await;
-    bench.create("99 evacuators and a controller", "", &many(99), Expected::Fine).await;
+    runner.create("100 evacuators and a controller", "", &many(100), Expected::Rejected(&[message])).await;
+    runner.create("99 evacuators and a controller", "", &many(99), Expected::Accepted).await;
 
     for (what, change, expected) in [
-        ("an unrelated annotation of an old pod", "x=y".to_owned(), Expected::Fine),
-        ("a good annotation beside an old bad one", format!("{PREFIX}b.example.com=7"), Expected::Fine),
+        ("an unrelated annotation of an old pod", "x=y".to_owned(), Expected::Accepted),
         (
-            "a bad annotation beside an old bad one",
+            "a valid annotation next to an old invalid one",
+            format!("{PREFIX}b.example.com=7"),
+            Expected::Accepted,
+        ),
+        (
+            "an invalid annotation next to an old invalid one",
             format!("{PREFIX}c.example.com=low"),
-            Expected::Refused(&["priority_c.example.com: the priority must be a whole number"]),
+            Expected::Rejected(&["priority_c.example.com: the priority must be a whole number"]),
         ),
         (
             "the old bad annotation, changed and no better",
             format!("{PREFIX}a.example.com=higher"),
-            Expected::Refused(&["priority_a.example.com: the priority must be a whole number"]),
+            Expected::Rejected(&["priority_a.example.com: the priority must be a whole number"]),
         ),
     ] {
         let args = ["annotate", "--overwrite", "-n", NAMESPACE, "pod", "old", &change];
-        bench.check(what, "", &args, None, expected).await;
+        runner.check(what, "", &args, None, expected).await;
     }
-    let take_away = format!("{PREFIX}c.example.com-");
-    let args = ["annotate", "-n", NAMESPACE, "pod", "good", &take_away];
-    bench.check("taking an annotation away", "", &args, None, Expected::Fine).await;
+    let evacuate_and_evict = format!("{PREFIX}c.example.com-");
+    let args = ["annotate", "-n", NAMESPACE, "pod", "good", &evacuate_and_evict];
+    runner.check("taking an annotation away", "", &args, None, Expected::Accepted).await;
 }
 
-/// What the webhook has no say in.
-pub async fn harmless(bench: &mut Bench<'_>) {
-    bench.create("an ordinary pod", "", &pod("plain", &[]), Expected::Fine).await;
+/// Changes that the webhook does not check.
+pub async fn harmless(runner: &mut CaseRunner<'_>) {
+    runner.create("an ordinary pod", "", &pod("plain", &[]), Expected::Accepted).await;
     for (what, args) in [
         ("a label of an annotated pod", ["label", "-n", NAMESPACE, "pod", "good", "x=y"]),
         ("another annotation of an annotated pod", ["annotate", "-n", NAMESPACE, "pod", "good", "x=y"]),
-        ("the removal of an annotated pod", ["delete", "-n", NAMESPACE, "--wait=false", "pod", "good"]),
+        ("the deletion of an annotated pod", ["delete", "-n", NAMESPACE, "--wait=false", "pod", "good"]),
     ] {
-        bench.check(what, "", &args, None, Expected::Fine).await;
+        runner.check(what, "", &args, None, Expected::Accepted).await;
     }
 }

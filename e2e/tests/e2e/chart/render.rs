@@ -1,4 +1,4 @@
-//! What the chart renders: the same with Helm 3 and 4, as reviewed, and all of it taken by the API server.
+//! What the chart renders: the same with Helm 3 and 4, equal to the snapshots, and accepted by the API server.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::*;
 
-/// The values that people choose between. The default ones are in no file.
+/// The values files that users choose between. The default values are in no file.
 const VALUES: [&str; 4] = ["default", "minimal", "ha", "cert-manager"];
 
 fn render_args(values: &str) -> Vec<String> {
@@ -20,7 +20,7 @@ fn render_args(values: &str) -> Vec<String> {
     args
 }
 
-/// With the helm of the control plane's module, or with this other one.
+/// Renders with the pinned helm of the test cluster, or with this other one.
 async fn render(cluster: &Handle, other: Option<&Path>, values: &str) -> String {
     let args = render_args(values);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -29,7 +29,7 @@ async fn render(cluster: &Handle, other: Option<&Path>, values: &str) -> String 
     output.success().unwrap()
 }
 
-/// The documents in a text of YAML, but for the definitions, which are generated and reviewed elsewhere.
+/// The documents of a YAML text, without CRDs, which are generated and reviewed elsewhere.
 pub(crate) fn documents(yaml: &str) -> Vec<Value> {
     let documents = serde_yaml::Deserializer::from_str(yaml);
     let documents = documents.map(|one| serde::Deserialize::deserialize(one).unwrap());
@@ -45,7 +45,7 @@ async fn rendered_chart_matches_snapshots_with_helm_3_and_4() {
     let (cluster, helm_4) = (shared().await, helm_4());
     for values in VALUES {
         let text = render(&cluster, None, values).await;
-        // In any order: they disagree about kinds of others.
+        // In any order: Helm 3 and 4 sort foreign kinds differently.
         let objects = |text: &str| documents(text).iter().map(Value::to_string).collect::<BTreeSet<_>>();
         let four = objects(&render(&cluster, Some(&helm_4), values).await);
         assert_eq!(objects(&text), four, "Helm 3 and 4 differ with {values} values");
@@ -57,7 +57,7 @@ async fn rendered_chart_matches_snapshots_with_helm_3_and_4() {
     }
 }
 
-/// Definitions of kinds of others that are only rendered on demand, so that a dry run finds them.
+/// CRDs of foreign kinds that are only rendered on demand, so that a dry run finds them.
 fn definitions_of_others() -> String {
     let definition = |group: &str, kind: &str, plural: &str| {
         json!({
@@ -91,18 +91,18 @@ async fn api_server_accepts_everything_rendered() {
         "crd/servicemonitors.monitoring.coreos.com",
     ];
     cluster.kubectl(&[established.as_slice(), &crds].concat()).await.unwrap().success().unwrap();
-    // A pod is only taken, even in a dry run, when its account is there.
+    // Even in a dry run, a pod is only accepted if its ServiceAccount exists.
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount",
         "metadata": {"name": "haulout-check", "namespace": NAMESPACE}});
     kubectl(&["apply", "-f", "-"], &account.to_string()).await.success().unwrap();
     for values in VALUES {
         let text = render(&cluster, None, values).await;
-        // The chart is installed here: what it would be changed to is taken as well.
+        // The chart is installed here, so the dry run also covers the update.
         let dry = ["apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict"];
         let output = kubectl(&[dry.as_slice(), &["-o", "name", "-f", "-"]].concat(), &text).await;
         assert!(output.status.success(), "{values}: {}", output.stderr);
         let taken = output.stdout.lines().count();
-        assert_eq!(taken, documents(&text).len() + 3, "{values}: and three definitions");
+        assert_eq!(taken, documents(&text).len() + 3, "{values}: all documents and three CRDs");
     }
     kubectl(&["delete", "-f", "-"], &account.to_string()).await.success().unwrap();
 }

@@ -1,13 +1,13 @@
-//! Commands: every block of `sh` in the README and `docs/` is run as it stands, page by page and from top to bottom, in
-//! a cluster with the chart, its webhook and its controllers. Blocks find
+//! Runs every `sh` block in the README and `docs/`, page by page and from top to bottom, in a cluster with the chart,
+//! its webhook and its controllers. The blocks can use
 //!
-//! - `kubectl`, and `helm`, whose upgrades keep to the values of these tests: the programs are local processes;
-//! - `cargo xtask`, which only looks whether it knows command and arguments;
-//! - our programs, `charts`, `examples`, and the page's own YAML under the names in their first lines;
+//! - `kubectl`, and `helm`, whose upgrades use the values of these tests, because the services are local processes;
+//! - `cargo xtask`, which only validates command and arguments;
+//! - our binaries, `charts`, `examples`, and the YAML of the page under the file names in their first lines;
 //! - nodes `node-1` to `node-4` and a workload.
 //!
-//! Nothing else is there, so that a page with another command fails, unless its block is marked `no-test`. What is
-//! only read in a line (`kubectl get`, `kubectl explain`) is run too.
+//! Nothing else is available, so that a page with another command fails, unless its block is marked `no-test`. Inline
+//! read-only commands (`kubectl get`, `kubectl explain`) run too.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -28,21 +28,21 @@ use super::pages::{self, Page};
 use super::root;
 use crate::support::xtask;
 
-/// Blocks that cannot be tried are for what no test can have; each one is a promise that nobody checks.
-const MOST_UNTESTED: usize = 2;
+/// Untested blocks are for commands that no test can run. Each one is an unchecked promise.
+const MAX_UNTESTED: usize = 2;
 
-struct World {
+struct Sandbox {
     _hooks: JoinSet<()>,
     _services: Vec<Service>,
     webhook: Webhook,
-    /// What can be called.
+    /// The folder with the available commands.
     programs: PathBuf,
-    /// What was called, one line each.
+    /// The log of called commands, one line each.
     called: PathBuf,
     cluster: Cluster,
 }
 
-impl World {
+impl Sandbox {
     async fn new() -> Self {
         let cluster = Cluster::builder().name("documentation").boot().await.unwrap();
         let nodes: Api<Node> = Api::all(cluster.client().await.unwrap());
@@ -67,11 +67,11 @@ impl World {
         let called = cluster.root.join("called");
         let mut hooks = JoinSet::new();
         hooks.spawn(run_tests_of_helm(cluster.handle().clone()));
-        let world = Self { _hooks: hooks, _services: services, webhook, programs, called, cluster };
-        world.write_programs().await;
+        let sandbox = Self { _hooks: hooks, _services: services, webhook, programs, called, cluster };
+        sandbox.write_programs().await;
         let workload = "kubectl apply --filename examples/sample-workload.yaml";
-        world.run(&root(), workload, "starting a workload").await;
-        world
+        sandbox.run(&root(), workload, "starting a workload").await;
+        sandbox
     }
 
     async fn write_programs(&self) {
@@ -98,7 +98,7 @@ impl World {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Runs a script as a reader would who stops at the first failure.
+    /// Runs a script and stops at the first failure.
     async fn run(&self, folder: &Path, script: &str, what: &str) {
         let shell = self.cluster.command(Path::new("/bin/sh")).args(["-eu", "-c", script]);
         let shell =
@@ -108,7 +108,7 @@ impl World {
         assert!(output.status.success(), "{what}:\n{script}\n{said}{complained}");
     }
 
-    /// The same cluster for every page: no wishes of ours, and a workload that runs and lets itself be evicted.
+    /// Restores the cluster for the next page: none of our objects, and a running workload that can be evicted.
     async fn tidy(&self) {
         Webhook::reachable(&self.cluster).await.unwrap();
         let script = "kubectl delete nodemaintenances,drainrules --all --timeout=60s
@@ -117,7 +117,7 @@ impl World {
         self.run(&root(), script, "tidying up").await;
     }
 
-    /// Installs the chart if it is not there.
+    /// Installs the chart if it is missing.
     async fn install(&self) {
         let there = self.cluster.helm(&["status", "haulout", "-n", OURS]).await.unwrap();
         if !there.status.success() {
@@ -127,7 +127,7 @@ impl World {
         }
     }
 
-    /// How many commands have been called.
+    /// Number of called commands.
     fn count(&self) -> usize {
         fs::read_to_string(&self.called).unwrap().lines().count()
     }
@@ -150,12 +150,12 @@ impl World {
             }
             let before = self.count();
             self.run(folder.path(), &script, &page.name).await;
-            assert!(self.count() > before, "{}: nothing was called by\n{script}", page.name);
+            assert!(self.count() > before, "{}: no command was called by\n{script}", page.name);
         }
     }
 }
 
-/// The blocks of a page, and the lines in its text that only read.
+/// The blocks of a page, and its inline read-only commands.
 fn scripts(page: &Page) -> Vec<String> {
     let blocks = page.blocks().into_iter().filter(|block| block.language == "sh" && !block.untested);
     let reads =
@@ -165,13 +165,13 @@ fn scripts(page: &Page) -> Vec<String> {
     scripts
 }
 
-/// Does what the pod of `helm test` would do: nodes of KWOK only pretend to.
+/// Does what the pod of `helm test` would do: KWOK nodes only simulate pods.
 async fn run_tests_of_helm(cluster: Handle) {
     let pods: Api<Pod> = Api::namespaced(cluster.client().await.unwrap(), OURS);
     let selector = watcher::Config::default().labels("app.kubernetes.io/component=check");
-    let mut seen = std::pin::pin!(watcher(pods.clone(), selector).default_backoff().applied_objects());
+    let mut started = std::pin::pin!(watcher(pods.clone(), selector).default_backoff().applied_objects());
     let mut last = None;
-    while let Some(pod) = seen.next().await {
+    while let Some(pod) = started.next().await {
         let Ok(pod) = pod else { continue };
         if last == pod.uid() {
             continue;
@@ -188,27 +188,27 @@ async fn run_tests_of_helm(cluster: Handle) {
 }
 
 #[tokio::test]
-async fn every_command_in_the_documentation_works() {
+async fn every_documented_command_works() {
     let mut pages = pages::for_users();
     let untested = pages.iter().flat_map(Page::blocks).filter(|block| block.untested).count();
-    assert!(untested <= MOST_UNTESTED, "{untested} blocks are not tested: have most of them run");
-    // Stable: what removes everything comes last.
+    assert!(untested <= MAX_UNTESTED, "{untested} blocks are not tested, at most {MAX_UNTESTED} may be");
+    // A stable sort: pages that remove everything come last.
     pages.sort_by_key(|page| page.text.contains("helm uninstall"));
-    let world = World::new().await;
+    let sandbox = Sandbox::new().await;
     let ready = |node: &Node| {
         let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
         conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True")
     };
-    let nodes: Api<Node> = Api::all(world.cluster.client().await.unwrap());
+    let nodes: Api<Node> = Api::all(sandbox.cluster.client().await.unwrap());
     let all = |nodes: &[Node]| nodes.len() == 4 && nodes.iter().all(ready);
     wait::all(nodes, watcher::Config::default(), "are ready", Duration::from_secs(60), all).await.unwrap();
     for page in pages.iter().filter(|page| !scripts(page).is_empty()) {
         let begun = std::time::Instant::now();
-        world.tidy().await;
-        world.follow(page).await;
+        sandbox.tidy().await;
+        sandbox.follow(page).await;
         println!("{} ({:.1} s)", page.name, begun.elapsed().as_secs_f64());
     }
-    let called = fs::read_to_string(&world.called).unwrap();
+    let called = fs::read_to_string(&sandbox.called).unwrap();
     for command in ["kubectl apply ", "kubectl wait ", "helm upgrade ", "helm test ", "cargo xtask "] {
         assert!(called.contains(command), "no page has {command}");
     }

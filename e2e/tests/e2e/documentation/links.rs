@@ -5,7 +5,7 @@ use std::path::{Component, Path};
 
 use super::{pages, root};
 
-/// A path without `..`, as pages are named.
+/// A path without `..`, as used for page names.
 fn normalized(path: &Path) -> Option<String> {
     let mut parts = Vec::new();
     for part in path.components() {
@@ -18,7 +18,7 @@ fn normalized(path: &Path) -> Option<String> {
 }
 
 #[test]
-fn every_link_leads_somewhere() {
+fn every_link_resolves() {
     let mut broken = Vec::new();
     let mut count = 0;
     for page in pages::linked() {
@@ -38,12 +38,12 @@ fn every_link_leads_somewhere() {
             }
         }
     }
-    assert!(broken.is_empty(), "these lead nowhere:\n{}", broken.join("\n"));
+    assert!(broken.is_empty(), "broken links:\n{}", broken.join("\n"));
     assert!(count > 50, "only {count} links were found");
 }
 
 #[test]
-fn readme_leads_to_every_page() {
+fn every_page_is_reachable_from_the_readme() {
     let (mut open, mut reached) = (vec!["README.md".to_owned()], BTreeSet::new());
     while let Some(name) = open.pop() {
         let page = pages::read(&name);

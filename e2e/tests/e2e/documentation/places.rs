@@ -1,10 +1,10 @@
-//! Where things are in the code: the tables that name files and functions are right.
+//! The documented tables of files and functions match the code.
 
 use std::path::Path;
 
 use super::{pages, root};
 
-/// The rows of a page that name a file and a function in it, by heading.
+/// The table rows of a page that name a file and a function, by heading.
 fn places(page: &str) -> Vec<(String, String, String)> {
     let (mut heading, mut found) = (String::new(), Vec::new());
     for line in pages::read(page).text.lines() {
@@ -23,7 +23,7 @@ fn places(page: &str) -> Vec<(String, String, String)> {
 }
 
 #[test]
-fn files_and_functions_of_the_architecture_exist() {
+fn files_and_functions_named_in_docs_exist() {
     let mut wrong = Vec::new();
     let all = [places("docs/architecture.md"), places("CONTRIBUTING.md")].concat();
     for (heading, file, function) in &all {
@@ -37,15 +37,15 @@ fn files_and_functions_of_the_architecture_exist() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(all.len() >= 40, "only {} places were found", all.len());
+    assert!(all.len() >= 40, "only {} table rows were found", all.len());
 }
 
-/// A stranger can follow a pod through each controller.
+/// A newcomer can follow a pod through each controller.
 #[test]
-fn way_of_a_pod_has_at_most_15_hops_in_each_controller() {
+fn pod_path_has_at_most_15_steps_per_controller() {
     let all = places("docs/architecture.md");
     for controller in ["maintenance", "evacuation"] {
-        let heading = format!("The way of a pod through the {controller} controller");
+        let heading = format!("Path of a pod through the {controller} controller");
         let hops = all.iter().filter(|(of, ..)| *of == heading).count();
         assert!((1..=15).contains(&hops), "{heading}: {hops} hops");
     }

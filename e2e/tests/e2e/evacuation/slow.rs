@@ -1,4 +1,4 @@
-//! An admission webhook of others that does not answer, for the evictions of one namespace.
+//! A foreign admission webhook that does not answer evictions of one namespace.
 
 use futures::future::join_all;
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
@@ -6,13 +6,13 @@ use tokio::net::TcpListener;
 
 use super::*;
 
-/// How many requests the controller has under way at once at most.
+/// Maximum number of requests that the controller has in flight.
 const REQUESTS: usize = 8;
-/// So many pods of the slow namespace that they would hold up everything for minutes: the API server gives up on each
-/// connection after 10 seconds.
+/// Enough pods in the slow namespace to block everything for minutes: the API server closes each connection after 10
+/// seconds.
 const SLOW: usize = 12 * REQUESTS;
 
-/// Accepts connections and never answers; where.
+/// Accepts connections and never answers. Returns the address.
 async fn never_answer() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -25,12 +25,12 @@ async fn never_answer() -> String {
     format!("https://{address}/")
 }
 
-pub async fn a_slow_namespace_does_not_hold_up_others(ground: &Ground) {
+pub async fn slow_namespace_does_not_delay_others(env: &TestEnv) {
     let requests = REQUESTS.to_string();
     let args = ["--lease-seconds", "30", "--max-requests", &requests];
-    let controller = Arc::new(Service::start(&ground.cluster, "evacuation-controller", &args).await.unwrap());
+    let controller = Arc::new(Service::start(&env.cluster, "evacuation-controller", &args).await.unwrap());
     controller.leads().await.unwrap();
-    let (slow, fast) = (ground.world(&controller).await, ground.world(&controller).await);
+    let (slow, fast) = (env.test_namespace(&controller).await, env.test_namespace(&controller).await);
     let webhook = json!({
         "metadata": {"name": "never-answers"},
         "webhooks": [{
@@ -41,7 +41,7 @@ pub async fn a_slow_namespace_does_not_hold_up_others(ground: &Ground) {
             "timeoutSeconds": 30, "failurePolicy": "Fail", "sideEffects": "None", "admissionReviewVersions": ["v1"],
         }],
     });
-    let webhooks: Api<ValidatingWebhookConfiguration> = Api::all(ground.client.clone());
+    let webhooks: Api<ValidatingWebhookConfiguration> = Api::all(env.client.clone());
     webhooks.create(&PostParams::default(), &serde_json::from_value(webhook).unwrap()).await.unwrap();
     let pods = join_all((0..SLOW).map(async |n| slow.pod(&format!("web-{n}"), &[]).await)).await;
     let evacuations = join_all(pods.iter().map(|pod| slow.evacuate(pod))).await;
@@ -51,7 +51,7 @@ pub async fn a_slow_namespace_does_not_hold_up_others(ground: &Ground) {
         fast.until_evacuation_gone(&evacuation).await;
     }
     let left = slow.pods().list(&ListParams::default()).await.unwrap().items.len();
-    assert_eq!(left, SLOW, "nobody answered for those");
+    assert_eq!(left, SLOW, "no eviction in the slow namespace was answered");
     webhooks.delete("never-answers", &DeleteParams::default()).await.unwrap();
     for evacuation in evacuations {
         slow.until_evacuation_gone(&evacuation).await;

@@ -16,7 +16,7 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 
 use super::*;
 
-/// A collector that keeps all spans.
+/// A collector that stores all spans.
 #[derive(Clone, Default)]
 struct Collector(Arc<Mutex<Vec<Span>>>);
 
@@ -34,7 +34,7 @@ impl TraceService for Collector {
 }
 
 impl Collector {
-    /// Listens; where.
+    /// Listens. Returns the address.
     async fn listen(&self) -> String {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -44,7 +44,7 @@ impl Collector {
                 let service = TowerToHyperService::new(service.clone());
                 tokio::spawn(async move {
                     let http = auto::Builder::new(TokioExecutor::new()).http2_only();
-                    // The service may end at any time.
+                    // The service may stop at any time.
                     let _ = http.serve_connection(TokioIo::new(stream), service).await;
                 });
             }
@@ -63,15 +63,15 @@ fn attribute(span: &Span, key: &str) -> String {
     }
 }
 
-pub async fn a_reconcile_is_a_span_with_its_requests_under_it(ground: &Ground) {
+pub async fn reconcile_is_a_span_with_its_requests_as_children(env: &TestEnv) {
     let collector = Collector::default();
     let endpoint = collector.listen().await;
     let args = ["--lease-seconds", "30", "--otlp-endpoint", &endpoint, "--trace-sampling", "1"];
-    let controller = Service::start(&ground.cluster, "evacuation-controller", &args).await.unwrap();
+    let controller = Service::start(&env.cluster, "evacuation-controller", &args).await.unwrap();
     controller.leads().await.unwrap();
-    let world = ground.world(&Arc::new(controller)).await;
-    let pod = world.pod("web-1", &[]).await;
-    let name = world.evacuate(&pod).await;
+    let test = env.test_namespace(&Arc::new(controller)).await;
+    let pod = test.pod("web-1", &[]).await;
+    let name = test.evacuate(&pod).await;
     let evicts = |request: &&Span| {
         request.name == "request"
             && attribute(request, "path").ends_with("/pods/web-1/eviction")
@@ -86,9 +86,9 @@ pub async fn a_reconcile_is_a_span_with_its_requests_under_it(ground: &Ground) {
     let reconcile = traced.await.unwrap();
     assert_eq!(reconcile.name, "reconcile");
     let about = ["queue", "namespace", "name"].map(|key| attribute(&reconcile, key));
-    assert_eq!(about, ["evacuations", &world.namespace, &name]);
+    assert_eq!(about, ["evacuations", &test.namespace, &name]);
     let requests: Vec<_> = collector.0.lock().unwrap().clone();
     let strays = requests.iter().filter(|span| span.name == "request" && span.parent_span_id.is_empty());
-    assert_eq!(strays.count(), 0, "requests of no reconcile are not traced");
-    world.end().await;
+    assert_eq!(strays.count(), 0, "requests outside of a reconcile are not traced");
+    test.end().await;
 }

@@ -1,4 +1,4 @@
-//! A drain that does not go on says why: what is refused, who is waited for, and until when.
+//! A drain that makes no progress reports why: rejected writes, what it waits for, and until when.
 
 use std::time::Duration;
 
@@ -16,27 +16,27 @@ use super::*;
 
 const ACCOUNT: &str = "haulout-maintenance-controller";
 
-/// What the API server refuses the maintenance controller: a resource, an operation, and an expression that is true of
-/// the objects concerned.
-struct Refusal<'a> {
+/// What the API server rejects for the maintenance controller: a resource, an operation, and an expression that is
+/// true for the affected objects.
+struct Rejection<'a> {
     group: &'a str,
     resource: &'a str,
     operation: &'a str,
     concerned: String,
 }
 
-impl Scene<'_> {
-    /// Has the API server refuse something with these words, until the binding is deleted that is returned. `attempt` is
-    /// made as the maintenance controller, to see whether that is in force.
-    async fn refuse(
+impl Scenario<'_> {
+    /// Makes the API server reject something with this message, until the returned binding is deleted. `attempt` runs
+    /// as the maintenance controller, to detect when the policy applies.
+    async fn reject(
         &self,
         name: &str,
-        what: Refusal<'_>,
+        what: Rejection<'_>,
         words: &str,
         attempt: impl AsyncFn(Client) -> kube::Result<()>,
     ) -> String {
         let name = self.of(name);
-        let Refusal { group, resource, operation, concerned } = what;
+        let Rejection { group, resource, operation, concerned } = what;
         let account = format!("system:serviceaccount:{NAMESPACE}:{ACCOUNT}");
         let unless = format!("request.userInfo.username != '{account}' || !({concerned})");
         let policy = json!({
@@ -53,13 +53,13 @@ impl Scene<'_> {
             "metadata": {"name": name},
             "spec": {"policyName": name, "validationActions": ["Deny"]},
         });
-        let policies: Api<ValidatingAdmissionPolicy> = Api::all(self.world.client.clone());
+        let policies: Api<ValidatingAdmissionPolicy> = Api::all(self.env.client.clone());
         policies.create(&PostParams::default(), &serde_json::from_value(policy).unwrap()).await.unwrap();
         let binding = serde_json::from_value(binding).unwrap();
         self.bindings().create(&PostParams::default(), &binding).await.unwrap();
-        let account = self.world.cluster.service_account_kubeconfig(NAMESPACE, ACCOUNT).await.unwrap();
-        let client = self.world.cluster.client_from(&account, "attempt").await.unwrap();
-        let in_force = wait::eventually("writes are refused", SOON, async || {
+        let account = self.env.cluster.service_account_kubeconfig(NAMESPACE, ACCOUNT).await.unwrap();
+        let client = self.env.cluster.client_from(&account, "attempt").await.unwrap();
+        let in_force = wait::eventually("writes are rejected", SOON, async || {
             let answer = attempt(client.clone()).await;
             Ok(matches!(answer, Err(kube::Error::Api(status)) if status.message.contains(words))
                 .then_some(()))
@@ -68,17 +68,17 @@ impl Scene<'_> {
         name
     }
 
-    /// Refuses what is written to a NodeMaintenance, or to its status alone.
-    pub(super) async fn refuse_maintenance(&self, maintenance: &str, resource: &str) -> String {
+    /// Rejects writes to a NodeMaintenance, or to its status only.
+    pub(super) async fn reject_maintenance(&self, maintenance: &str, resource: &str) -> String {
         let name = self.of(maintenance);
-        let what = Refusal {
+        let what = Rejection {
             group: names::NODE_MAINTENANCE_GROUP,
             resource,
             operation: "UPDATE",
             concerned: format!("object.metadata.name == '{name}'"),
         };
         let patch = Patch::Merge(json!({"metadata": {"annotations": {"a": "b"}}}));
-        self.refuse(maintenance, what, "this one is mine", async |client| {
+        self.reject(maintenance, what, "this one is mine", async |client| {
             let api: Api<NodeMaintenance> = Api::all(client);
             let answer = if resource.ends_with("/status") {
                 api.patch_status(&name, &dry(), &patch).await
@@ -95,10 +95,10 @@ impl Scene<'_> {
     }
 
     fn bindings(&self) -> Api<ValidatingAdmissionPolicyBinding> {
-        Api::all(self.world.client.clone())
+        Api::all(self.env.client.clone())
     }
 
-    /// The message of the condition `Blocked`, once it has this status and reason.
+    /// Waits until the condition `Blocked` has this status and reason. Returns its message.
     pub(super) async fn until_condition(&self, maintenance: &str, status: &str, reason: &str) -> String {
         let found = |m: &NodeMaintenance| {
             let mut conditions = m.status.iter().flat_map(|status| &status.conditions);
@@ -109,7 +109,7 @@ impl Scene<'_> {
         found(&self.until(maintenance, &what, |m| found(m).is_some()).await).unwrap()
     }
 
-    /// The one pod that is waited for, once it is like this; nothing blocks it.
+    /// Waits until exactly one pod is waited for and meets the condition, and nothing is blocked.
     async fn until_waiting(
         &self,
         maintenance: &str,
@@ -130,74 +130,74 @@ fn dry() -> PatchParams {
     PatchParams { dry_run: true, ..PatchParams::default() }
 }
 
-pub async fn refused_writes_are_blockers_with_the_api_servers_words(world: &World) {
-    let scene = world.scene("refused").await;
-    let before = scene.node("n1", "blue").await;
-    let pod = scene.pod("web", "n1").await;
-    scene.maintain("m", "blue", Stage::Idle).await;
+pub async fn rejected_writes_are_blockers_with_the_api_answer(env: &TestEnv) {
+    let scenario = env.scenario("rejected").await;
+    let before = scenario.node("n1", "blue").await;
+    let pod = scenario.pod("web", "n1").await;
+    scenario.maintain("m", "blue", Stage::Idle).await;
 
     // Not even our finalizer can be set.
-    let maintenances = scene.refuse_maintenance("m", "nodemaintenances").await;
-    let node = scene.of("n1");
+    let maintenances = scenario.reject_maintenance("m", "nodemaintenances").await;
+    let node = scenario.of("n1");
     let patch = Patch::Merge(json!({"metadata": {"annotations": {"a": "b"}}}));
-    let what = Refusal {
+    let what = Rejection {
         group: "",
         resource: "nodes",
         operation: "UPDATE",
         concerned: format!("object.metadata.name == '{node}'"),
     };
-    let nodes = scene
-        .refuse("nodes", what, "hands off this node", async |client| {
+    let nodes = scenario
+        .reject("nodes", what, "hands off this node", async |client| {
             Api::<Node>::all(client).patch(&node, &dry(), &patch).await.map(drop)
         })
         .await;
     let (evacuation, _) = evacuation_for(&pod.metadata, "x.example.com", &BTreeSet::new()).unwrap();
-    let what = Refusal {
+    let what = Rejection {
         group: names::EVACUATION_GROUP,
         resource: "evacuations",
         operation: "CREATE",
-        concerned: "object.metadata.namespace == 'refused'".into(),
+        concerned: "object.metadata.namespace == 'rejected'".into(),
     };
-    let evacuations = scene
-        .refuse("evacuations", what, "not during the sale", async |client| {
+    let evacuations = scenario
+        .reject("evacuations", what, "not during the sale", async |client| {
             let dry = PostParams { dry_run: true, ..PostParams::default() };
-            Api::<Evacuation>::namespaced(client, "refused").create(&dry, &evacuation).await.map(drop)
+            Api::<Evacuation>::namespaced(client, "rejected").create(&dry, &evacuation).await.map(drop)
         })
         .await;
 
-    scene.set_stage("m", Stage::Drain).await;
-    let said = scene.until_condition("m", "True", names::reason::MAINTENANCE_UPDATE_REFUSED).await;
+    scenario.set_stage("m", Stage::Drain).await;
+    let said = scenario.until_condition("m", "True", names::reason::MAINTENANCE_UPDATE_REFUSED).await;
     assert!(said.ends_with("denied request: this one is mine"), "{said}");
-    scene.lift(&maintenances).await;
-    let found = scene.until_blocked("m", &[(None, names::reason::NODE_UPDATE_REFUSED)]).await;
+    scenario.lift(&maintenances).await;
+    let found = scenario.until_blocked("m", &[(None, names::reason::NODE_UPDATE_REFUSED)]).await;
     let blocker = drain(&found).blockers.swap_remove(0);
     assert!(blocker.message.ends_with("denied request: hands off this node"), "{}", blocker.message);
-    assert_eq!(blocker.node.as_deref(), Some("refused-n1"));
-    scene.lift(&nodes).await;
-    let found = scene.until_blocked("m", &[(Some("web"), names::reason::EVACUATION_REFUSED)]).await;
+    assert_eq!(blocker.node.as_deref(), Some("rejected-n1"));
+    scenario.lift(&nodes).await;
+    let found = scenario.until_blocked("m", &[(Some("web"), names::reason::EVACUATION_REFUSED)]).await;
     let blocker = drain(&found).blockers.swap_remove(0);
     assert!(blocker.message.ends_with("denied request: not during the sale"), "{}", blocker.message);
     assert!(is(&found, names::condition::BLOCKED));
-    scene.lift(&evacuations).await;
-    let drained = scene.until_drained("m").await;
+    scenario.lift(&evacuations).await;
+    let drained = scenario.until_drained("m").await;
     assert!(!is(&drained, names::condition::BLOCKED) && drain(&drained).blockers.is_empty());
-    scene.set_stage("m", Stage::Complete).await;
-    scene.until_completed("m").await;
-    scene.until_as_before(&before).await;
+    scenario.set_stage("m", Stage::Complete).await;
+    scenario.until_completed("m").await;
+    scenario.until_restored(&before).await;
 }
 
-pub async fn an_evacuator_at_work_and_a_pod_that_ends_are_waited_for(world: &World) {
-    let scene = world.scene("waiting").await;
-    scene.node("n1", "blue").await;
-    let pod = scene.pod_from(objects::pod("web").annotation(&slow(), "100").delete_delay(3), "n1").await;
-    scene.maintain("m", "blue", Stage::Drain).await;
-    let evacuation = scene.in_charge(&pod).await;
+pub async fn active_evacuators_and_terminating_pods_are_waited_for(env: &TestEnv) {
+    let scenario = env.scenario("waiting").await;
+    scenario.node("n1", "blue").await;
+    let pod = scenario.pod_from(objects::pod("web").annotation(&slow(), "100").delete_delay(3), "n1").await;
+    scenario.maintain("m", "blue", Stage::Drain).await;
+    let evacuation = scenario.until_evacuator_active(&pod).await;
     let is_active = |one: &WaitingFor| one.reason == names::reason::EVACUATOR_ACTIVE;
-    let waiting = scene.until_waiting("m", "an evacuator", is_active).await;
+    let waiting = scenario.until_waiting("m", "an evacuator", is_active).await;
     let place = (waiting.node.as_str(), waiting.namespace.as_str(), waiting.pod.as_str());
     assert_eq!(place, ("waiting-n1", "waiting", "web"));
     assert_eq!(waiting.evacuator_class.as_deref(), Some("slow.example.com"));
-    let made = scene.evacuations().get(&evacuation).await.unwrap();
+    let made = scenario.evacuations().get(&evacuation).await.unwrap();
     let created = made.metadata.creation_timestamp.clone().unwrap().0;
     let deadline = SignedDuration::from_secs(made.spec.progress_deadline_seconds.into());
     let until = |waiting: &WaitingFor| waiting.until.clone().unwrap().0;
@@ -205,89 +205,89 @@ pub async fn an_evacuator_at_work_and_a_pod_that_ends_are_waited_for(world: &Wor
     let late = until(&waiting).duration_since(created + deadline);
     assert!(!late.is_negative() && late < minute, "{waiting:?} of {made:?}");
     assert_eq!(waiting.since.0, created);
-    let said = scene.until_condition("m", "False", names::reason::EVACUATOR_ACTIVE).await;
+    let said = scenario.until_condition("m", "False", names::reason::EVACUATOR_ACTIVE).await;
     assert_eq!(said, "Waiting for 1 pod to leave: 1 EvacuatorActive");
 
-    // It reports, and says how far it is.
+    // The evacuator reports its progress.
     let now = Timestamp::now();
     let status = json!({"status": {
         "evacuationProgressTimestamp": now, "expectedEvacuationFinishTime": now + SignedDuration::from_mins(5),
         "message": "copied 3 of 7 volumes",
     }});
     let params = PatchParams::default();
-    scene.evacuations().patch_status(&evacuation, &params, &Patch::Merge(status)).await.unwrap();
+    scenario.evacuations().patch_status(&evacuation, &params, &Patch::Merge(status)).await.unwrap();
     let says = |one: &WaitingFor| one.message.ends_with(": copied 3 of 7 volumes");
-    let waiting = scene.until_waiting("m", "what it says", says).await;
+    let waiting = scenario.until_waiting("m", "the evacuator's message", says).await;
     let late = until(&waiting).duration_since(now + deadline);
     assert!(!late.is_negative() && late < minute, "{waiting:?} at {now}");
     let expected = waiting.expected_finish_time.unwrap().0.duration_since(now + SignedDuration::from_mins(5));
     assert!(!expected.is_negative() && expected < minute, "{expected:?}");
-    assert_eq!(waiting.since.0, created, "it is the same turn");
+    assert_eq!(waiting.since.0, created, "the same evacuator is active");
 
     let status = json!({"status": {"activeEvacuatorCompleted": true}});
-    scene.evacuations().patch_status(&evacuation, &params, &Patch::Merge(status)).await.unwrap();
+    scenario.evacuations().patch_status(&evacuation, &params, &Patch::Merge(status)).await.unwrap();
     let ends = |one: &WaitingFor| one.reason == names::reason::TERMINATION_GRACE_PERIOD;
-    let waiting = scene.until_waiting("m", "the pod's end", ends).await;
+    let waiting = scenario.until_waiting("m", "the pod's end", ends).await;
     assert!(waiting.until.is_some() && waiting.evacuator_class.is_none(), "{waiting:?}");
-    let drained = scene.until_drained("m").await;
+    let drained = scenario.until_drained("m").await;
     assert_eq!(drain(&drained).waiting_for, []);
     let begun: Vec<_> = drained.status.unwrap().stage_statuses.iter().map(|begun| begun.name).collect();
-    assert_eq!(begun, [Stage::Cordon, Stage::Drain], "who drains at once cordons, too");
+    assert_eq!(begun, [Stage::Cordon, Stage::Drain], "stage Drain includes Cordon");
 }
 
-pub async fn an_evacuation_that_others_hold_is_a_blocker(world: &World) {
-    let scene = world.scene("held").await;
-    scene.node("n1", "blue").await;
-    let pod = scene.slow_pod("web", "n1").await;
-    let theirs = scene.evacuation_by_others(&pod).await.name_any();
+pub async fn held_evacuation_is_a_blocker(env: &TestEnv) {
+    let scenario = env.scenario("held").await;
+    scenario.node("n1", "blue").await;
+    let pod = scenario.slow_pod("web", "n1").await;
+    let theirs = scenario.evacuation_by_others(&pod).await.name_any();
     let finalizers = async |finalizers: &[&str]| {
         let patch = Patch::Merge(json!({"metadata": {"finalizers": finalizers}}));
-        scene.evacuations().patch(&theirs, &PatchParams::default(), &patch).await.unwrap()
+        scenario.evacuations().patch(&theirs, &PatchParams::default(), &patch).await.unwrap()
     };
     let held = finalizers(&["example.com/backup"]).await;
-    scene.evacuations().delete(&theirs, &DeleteParams::default()).await.unwrap();
-    scene.maintain("m", "blue", Stage::Drain).await;
-    let blocked = scene.until_blocked("m", &[(Some("web"), names::reason::EVACUATION_HELD)]).await;
+    scenario.evacuations().delete(&theirs, &DeleteParams::default()).await.unwrap();
+    scenario.maintain("m", "blue", Stage::Drain).await;
+    let blocked = scenario.until_blocked("m", &[(Some("web"), names::reason::EVACUATION_HELD)]).await;
     let message = drain(&blocked).blockers.swap_remove(0).message;
-    assert!(message.contains("held by example.com/backup:"), "{message}");
+    assert!(message.contains("held by example.com/backup;"), "{message}");
     finalizers(&[]).await;
-    let name = scene.in_charge(&pod).await;
-    assert_ne!(scene.evacuations().get(&name).await.unwrap().uid(), held.uid(), "it is another one");
-    scene.until_blocked("m", &[]).await;
+    let name = scenario.until_evacuator_active(&pod).await;
+    assert_ne!(scenario.evacuations().get(&name).await.unwrap().uid(), held.uid(), "it is a new Evacuation");
+    scenario.until_blocked("m", &[]).await;
 }
 
-pub async fn an_absent_evacuation_controller_is_a_blocker(world: &World) {
-    let scene = world.scene("leaderless").await;
-    scene.node("n1", "blue").await;
-    scene.pod("web", "n1").await;
-    world.stop_evacuations().await;
-    scene.maintain("m", "blue", Stage::Drain).await;
+pub async fn missing_evacuation_controller_is_a_blocker(env: &TestEnv) {
+    let scenario = env.scenario("leaderless").await;
+    scenario.node("n1", "blue").await;
+    scenario.pod("web", "n1").await;
+    env.stop_evacuation_controller().await;
+    scenario.maintain("m", "blue", Stage::Drain).await;
     let is_requested = |one: &WaitingFor| one.reason == names::reason::EVACUATION_REQUESTED;
-    scene.until_waiting("m", "the evacuation controller", is_requested).await;
-    world.controller().shift_clock(Duration::from_secs(61)).await.unwrap();
+    scenario.until_waiting("m", "the evacuation controller", is_requested).await;
+    env.controller().shift_clock(Duration::from_secs(61)).await.unwrap();
     let reason = names::reason::EVACUATION_CONTROLLER_UNAVAILABLE;
-    let blocked = scene.until_blocked("m", &[(None, reason)]).await;
+    let blocked = scenario.until_blocked("m", &[(None, reason)]).await;
     assert!(is(&blocked, names::condition::BLOCKED));
     assert_eq!(drain(&blocked).blockers[0].node, None);
-    world.start_evacuations().await;
-    scene.until_drained("m").await;
-    scene.until_condition("m", "False", names::reason::NOT_BLOCKED).await;
-    scene.delete("m").await;
+    env.start_evacuation_controller().await;
+    scenario.until_drained("m").await;
+    scenario.until_condition("m", "False", names::reason::NOT_BLOCKED).await;
+    scenario.delete("m").await;
 }
 
-pub async fn removed_annotation_is_restored_with_backoff(world: &World) {
-    let scene = world.scene("undone").await;
-    let before = scene.node("n1", "blue").await;
-    let pod = scene.slow_pod("web", "n1").await;
-    scene.maintain("m", "blue", Stage::Drain).await;
-    scene.in_charge(&pod).await;
-    let nodes: Api<Node> = Api::all(world.client.clone());
-    let name = scene.of("n1");
+pub async fn removed_annotation_is_restored_with_backoff(env: &TestEnv) {
+    let scenario = env.scenario("undone").await;
+    let before = scenario.node("n1", "blue").await;
+    let pod = scenario.slow_pod("web", "n1").await;
+    scenario.maintain("m", "blue", Stage::Drain).await;
+    scenario.until_evacuator_active(&pod).await;
+    let nodes: Api<Node> = Api::all(env.client.clone());
+    let name = scenario.of("n1");
     let is_there = |node: &Node| node.annotations().contains_key(names::MAINTENANCE_STATUS_ANNOTATION);
     let remove =
         Patch::Merge(json!({"metadata": {"annotations": {names::MAINTENANCE_STATUS_ANNOTATION: null}}}));
     let removed = async {
-        // Whenever it is there.
+        // As soon as the annotation exists.
         let mut watch = std::pin::pin!(watcher(
             nodes.clone(),
             watcher::Config::default().fields(&format!("metadata.name={name}"))
@@ -309,13 +309,13 @@ pub async fn removed_annotation_is_restored_with_backoff(world: &World) {
     };
     let removed = tokio::time::timeout(SOON, removed).await.unwrap();
     assert_eq!(removed, 3);
-    let found = scene.until_blocked("m", &[(None, names::reason::NODE_UPDATE_REFUSED)]).await;
+    let found = scenario.until_blocked("m", &[(None, names::reason::NODE_UPDATE_REFUSED)]).await;
     let blocker = drain(&found).blockers.swap_remove(0);
-    assert!(blocker.message.contains("somebody undoes it each time"), "{}", blocker.message);
+    assert!(blocker.message.contains("another program reverts it each time"), "{}", blocker.message);
     assert!(!is_there(&nodes.get(&name).await.unwrap()), "it waits");
-    world.controller().shift_clock(Duration::from_secs(60)).await.unwrap();
-    scene.until_blocked("m", &[]).await;
+    env.controller().shift_clock(Duration::from_secs(60)).await.unwrap();
+    scenario.until_blocked("m", &[]).await;
     assert!(is_there(&nodes.get(&name).await.unwrap()));
-    scene.delete("m").await;
-    scene.until_as_before(&before).await;
+    scenario.delete("m").await;
+    scenario.until_restored(&before).await;
 }

@@ -1,5 +1,5 @@
-//! Random changes to pods, many at once: everything that creates, binds, labels, runs, ends and removes
-//! them, in any order, through an API server that may be away for a while.
+//! Many random changes of pods at the same time: create, bind, label, run, finish and delete, in any order, through
+//! an API server that may be down for a while.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Each has pods of its own, so that what it does comes in order.
+/// Each worker has its own pods, so that their changes are in order.
 const WORKERS: usize = 32;
 const PODS_EACH: usize = 20;
 
@@ -23,7 +23,7 @@ pub struct Churn {
 }
 
 impl Churn {
-    /// Begins with so many changes in all.
+    /// Starts workers that make this many changes in total.
     pub async fn start(cluster: &Handle, changes: usize) -> Self {
         let seed = fastrand::u64(..);
         println!("seed {seed}");
@@ -38,7 +38,7 @@ impl Churn {
         Self { done, workers }
     }
 
-    /// Waits until so many changes have been made.
+    /// Waits until this many changes are made.
     pub async fn until(&mut self, changes: usize) {
         let mut done = self.done.subscribe();
         loop {
@@ -64,7 +64,7 @@ struct Worker {
     random: fastrand::Rng,
 }
 
-/// What the worker believes of a pod. It may be wrong about a request that was lost halfway.
+/// The expected state of a pod. It may be wrong after a request whose answer was lost.
 #[derive(Clone, Copy, PartialEq)]
 enum Believed {
     Absent,
@@ -83,13 +83,13 @@ impl Worker {
             pods[slot] = loop {
                 match self.change(&api, &name, pods[slot]).await {
                     Ok(believed) => break believed,
-                    // Somebody else has done it: this worker, in a request whose answer was lost.
+                    // The change has been made before, by a request of this worker whose answer was lost.
                     Err(Error::Api(status)) if status.code == 404 => break Believed::Absent,
                     Err(Error::Api(status)) if status.code == 409 => break Believed::Bound,
                     Err(Error::Api(status)) if status.code < 500 && status.code != 429 => {
                         panic!("{name}: {status}")
                     }
-                    // The API server is away.
+                    // The API server is down.
                     Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
                 }
             };
@@ -197,7 +197,7 @@ impl Worker {
     }
 }
 
-/// A pod's namespace, the same each time it comes back.
+/// The namespace of a pod, which does not change when it is recreated.
 fn home(slot: usize) -> &'static str {
     match slot % 3 {
         0 => "default",

@@ -1,5 +1,5 @@
-//! A pod as the API has it and as the cache has it, in the same words: every field that the cache keeps.
-//! The API's side is read with the full types, and with none of the cache's code.
+//! Every field that the cache keeps, from the API and from the cache, in the same JSON form. The API's side is read
+//! with the full types and without the cache's code.
 
 use haulout_api_types::node_maintenance::PodType;
 use haulout_api_types::pod::{controller_of, is_finished};
@@ -95,7 +95,7 @@ pub fn of_cache(pod: &pods::Pod) -> Value {
     })
 }
 
-/// What subscribers are told of: a new version alone is not worth telling.
+/// What subscribers receive: a new resource version alone is not delivered.
 pub fn without_version(pod: &pods::Pod) -> Value {
     let mut fields = of_cache(pod);
     fields["version"] = Value::Null;

@@ -1,4 +1,4 @@
-//! From installing to uninstalling, with drains of pretended and of real nodes between.
+//! From installation to uninstallation, with drains of simulated and real nodes in between.
 
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
@@ -6,35 +6,35 @@ use super::*;
 
 #[tokio::test]
 #[ignore = "slow"]
-async fn real_nodes_are_drained_by_our_own_images() {
-    if !possible() {
+async fn real_nodes_are_drained_by_built_images() {
+    if !can_run_nodes() {
         return;
     }
     let distribution = Distribution::make();
-    let world = World::boot(distribution.files(".oci.tar")).await;
-    assert!(!cgroups().is_empty(), "the kubelets have cgroups of their own");
-    let before = traces(&world).await;
-    let nodes_before = node_marks(&world).await;
-    world.install(&distribution.files(".tgz")[0]).await;
+    let env = TestEnv::boot(distribution.files(".oci.tar")).await;
+    assert!(!cgroups().is_empty(), "the kubelets have their own cgroups");
+    let before = cluster_objects(&env).await;
+    let nodes_before = node_fields(&env).await;
+    env.install(&distribution.files(".tgz")[0]).await;
 
-    let deployments = world.until_available(NAMESPACE).await;
+    let deployments = env.until_available(NAMESPACE).await;
     assert_eq!(deployments.len(), 4, "every service has its Deployment");
-    assert_eq!(world.places(NAMESPACE).await, ["real-1", "real-2"].map(String::from).into());
+    assert_eq!(env.nodes_with_pods(NAMESPACE).await, ["real-1", "real-2"].map(String::from).into());
 
-    the_webhook_answers_through_its_service(&world).await;
-    a_pretended_node_is_drained_while_pods_of_ours_die(&world).await;
-    a_real_node_is_drained_with_our_own_pods_on_it(&world).await;
+    webhook_answers_through_its_service(&env).await;
+    simulated_node_is_drained_while_controllers_are_killed(&env).await;
+    real_node_is_drained_with_controllers_on_it(&env).await;
 
-    world.helm(&["uninstall", "haulout", "--namespace", NAMESPACE, "--wait", "--timeout", "4m"]).await;
+    env.helm(&["uninstall", "haulout", "--namespace", NAMESPACE, "--wait", "--timeout", "4m"]).await;
     // Pods are removed after their Deployments.
     let none = |pods: &[Pod]| pods.is_empty();
-    let pods = wait::all(world.pods(NAMESPACE), watcher::Config::default(), "are gone", SOON, none).await;
-    world.explained(pods).await;
-    let left: BTreeSet<_> = traces(&world).await.difference(&before).cloned().collect();
+    let pods = wait::all(env.pods(NAMESPACE), watcher::Config::default(), "are gone", SOON, none).await;
+    env.explained(pods).await;
+    let left: BTreeSet<_> = cluster_objects(&env).await.difference(&before).cloned().collect();
     assert_eq!(left, BTreeSet::new(), "the cluster is as it was");
-    assert_eq!(node_marks(&world).await, nodes_before, "nodes are as they were");
-    world.cluster.shutdown().await;
-    assert_eq!(cgroups(), [] as [PathBuf; 0], "what a node leaves on this machine");
+    assert_eq!(node_fields(&env).await, nodes_before, "nodes are as they were");
+    env.cluster.shutdown().await;
+    assert_eq!(cgroups(), [] as [PathBuf; 0], "a node left cgroups on this machine");
 }
 
 /// The cgroups of our nodes.
@@ -49,8 +49,8 @@ fn cgroups() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Nora may do everything with NodeMaintenances and nothing with nodes, which only the webhook looks at.
-async fn the_webhook_answers_through_its_service(world: &World) {
+/// Nora has all permissions on NodeMaintenances and none on nodes, which only the webhook checks.
+async fn webhook_answers_through_its_service(env: &TestEnv) {
     let role = [
         "create",
         "clusterrole",
@@ -60,99 +60,98 @@ async fn the_webhook_answers_through_its_service(world: &World) {
     ];
     let binding = ["create", "clusterrolebinding", "nora", "--clusterrole=maintain", "--user=nora"];
     for args in [role.as_slice(), &binding] {
-        world.cluster.kubectl(args).await.unwrap().success().unwrap();
+        env.cluster.kubectl(args).await.unwrap().success().unwrap();
     }
-    let nora = world.cluster.user_kubeconfig("nora", &[]).unwrap().display().to_string();
+    let nora = env.cluster.user_kubeconfig("nora", &[]).unwrap().display().to_string();
     let maintenance = json!({
         "apiVersion": "nodemaintenance.k8s.io/v1alpha1", "kind": "NodeMaintenance", "metadata": {"name": "noras"},
         "spec": {"stage": "Idle", "nodeSelector": {"nodeSelectorTerms": [
-            {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["pretended-1"]}]},
+            {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["simulated-1"]}]},
         ]}},
     });
     let create = ["--kubeconfig", &nora, "create", "--filename", "-"];
-    // Before her role is in force, it is not the webhook that refuses.
+    // Until her role applies, RBAC rejects the request and not the webhook.
     let asked = wait::eventually("nora may write NodeMaintenances", SOON, async || {
-        let refused = world.cluster.kubectl_with(&create, &maintenance.to_string()).await?;
-        Ok((!refused.stderr.contains("cannot create resource")).then_some(refused))
+        let rejected = env.cluster.kubectl_with(&create, &maintenance.to_string()).await?;
+        Ok((!rejected.stderr.contains("cannot create resource")).then_some(rejected))
     });
-    let refused = asked.await.unwrap();
-    assert!(refused.stderr.contains("may not delete node pretended-1"), "{}", refused.stderr);
+    let rejected = asked.await.unwrap();
+    assert!(rejected.stderr.contains("may not delete node simulated-1"), "{}", rejected.stderr);
     for what in [["delete", "clusterrole", "maintain"], ["delete", "clusterrolebinding", "nora"]] {
-        world.cluster.kubectl(&what).await.unwrap().success().unwrap();
+        env.cluster.kubectl(&what).await.unwrap().success().unwrap();
     }
 }
 
-/// A budget holds the drain up, so that there is a middle in which every pod of both controllers is killed.
-async fn a_pretended_node_is_drained_while_pods_of_ours_die(world: &World) {
+/// A budget blocks the drain, so that every controller pod can be killed during it.
+async fn simulated_node_is_drained_while_controllers_are_killed(env: &TestEnv) {
     let shop = |name: &str, replicas: i32| {
         let pods = objects::deployment(name).replicas(replicas).pods(|pod| {
-            pod.tolerates(PRETENDED, "NoSchedule", None).with(|spec| {
+            pod.tolerates(SIMULATED, "NoSchedule", None).with(|spec| {
                 spec.node_selector =
-                    Some([("kubernetes.io/hostname".to_owned(), "pretended-1".to_owned())].into());
+                    Some([("kubernetes.io/hostname".to_owned(), "simulated-1".to_owned())].into());
             })
         });
         pods.build()
     };
-    let deployments: Api<Deployment> = Api::namespaced(world.client.clone(), "default");
+    let deployments: Api<Deployment> = Api::namespaced(env.client.clone(), "default");
     for deployment in [shop("web", 20), shop("database", 1)] {
         deployments.create(&PostParams::default(), &deployment).await.unwrap();
     }
-    let budgets: Api<PodDisruptionBudget> = Api::namespaced(world.client.clone(), "default");
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(env.client.clone(), "default");
     let budget = objects::pdb("database").min_available("1").build();
     budgets.create(&PostParams::default(), &budget).await.unwrap();
-    world.until_available("default").await;
+    env.until_available("default").await;
 
-    world.maintain("pretended", "pretended-1").await;
+    env.maintain("simulated", "simulated-1").await;
     let held_up = |m: &NodeMaintenance| {
         let drain = m.status.as_ref().and_then(|status| status.drain_status.as_ref());
         drain.is_some_and(|drain| drain.pods_left == 1 && drain.pods_evacuated == 20)
     };
-    let waits =
-        wait::present(world.maintenances(), "pretended", "waits for the database", SOON, held_up).await;
-    world.explained(waits).await;
+    let waits = wait::present(env.maintenances(), "simulated", "waits for the database", SOON, held_up).await;
+    env.explained(waits).await;
     let ours = "app.kubernetes.io/component in (evacuation-controller, maintenance-controller)";
     let kill = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
-    world.pods(NAMESPACE).delete_collection(&kill, &ListParams::default().labels(ours)).await.unwrap();
+    env.pods(NAMESPACE).delete_collection(&kill, &ListParams::default().labels(ours)).await.unwrap();
     budgets.delete("database", &DeleteParams::default()).await.unwrap();
-    world.until_drained("pretended").await;
-    let maintenance = world.maintenances().get("pretended").await.unwrap();
+    env.until_drained("simulated").await;
+    let maintenance = env.maintenances().get("simulated").await.unwrap();
     let drain = maintenance.status.unwrap().drain_status.unwrap();
     assert_eq!(drain.pods_left, 0);
-    // The database may have left while nobody was there to count it.
+    // The database may have left while no controller was running to count it.
     assert!((20..=21).contains(&drain.pods_evacuated), "{drain:?}");
-    world.complete("pretended").await;
+    env.complete("simulated").await;
     for name in ["web", "database"] {
         deployments.delete(name, &DeleteParams::foreground()).await.unwrap();
         wait::gone(deployments.clone(), name, SOON).await.unwrap();
     }
-    world.until_available(NAMESPACE).await;
+    env.until_available(NAMESPACE).await;
 }
 
-/// Pods of our own have to leave like all others, and somebody has to see to that meanwhile.
-async fn a_real_node_is_drained_with_our_own_pods_on_it(world: &World) {
+/// Controller pods have to leave like all others, and the remaining ones continue the drain.
+async fn real_node_is_drained_with_controllers_on_it(env: &TestEnv) {
     let sleepers = objects::deployment("sleepers")
         .replicas(4)
         .pods(|pod| pod.grace(1).with(|spec| spec.containers[0].image = Some(real_node::SLEEPER.to_owned())));
-    let deployments: Api<Deployment> = Api::namespaced(world.client.clone(), "default");
+    let deployments: Api<Deployment> = Api::namespaced(env.client.clone(), "default");
     deployments.create(&PostParams::default(), &sleepers.build()).await.unwrap();
-    world.until_available("default").await;
-    let services = world.places(NAMESPACE).await;
-    assert_eq!(services, ["real-1", "real-2"].map(String::from).into(), "ours are on both nodes");
+    env.until_available("default").await;
+    let services = env.nodes_with_pods(NAMESPACE).await;
+    assert_eq!(services, ["real-1", "real-2"].map(String::from).into(), "controllers run on both nodes");
 
-    world.maintain("real", "real-2").await;
-    world.until_drained("real").await;
+    env.maintain("real", "real-2").await;
+    env.until_drained("real").await;
     for namespace in [NAMESPACE, "default"] {
-        world.until_available(namespace).await;
-        assert_eq!(world.places(namespace).await, ["real-1".to_owned()].into());
+        env.until_available(namespace).await;
+        assert_eq!(env.nodes_with_pods(namespace).await, ["real-1".to_owned()].into());
     }
-    world.complete("real").await;
+    env.complete("real").await;
     deployments.delete("sleepers", &DeleteParams::foreground()).await.unwrap();
     wait::gone(deployments, "sleepers", SOON).await.unwrap();
 }
 
-/// Everything in the cluster that could be ours, by kind and name. What comes and goes by itself is left out.
-async fn traces(world: &World) -> BTreeSet<String> {
-    let listed = world.cluster.kubectl(&["api-resources", "--verbs=list", "--output=name"]).await.unwrap();
+/// Everything in the cluster that could be ours, by kind and name, without objects that change on their own.
+async fn cluster_objects(env: &TestEnv) -> BTreeSet<String> {
+    let listed = env.cluster.kubectl(&["api-resources", "--verbs=list", "--output=name"]).await.unwrap();
     let passing =
         ["events", "leases", "pods", "endpointslices", "controllerrevisions", "nodes", "namespaces"];
     let kinds: Vec<_> = listed
@@ -161,18 +160,18 @@ async fn traces(world: &World) -> BTreeSet<String> {
         .filter(|kind| !passing.iter().any(|name| kind.split('.').next() == Some(name)))
         .collect();
     let args = ["get", &kinds.join(","), "--all-namespaces", "--output=name"];
-    let output = world.cluster.kubectl(&args).await.unwrap().success().unwrap();
+    let output = env.cluster.kubectl(&args).await.unwrap().success().unwrap();
     let leases = ["get", "leases", "--namespace", NAMESPACE, "--output=name", "--ignore-not-found"];
-    let leases = world.cluster.kubectl(&leases).await.unwrap().stdout;
+    let leases = env.cluster.kubectl(&leases).await.unwrap().stdout;
     // Every namespace gets these.
     let of_namespace = ["serviceaccount/default", "configmap/kube-root-ca.crt"];
     let all = output.lines().chain(leases.lines()).filter(|name| !of_namespace.contains(name));
     all.map(str::to_owned).collect()
 }
 
-/// What nodes carry that a maintenance changes.
-async fn node_marks(world: &World) -> BTreeSet<String> {
-    let nodes = world.nodes().list(&ListParams::default()).await.unwrap();
+/// The fields of nodes that a maintenance changes.
+async fn node_fields(env: &TestEnv) -> BTreeSet<String> {
+    let nodes = env.nodes().list(&ListParams::default()).await.unwrap();
     let marks = nodes.items.iter().flat_map(|node| {
         let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
         let conditions = conditions.map(|condition| condition.type_.clone());

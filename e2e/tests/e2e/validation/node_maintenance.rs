@@ -1,4 +1,4 @@
-//! NodeMaintenance: what is refused, and its good twins.
+//! NodeMaintenance: invalid objects and their valid counterparts.
 
 use kube::Api;
 use kube::core::ApiResource;
@@ -8,7 +8,7 @@ use haulout_api_types::NodeMaintenance;
 use haulout_api_types::drain_plan::normalise;
 use haulout_api_types::node_maintenance::DrainPlanEntry;
 
-use super::{Case, judge};
+use super::{Case, check_cases};
 use crate::support::shared;
 
 fn with(spec: Value) -> Value {
@@ -40,20 +40,20 @@ fn labelled(selector: Value) -> Value {
 async fn check(prefix: &str, cases: Vec<Case>) {
     let cluster = shared().await;
     let resource = ApiResource::erase::<NodeMaintenance>(&());
-    judge(&Api::all_with(cluster.client().await.unwrap(), &resource), &resource, prefix, cases).await;
+    check_cases(&Api::all_with(cluster.client().await.unwrap(), &resource), &resource, prefix, cases).await;
 }
 
 #[tokio::test]
-async fn bad_node_selectors_are_refused() {
+async fn invalid_node_selectors_are_rejected() {
     check(
         "selector",
         vec![
             Case::create("nothing but a selector", with(json!({}))),
             Case::create("no selector", json!({"metadata": {}, "spec": {}}))
-                .refused("spec.nodeSelector: Required value"),
-            Case::create("no spec", json!({"metadata": {}})).refused("spec: Required value"),
+                .rejected("spec.nodeSelector: Required value"),
+            Case::create("no spec", json!({"metadata": {}})).rejected("spec: Required value"),
             Case::create("no terms", with(json!({"nodeSelector": {"nodeSelectorTerms": []}})))
-                .refused("should have at least 1 items"),
+                .rejected("should have at least 1 items"),
             Case::create("an empty term", with(json!({"nodeSelector": {"nodeSelectorTerms": [{}]}}))),
             Case::create(
                 "several names",
@@ -63,55 +63,55 @@ async fn bad_node_selectors_are_refused() {
                 "another field",
                 by_field(json!({"key": "metadata.uid", "operator": "In", "values": ["a"]})),
             )
-            .refused("supported values: \"metadata.name\""),
+            .rejected("supported values: \"metadata.name\""),
             Case::create(
                 "a field that exists",
                 by_field(json!({"key": "metadata.name", "operator": "Exists"})),
             )
-            .refused("supported values: \"In\", \"NotIn\""),
+            .rejected("supported values: \"In\", \"NotIn\""),
             Case::create(
                 "an operator in lower case",
                 by_label(json!({"key": "a", "operator": "in", "values": ["x"]})),
             )
-            .refused("Unsupported value: \"in\""),
+            .rejected("Unsupported value: \"in\""),
             Case::create("In without values", by_label(json!({"key": "a", "operator": "In"})))
-                .refused("operators In and NotIn need at least one value"),
+                .rejected("operators In and NotIn need at least one value"),
             Case::create(
                 "NotIn with no values",
                 by_label(json!({"key": "a", "operator": "NotIn", "values": []})),
             )
-            .refused("operators In and NotIn need at least one value"),
+            .rejected("operators In and NotIn need at least one value"),
             Case::create(
                 "Exists with values",
                 by_label(json!({"key": "a", "operator": "Exists", "values": ["x"]})),
             )
-            .refused("operators Exists and DoesNotExist take no values"),
+            .rejected("operators Exists and DoesNotExist take no values"),
             Case::create(
                 "Gt with a number",
                 by_label(json!({"key": "a", "operator": "Gt", "values": ["-7"]})),
             ),
             Case::create("Gt with a word", by_label(json!({"key": "a", "operator": "Gt", "values": ["x"]})))
-                .refused("operators Gt and Lt need exactly one value, a whole number"),
+                .rejected("operators Gt and Lt need exactly one value, a whole number"),
             Case::create(
                 "Lt with two",
                 by_label(json!({"key": "a", "operator": "Lt", "values": ["1", "2"]})),
             )
-            .refused("operators Gt and Lt need exactly one value, a whole number"),
+            .rejected("operators Gt and Lt need exactly one value, a whole number"),
             Case::create(
                 "a key with a prefix",
                 by_label(json!({"key": "example.com/a_B.c", "operator": "Exists"})),
             ),
             Case::create("a key with a space", by_label(json!({"key": "a b", "operator": "Exists"})))
-                .refused("matchExpressions[0].key: Invalid value: \"a b\""),
+                .rejected("matchExpressions[0].key: Invalid value: \"a b\""),
         ],
     )
     .await;
 }
 
 #[tokio::test]
-async fn bad_drain_plans_are_refused() {
+async fn invalid_drain_plans_are_rejected() {
     let many = |count: i32| plan((0..count).map(|i| json!({"podPriority": i})).collect());
-    // As large as the schema lets it be, to show that the rules fit the API server's budget.
+    // The largest plan that the schema allows, to show that the rules fit the API server's cost budget.
     let values: Vec<_> = (0..100).map(|i| format!("{i:x>60}")).collect();
     let large = json!({"matchExpressions": vec![json!({"key": "example.com/key", "operator": "In", "values": values}); 1]});
     let largest: Value =
@@ -126,32 +126,32 @@ async fn bad_drain_plans_are_refused() {
             {"podPriority": 5, "podSelector": {"matchLabels": {"app": "y"}}}
         ]))),
         Case::create("the same entry twice", plan(json!([{"podPriority": 5}, {"podPriority": 6}, {"podPriority": 5}])))
-            .refused_at("spec.drainPlan", "drainPlan must not have the same entry twice"),
+            .rejected_at("spec.drainPlan", "drainPlan must not have the same entry twice"),
         Case::create("the same entry, once by default", plan(json!([{"podPriority": 5}, {"podPriority": 5, "podType": "Default"}])))
-            .refused("drainPlan must not have the same entry twice"),
+            .rejected("drainPlan must not have the same entry twice"),
         Case::create("the same selector twice", plan(json!([
             {"podPriority": 5, "podSelector": {"matchLabels": {"app": "x"}}},
             {"podPriority": 5, "podSelector": {"matchLabels": {"app": "x"}}}
-        ]))).refused("drainPlan must not have the same entry twice"),
-        Case::create("no priority", plan(json!([{"podType": "Default"}]))).refused("spec.drainPlan[0].podPriority: Required value"),
-        Case::create("too high a priority", plan(json!([{"podPriority": 2_147_483_648_i64}]))).refused("spec.drainPlan[0].podPriority"),
-        Case::create("too low a priority", plan(json!([{"podPriority": -2_147_483_649_i64}]))).refused("spec.drainPlan[0].podPriority"),
+        ]))).rejected("drainPlan must not have the same entry twice"),
+        Case::create("no priority", plan(json!([{"podType": "Default"}]))).rejected("spec.drainPlan[0].podPriority: Required value"),
+        Case::create("too high a priority", plan(json!([{"podPriority": 2_147_483_648_i64}]))).rejected("spec.drainPlan[0].podPriority"),
+        Case::create("too low a priority", plan(json!([{"podPriority": -2_147_483_649_i64}]))).rejected("spec.drainPlan[0].podPriority"),
         Case::create("an unknown type", plan(json!([{"podPriority": 5, "podType": "Job"}])))
-            .refused("supported values: \"Default\", \"DaemonSet\", \"Static\""),
+            .rejected("supported values: \"Default\", \"DaemonSet\", \"Static\""),
         Case::create("a good selector", labelled(json!({"matchLabels": {"example.com/app": ""}}))),
         Case::create("a label key with a space", labelled(json!({"matchLabels": {"a b": "x"}})))
-            .refused("every key of matchLabels must be a label key, such as app or example.com/app"),
+            .rejected("every key of matchLabels must be a label key, such as app or example.com/app"),
         Case::create("a label value with a space", labelled(json!({"matchLabels": {"app": "a b"}})))
-            .refused("podSelector.matchLabels.app: Invalid value: \"a b\""),
+            .rejected("podSelector.matchLabels.app: Invalid value: \"a b\""),
         Case::create("Gt for labels of pods", labelled(json!({"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["1"]}]})))
-            .refused("Unsupported value: \"Gt\""),
+            .rejected("Unsupported value: \"Gt\""),
         Case::create("a hundred entries", many(100)),
-        Case::create("a hundred and one", many(101)).refused("drainPlan can have at most 100 entries besides the default ones"),
-        Case::create("very many", many(113)).refused("spec.drainPlan: Too many: 113: must have at most 112 items"),
+        Case::create("a hundred and one", many(101)).rejected("drainPlan can have at most 100 entries besides the default ones"),
+        Case::create("very many", many(113)).rejected("spec.drainPlan: Too many: 113: must have at most 112 items"),
         Case::create("a label without a value", labelled(json!({"matchLabels": {"app": null}})))
-            .refused("every label in matchLabels needs a value; an empty one is written \"\""),
-        Case::create("a label without a value beside one with", labelled(json!({"matchLabels": {"app": null, "b": "c"}})))
-            .refused("every label in matchLabels needs a value"),
+            .rejected("every label in matchLabels needs a value; an empty one is written \"\""),
+        Case::create("a label without a value and one with", labelled(json!({"matchLabels": {"app": null, "b": "c"}})))
+            .rejected("every label in matchLabels needs a value"),
         Case::create("a very large plan", plan(largest.clone())),
         Case::update("a change to a very large plan", plan(largest), json!({"spec": {"stage": "Drain"}})),
     ])
@@ -159,28 +159,28 @@ async fn bad_drain_plans_are_refused() {
 }
 
 #[tokio::test]
-async fn illegal_stages_are_refused() {
+async fn invalid_stage_transitions_are_rejected() {
     let at = |stage: &str| with(json!({"stage": stage}));
     let to = |stage: &str| json!({"spec": {"stage": stage}});
     let mut cases = vec![
         Case::create("an unknown stage", at("Uncordon"))
-            .refused("supported values: \"Idle\", \"Cordon\", \"Drain\", \"Complete\""),
+            .rejected("supported values: \"Idle\", \"Cordon\", \"Drain\", \"Complete\""),
         Case::update("back to the default", at("Drain"), json!({"spec": {"stage": null}}))
-            .refused_at("spec.stage", "stage cannot go from Drain to Idle: after Drain comes only Complete"),
+            .rejected_at("spec.stage", "stage cannot go from Drain to Idle: after Drain comes only Complete"),
         Case::update("from the default", with(json!({})), to("Cordon")),
         Case::create("a limit for volumes", with(json!({"volumeDetachTimeoutSeconds": 1}))),
         Case::create("no time for volumes", with(json!({"volumeDetachTimeoutSeconds": 0})))
-            .refused("spec.volumeDetachTimeoutSeconds"),
+            .rejected("spec.volumeDetachTimeoutSeconds"),
         Case::create(
             "too much time for volumes",
             with(json!({"volumeDetachTimeoutSeconds": 2_147_483_648_i64})),
         )
-        .refused("spec.volumeDetachTimeoutSeconds"),
+        .rejected("spec.volumeDetachTimeoutSeconds"),
         Case::create("a time to live", with(json!({"ttlSecondsAfterComplete": 0}))),
         Case::create("a negative time to live", with(json!({"ttlSecondsAfterComplete": -1})))
-            .refused("spec.ttlSecondsAfterComplete"),
+            .rejected("spec.ttlSecondsAfterComplete"),
         Case::create("too long a time to live", with(json!({"ttlSecondsAfterComplete": 2_147_483_648_i64})))
-            .refused("spec.ttlSecondsAfterComplete"),
+            .rejected("spec.ttlSecondsAfterComplete"),
         Case::update(
             "another time to live",
             with(json!({"ttlSecondsAfterComplete": 5})),
@@ -188,7 +188,7 @@ async fn illegal_stages_are_refused() {
         ),
         Case::create("autoscalers", with(json!({"holdAutoscalers": true}))),
         Case::create("autoscalers in words", with(json!({"holdAutoscalers": "yes"})))
-            .refused("spec.holdAutoscalers"),
+            .rejected("spec.holdAutoscalers"),
         Case::update(
             "autoscalers after all",
             with(json!({"holdAutoscalers": false})),
@@ -196,7 +196,7 @@ async fn illegal_stages_are_refused() {
         ),
         Case::create("a reason", with(json!({"reason": "x".repeat(1024)}))),
         Case::create("a very long reason", with(json!({"reason": "x".repeat(1025)})))
-            .refused("spec.reason: Too long"),
+            .rejected("spec.reason: Too long"),
         Case::update("another reason", with(json!({"reason": "x"})), json!({"spec": {"reason": "y"}})),
     ];
     let stages = ["Idle", "Cordon", "Drain", "Complete"];
@@ -207,10 +207,10 @@ async fn illegal_stages_are_refused() {
             cases.push(match (i <= j, from) {
                 (true, _) => case,
                 (false, "Cordon") => {
-                    case.refused("stage cannot go from Cordon to Idle: after Cordon come Drain and Complete")
+                    case.rejected("stage cannot go from Cordon to Idle: after Cordon come Drain and Complete")
                 }
-                (false, "Drain") => case.refused(": after Drain comes only Complete"),
-                (false, _) => case.refused(": Complete is the last stage, create another NodeMaintenance"),
+                (false, "Drain") => case.rejected(": after Drain comes only Complete"),
+                (false, _) => case.rejected(": Complete is the last stage, create another NodeMaintenance"),
             });
         }
     }
@@ -218,7 +218,7 @@ async fn illegal_stages_are_refused() {
 }
 
 #[tokio::test]
-async fn nodes_and_plan_are_fixed_at_creation() {
+async fn nodes_and_plan_are_immutable() {
     let planned = || plan(json!([{"podPriority": 5}]));
     let fixed = "drainPlan is immutable: complete this NodeMaintenance and create one with the new plan";
     let spec = |spec: Value| json!({"spec": spec});
@@ -230,26 +230,26 @@ async fn nodes_and_plan_are_fixed_at_creation() {
     };
     check("fixed", vec![
         Case::update("other nodes", with(json!({})), spec(json!({"nodeSelector": selector(json!({"key": "b", "operator": "Exists"}))})))
-            .refused_at("spec.nodeSelector", "nodeSelector is immutable: create another NodeMaintenance for other nodes"),
-        Case::update("no nodes", with(json!({})), spec(json!({"nodeSelector": null}))).refused("spec.nodeSelector: Required value"),
-        Case::update("another plan", planned(), spec(json!({"drainPlan": [{"podPriority": 6}]}))).refused(fixed),
-        Case::update("no plan", planned(), spec(json!({"drainPlan": null}))).refused(fixed),
-        Case::update("an emptied plan", planned(), spec(json!({"drainPlan": []}))).refused(fixed),
-        Case::update("a plan at last", with(json!({})), spec(json!({"drainPlan": [{"podPriority": 6}]}))).refused(fixed),
-        Case::update("a longer plan", planned(), spec(json!({"drainPlan": [{"podPriority": 5}, {"podPriority": 6}]}))).refused(fixed),
+            .rejected_at("spec.nodeSelector", "nodeSelector is immutable: create another NodeMaintenance for other nodes"),
+        Case::update("no nodes", with(json!({})), spec(json!({"nodeSelector": null}))).rejected("spec.nodeSelector: Required value"),
+        Case::update("another plan", planned(), spec(json!({"drainPlan": [{"podPriority": 6}]}))).rejected(fixed),
+        Case::update("no plan", planned(), spec(json!({"drainPlan": null}))).rejected(fixed),
+        Case::update("an emptied plan", planned(), spec(json!({"drainPlan": []}))).rejected(fixed),
+        Case::update("a plan at last", with(json!({})), spec(json!({"drainPlan": [{"podPriority": 6}]}))).rejected(fixed),
+        Case::update("a longer plan", planned(), spec(json!({"drainPlan": [{"podPriority": 5}, {"podPriority": 6}]}))).rejected(fixed),
         Case::update("the same plan and the next stage", planned(), spec(json!({"drainPlan": [{"podPriority": 5}], "stage": "Drain"}))),
         Case::update("the default entries added, as admission may", planned(), spec(json!({"drainPlan": full(&[5])}))),
         Case::update("the manifest applied again after that", plan(full(&[5])), spec(json!({"drainPlan": [{"podPriority": 5}]}))),
         Case::update("a default entry added twice", planned(), spec(json!({"drainPlan": [{"podPriority": 5}, {"podPriority": 1_000_000_000}, {"podPriority": 1_000_000_000}]})))
-            .refused("drainPlan must not have the same entry twice"),
-        Case::update("the default entries added, and another", planned(), spec(json!({"drainPlan": full(&[5, 6])}))).refused(fixed),
+            .rejected("drainPlan must not have the same entry twice"),
+        Case::update("the default entries added, and another", planned(), spec(json!({"drainPlan": full(&[5, 6])}))).rejected(fixed),
         Case::update("an empty plan for none", with(json!({})), spec(json!({"drainPlan": []}))),
     ])
     .await;
 }
 
 #[tokio::test]
-async fn statuses_are_checked_too() {
+async fn status_is_validated() {
     let condition = |kind: &str| json!({"type": kind, "status": "True", "reason": "X", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
     let blocker = json!({"node": "n", "reason": "X", "message": "m", "since": "2026-01-01T00:00:00Z"});
     let status = |status: Value| json!({"status": status});
@@ -266,7 +266,7 @@ async fn statuses_are_checked_too() {
                 with(json!({})),
                 [status(json!({"conditions": [condition("Drained"), condition("Drained")]}))],
             )
-            .refused("status.conditions[1]: Duplicate value"),
+            .rejected("status.conditions[1]: Duplicate value"),
             Case::status(
                 "twenty blockers",
                 with(json!({})),
@@ -277,13 +277,13 @@ async fn statuses_are_checked_too() {
                 with(json!({})),
                 [status(json!({"drainStatus": {"blockers": vec![blocker; 21]}}))],
             )
-            .refused("status.drainStatus.blockers: Too many"),
+            .rejected("status.drainStatus.blockers: Too many"),
             Case::status(
                 "a long message",
                 with(json!({})),
                 [status(json!({"drainStatus": {"drainMessage": "x".repeat(32769)}}))],
             )
-            .refused("status.drainStatus.drainMessage: Too long"),
+            .rejected("status.drainStatus.drainMessage: Too long"),
         ],
     )
     .await;

@@ -1,4 +1,4 @@
-//! Replicas that die, stop or hang, and a webhook that is not there at all.
+//! Replicas that die, stop or hang, and a webhook that is down.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::{SOON, ask, cluster};
 
-/// Which of the replicas the API server talks to.
+/// Returns the replica that the API server uses first.
 async fn busiest(replicas: Vec<Service>) -> (Service, Service) {
     let mut counted = Vec::new();
     for replica in replicas {
@@ -40,13 +40,13 @@ async fn requests_succeed_with_one_replica() {
     }
     let (busy, other) = busiest(replicas).await;
     busy.kill().unwrap();
-    // What was under way at that moment is lost; a second later nothing is.
+    // Requests in flight at that moment are lost; a second later, none is.
     tokio::time::sleep(Duration::from_secs(1)).await;
     for number in 0..200 {
         ask(&api).await.unwrap_or_else(|error| panic!("request {number} after the kill: {error}"));
     }
 
-    // One that is told to stop loses nothing at all, although new connections come for a while.
+    // A replica that stops gracefully loses no request, although new connections arrive for a while.
     let successor = webhook.start(&cluster, &[]).await.unwrap();
     let over = Arc::new(AtomicBool::new(false));
     let asked = Arc::new(AtomicUsize::new(0));
@@ -60,8 +60,8 @@ async fn requests_succeed_with_one_replica() {
         }
     });
     other.signal(Signal::TERM).unwrap();
-    wait::eventually("it is no longer ready", SOON, async || {
-        // At the very end it does not answer at all.
+    wait::eventually("the replica is not ready", SOON, async || {
+        // At the very end, it does not answer at all.
         let answer = other.get("/readyz").await.unwrap_or_default();
         Ok((!answer.starts_with("HTTP/1.1 200 ")).then_some(()))
     })
@@ -85,7 +85,7 @@ async fn requests_succeed_with_one_replica() {
 }
 
 #[tokio::test]
-async fn only_foreign_writes_wait_without_the_webhook() {
+async fn only_foreign_writes_fail_without_the_webhook() {
     let cluster = Cluster::builder().name("webhook-down").boot().await.unwrap();
     let client = cluster.client().await.unwrap();
     let (_webhook, replica) = Webhook::with_replica(&cluster).await.unwrap();
@@ -126,7 +126,7 @@ async fn only_foreign_writes_wait_without_the_webhook() {
     let own = cluster.client_from(&account, "haulout-evacuation-controller").await.unwrap();
     let own: Api<Evacuation> = Api::namespaced(own, "down");
 
-    // First it hangs, then it is gone.
+    // First the webhook hangs, then it is down.
     for how in ["hangs", "is gone"] {
         if how == "hangs" {
             replica.pause().unwrap();
@@ -152,12 +152,12 @@ async fn only_foreign_writes_wait_without_the_webhook() {
         kubectl(&["cordon", "down-1"]).await.unwrap();
         kubectl(&["uncordon", "down-1"]).await.unwrap();
 
-        // Our own controllers go on: what they write does not wait.
+        // Our own controllers continue: their writes bypass the webhook.
         let counter = json!({"status": {"failedEvictionCounter": if how == "hangs" { 1 } else { 2 }}});
         own.patch_status(&evacuation, &PatchParams::default(), &Patch::Merge(counter)).await.unwrap();
     }
 
-    // The namespace goes with its Evacuation, whose finalizer our controller removes.
+    // The namespace is deleted with its Evacuation, whose finalizer our controller removes.
     kubectl(&["delete", "namespace", "down", "--wait=false"]).await.unwrap();
     let release = json!({"metadata": {"finalizers": null}});
     own.patch(&evacuation, &PatchParams::default(), &Patch::Merge(release)).await.unwrap();

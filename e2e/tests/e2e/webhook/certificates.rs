@@ -1,4 +1,4 @@
-//! Renewals under load, and certificates that others made.
+//! Renewals under load, and certificates from other sources.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -26,7 +26,7 @@ const REQUESTS: usize = 2_000;
 const RENEWALS: usize = 2;
 const IN_FLIGHT: usize = 4;
 
-/// What the API server is told to trust.
+/// The CA bundle that the API server uses.
 async fn bundle(client: &Client) -> Vec<u8> {
     let api: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
     let configuration = api.get(CONFIGURATION).await.unwrap();
@@ -34,7 +34,7 @@ async fn bundle(client: &Client) -> Vec<u8> {
     webhook.client_config.ca_bundle.unwrap_or_default().0
 }
 
-/// A handshake as an API server with no open connection would make it; gives the certificate that it was shown.
+/// Makes a handshake like an API server without an open connection. Returns the certificate of the server.
 async fn handshake(client: &Client, replica: std::net::SocketAddr) -> anyhow::Result<Vec<u8>> {
     let mut roots = RootCertStore::empty();
     for root in CertificateDer::pem_slice_iter(&bundle(client).await) {
@@ -58,29 +58,29 @@ async fn no_request_fails_during_certificate_renewal() {
         [webhook.start(&cluster, &short).await.unwrap(), webhook.start(&cluster, &short).await.unwrap()];
     Webhook::reachable(&cluster).await.unwrap();
 
-    // The API server keeps its connections; somebody who opens new ones all the time sees every moment.
+    // The API server keeps its connections. A client that opens new ones all the time covers every moment.
     let renewals = Arc::new(AtomicUsize::new(0));
     let over = Arc::new(AtomicBool::new(false));
     let addresses = replicas.each_ref().map(|replica| webhook::address(replica).unwrap());
     let connecting = tokio::spawn({
         let (client, renewals, over) = (client.clone(), Arc::clone(&renewals), Arc::clone(&over));
         async move {
-            let mut seen = vec![Vec::new(); addresses.len()];
+            let mut latest = vec![Vec::new(); addresses.len()];
             let mut handshakes = 0_usize;
             while !over.load(Ordering::Relaxed) {
                 for (number, address) in addresses.into_iter().enumerate() {
-                    let shown = handshake(&client, address).await.expect("a handshake");
+                    let certificate = handshake(&client, address).await.expect("a handshake");
                     handshakes += 1;
-                    if seen[number] != shown {
-                        let first = seen[number].is_empty();
-                        seen[number] = shown;
-                        // Counted by one replica: the other has to follow, or the handshake fails in the end.
+                    if latest[number] != certificate {
+                        let first = latest[number].is_empty();
+                        latest[number] = certificate;
+                        // Counted for one replica: the other has to follow, otherwise a handshake fails.
                         renewals.fetch_add(usize::from(number == 0 && !first), Ordering::Relaxed);
                     }
                 }
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
-            (seen, handshakes)
+            (latest, handshakes)
         }
     });
 
@@ -95,13 +95,13 @@ async fn no_request_fails_during_certificate_renewal() {
         requests += IN_FLIGHT;
         assert!(tokio::time::Instant::now() < deadline, "{requests} requests, {renewals:?} renewals");
         assert!(!connecting.is_finished(), "a handshake failed: see above");
-        // Spread over the renewals.
+        // Distributes requests over the renewals.
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     over.store(true, Ordering::Relaxed);
-    let (seen, handshakes) = connecting.await.unwrap();
+    let (latest, handshakes) = connecting.await.unwrap();
     assert!(handshakes > 100, "only {handshakes} handshakes");
-    assert!(seen.iter().all(|shown| !shown.is_empty()));
+    assert!(latest.iter().all(|certificate| !certificate.is_empty()));
     for replica in &replicas {
         assert!(replica.metric("haulout_certificate_expiry_timestamp_seconds").await.unwrap() > 0.0);
     }
@@ -118,7 +118,7 @@ async fn secret_and_ca_bundles_are_restored() {
     let certificate = |secret: &Secret| secret.data.as_ref().unwrap()["tls.crt"].0.clone();
     let before = secrets.get(SECRET).await.unwrap();
 
-    // Deleted or spoiled, it comes back as it was: a new one would not be trusted yet.
+    // Deleted or corrupted, the Secret is restored with the same content: a new certificate would not be trusted yet.
     secrets.delete(SECRET, &DeleteParams::default()).await.unwrap();
     let uid = before.metadata.uid.clone();
     let is_back = |secret: &Secret| secret.metadata.uid != uid;
@@ -135,7 +135,7 @@ async fn secret_and_ca_bundles_are_restored() {
         .await
         .unwrap();
 
-    // A configuration that is new, or whose bundle somebody has overwritten, is told whom to trust.
+    // A new configuration, or one whose bundle was overwritten, gets the CA bundle.
     let trusted = bundle(&client).await;
     let wait_for_trust = async || {
         wait::eventually("the configuration trusts the webhook", SOON, async || {
@@ -162,7 +162,7 @@ async fn secret_and_ca_bundles_are_restored() {
     wait_for_trust().await;
     Webhook::reachable(&cluster).await.unwrap();
 
-    // At rest nothing is written.
+    // At rest, nothing is written.
     let writes = async || replica.metric_where("rest_client_requests_total", "verb=\"patch\"").await.unwrap();
     let patches = writes().await;
     assert!(patches <= 6.0, "{patches} patches");
@@ -170,7 +170,7 @@ async fn secret_and_ca_bundles_are_restored() {
     cluster.shutdown().await;
 }
 
-/// Puts back what was deleted, with the values that there were.
+/// Restores what was deleted, with the same values.
 async fn reinstall(cluster: &Handle) {
     let chart = haulout_e2e::repository().join("charts/haulout");
     let chart = chart.display().to_string();
@@ -204,8 +204,8 @@ async fn provided_certificate_files_are_reloaded() {
 
     put(&first.certificate, &second.key);
     let error = webhook.start(&cluster, &["--cert-dir", &dir]).await.unwrap_err();
-    let told = format!("{error:#}");
-    assert!(told.contains("tls.key is not the key of the certificate in tls.crt"), "{told}");
+    let message = format!("{error:#}");
+    assert!(message.contains("tls.key does not belong to the certificate in tls.crt"), "{message}");
 
     put(&first.certificate, &first.key);
     let replica = webhook.start(&cluster, &["--cert-dir", &dir]).await.unwrap();
@@ -216,8 +216,11 @@ async fn provided_certificate_files_are_reloaded() {
     assert_eq!(handshake(&client, address).await.unwrap(), der(&first.certificate));
 
     put("nonsense", &first.key);
-    wait::eventually("the bad file is told of", SOON, async || {
-        Ok(replica.text().contains("the old certificate is served on").then_some(()))
+    wait::eventually("the invalid file is reported", SOON, async || {
+        Ok(replica
+            .text()
+            .contains("failed to load the new certificate; keeping the previous one")
+            .then_some(()))
     })
     .await
     .unwrap();

@@ -1,4 +1,4 @@
-//! The optional check that only API servers with a certificate for it are let in.
+//! The optional check that only API servers with a client certificate are accepted.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -19,7 +19,8 @@ use tokio_rustls::TlsConnector;
 
 use super::ask;
 
-/// Tells API servers to show this certificate to all webhooks; gives the path for `--admission-control-config-file`.
+/// Configures API servers to present this certificate to all webhooks. Returns the path for
+/// `--admission-control-config-file`.
 fn admission_configuration(folder: &Path, credentials: &Credentials) -> String {
     let file = |name: &str, text: &str| {
         let path = folder.join(name);
@@ -44,7 +45,7 @@ fn admission_configuration(folder: &Path, credentials: &Credentials) -> String {
     file("admission.yaml", &admission.to_string())
 }
 
-/// What the webhook answers to somebody with this certificate; an error if it hangs up.
+/// The webhook's answer to a client with this certificate; an error if it closes the connection.
 async fn answer(
     address: SocketAddr,
     roots: &RootCertStore,
@@ -62,7 +63,7 @@ async fn answer(
     let name = ServerName::try_from("127.0.0.1").unwrap();
     let stream = TcpStream::connect(address).await?;
     let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
-    // With TLS 1.3 it takes a client's first words to learn what the server thinks of its certificate.
+    // With TLS 1.3, a client learns only after its first bytes whether the server accepts its certificate.
     stream
         .write_all(
             b"POST /validate/pods HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",
@@ -105,8 +106,8 @@ async fn client_ca_admits_only_the_api_server() {
     for (who, credentials) in
         [("nobody", None), ("another name", Some(&other_name)), ("another authority", Some(&other_authority))]
     {
-        let refused = answer(address, &roots, credentials).await;
-        assert!(refused.is_err(), "{who}: {refused:?}");
+        let rejected = answer(address, &roots, credentials).await;
+        assert!(rejected.is_err(), "{who}: {rejected:?}");
     }
     drop(replica);
     cluster.shutdown().await;

@@ -1,4 +1,4 @@
-//! Garbage on the wire to the real program: all of it is answered or cut, and memory stays where it was.
+//! Invalid data on the wire to the real binary: everything is answered or disconnected, and memory does not grow.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl Client {
         self.connector.connect(name, stream).await.unwrap()
     }
 
-    /// The code of the answer and its body.
+    /// The status code of the answer and its body.
     async fn post(&self, path: &str, body: &[u8]) -> (u16, String) {
         let mut stream = self.connect().await;
         let length = body.len();
@@ -38,7 +38,7 @@ impl Client {
             "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
         );
         stream.write_all(head.as_bytes()).await.unwrap();
-        // A server that has seen enough answers before all is written.
+        // A server may answer before the whole body is written.
         let _ = stream.write_all(body).await;
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer).await;
@@ -66,7 +66,7 @@ fn review(resource: &str, group: &str, object: &Value) -> Value {
     })
 }
 
-/// The paths with what they are for.
+/// The paths and their kinds.
 const HOOKS: [(&str, &str, &str); 7] = [
     ("/mutate/evacuations", "evacuations", "evacuation.coordination.k8s.io"),
     ("/validate/evacuations", "evacuations", "evacuation.coordination.k8s.io"),
@@ -77,14 +77,14 @@ const HOOKS: [(&str, &str, &str); 7] = [
     ("/validate/nodes", "nodes", ""),
 ];
 
-/// Objects that are too much of something, as JSON.
-struct Monsters {
+/// Oversized objects, as JSON.
+struct OversizedObjects {
     deep: String,
     large: String,
     huge: String,
 }
 
-impl Monsters {
+impl OversizedObjects {
     fn new() -> Self {
         let broad = |labels: usize| {
             let labels: Vec<_> = (0..labels).map(|number| format!("\"l{number}\":\"\"")).collect();
@@ -95,8 +95,8 @@ impl Monsters {
     }
 }
 
-/// One of everything, to every path.
-async fn round(client: &Client, monsters: &Monsters) {
+/// Sends every kind of request to every path.
+async fn round(client: &Client, oversized: &OversizedObjects) {
     for (path, resource, group) in HOOKS {
         let fine = review(resource, group, &json!({"metadata": {"name": "x"}}));
         let without = |key: &str| {
@@ -118,11 +118,11 @@ async fn round(client: &Client, monsters: &Monsters) {
             ("no JSON", b"<xml/>".to_vec(), vec![400]),
             ("nothing", Vec::new(), vec![400]),
             ("invalid UTF-8", [with("\"").as_slice(), &[0xff, 0xfe]].concat(), vec![400]),
-            ("deep", with(&monsters.deep), vec![200]),
+            ("deep", with(&oversized.deep), vec![200]),
             ("deep and open", "[".repeat(3 << 20).into_bytes(), vec![400]),
-            ("large", with(&monsters.large), vec![200]),
-            // Where the answer overtakes the body, it can get lost.
-            ("a million labels", with(&monsters.huge), vec![413, 0]),
+            ("large", with(&oversized.large), vec![200]),
+            // If the answer overtakes the body, it can get lost.
+            ("a million labels", with(&oversized.huge), vec![413, 0]),
         ] {
             let (code, answer) = client.post(path, &body).await;
             assert!(expected.contains(&code), "{path}, {what}: {code} {answer}");
@@ -130,8 +130,8 @@ async fn round(client: &Client, monsters: &Monsters) {
     }
 }
 
-/// Two hundred that never finish their handshake, and two hundred that never finish their request.
-async fn hold_places(client: &Client) {
+/// Two hundred connections that never finish their handshake, and two hundred that never finish their request.
+async fn hold_connections(client: &Client) {
     let mut half_open = Vec::new();
     for _ in 0..200 {
         let mut stream = TcpStream::connect(client.address).await.unwrap();
@@ -146,19 +146,19 @@ async fn hold_places(client: &Client) {
         slow.push(stream);
     }
     for stream in half_open {
-        to_the_end(stream).await;
+        read_to_close(stream).await;
     }
     for stream in slow {
-        let answer = to_the_end(stream).await;
+        let answer = read_to_close(stream).await;
         assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
     }
 }
 
-/// What it sends until it closes the connection.
-async fn to_the_end(mut stream: impl AsyncRead + Unpin) -> String {
+/// Everything that the server sends until it closes the connection.
+async fn read_to_close(mut stream: impl AsyncRead + Unpin) -> String {
     let mut rest = Vec::new();
-    // A reset is an end, too.
-    let _ = tokio::time::timeout(SOON, stream.read_to_end(&mut rest)).await.expect("it is cut");
+    // A reset closes it, too.
+    let _ = tokio::time::timeout(SOON, stream.read_to_end(&mut rest)).await.expect("the server disconnects");
     String::from_utf8_lossy(&rest).into_owned()
 }
 
@@ -181,16 +181,16 @@ async fn garbage_requests_do_not_grow_memory() {
     let address = webhook::address(&replica).unwrap();
     let client = Client { connector: TlsConnector::from(Arc::new(config)), address };
 
-    let monsters = Monsters::new();
-    // The allocator keeps what it once had: what counts is that it does not need ever more.
+    let oversized = OversizedObjects::new();
+    // The allocator keeps memory that it had once. What counts is that usage does not keep growing.
     for _ in 0..2 {
-        round(&client, &monsters).await;
-        hold_places(&client).await;
+        round(&client, &oversized).await;
+        hold_connections(&client).await;
     }
     let before = resident_mib(&replica);
     for _ in 0..2 {
-        round(&client, &monsters).await;
-        hold_places(&client).await;
+        round(&client, &oversized).await;
+        hold_connections(&client).await;
     }
     wait::eventually("all connections are closed", SOON, async || {
         // The API server keeps one or two.

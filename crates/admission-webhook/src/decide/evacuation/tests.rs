@@ -1,4 +1,4 @@
-//! Tables and properties for what is filled into, and refused of, Evacuations.
+//! Table and property tests for defaults and validation of Evacuations.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ fn messages(verdict: &Verdict) -> Vec<&str> {
 
 /// The object after the patch.
 fn prepared(new: &Evacuation, pod: &ObjectMeta, served: &BTreeSet<String>) -> Evacuation {
-    let verdict = prepare(new, Some(pod), served);
+    let verdict = set_defaults(new, Some(pod), served);
     assert_eq!(verdict.violations, []);
     let mut object = serde_json::to_value(new).unwrap();
     json_patch::patch(&mut object, &verdict.patch).unwrap();
@@ -50,7 +50,7 @@ fn prepared(new: &Evacuation, pod: &ObjectMeta, served: &BTreeSet<String>) -> Ev
 }
 
 #[test]
-fn a_new_evacuation_gets_the_labels_and_evacuators_of_its_pod() {
+fn new_evacuation_gets_labels_and_evacuators_of_its_pod() {
     let pod = pod(
         UID,
         &[("a.example.com", "5"), ("b.example.com", "20000/x"), ("bad.example.com", "no")],
@@ -63,16 +63,16 @@ fn a_new_evacuation_gets_the_labels_and_evacuators_of_its_pod() {
     let classes: Vec<_> = done.spec.evacuators.iter().map(|e| e.evacuator_class.as_str()).collect();
     assert_eq!(classes, ["b.example.com", "statefulset.apps.k8s.io", "a.example.com"]);
 
-    let verdict = judge_new(&done, "shop", Some(&pod), &served);
-    assert_eq!(verdict.violations, [], "what we fill in is right");
+    let verdict = validate_new(&done, "shop", Some(&pod), &served);
+    assert_eq!(verdict.violations, [], "the defaults are valid");
     let key = format!("{EVACUATOR_ANNOTATION_PREFIX}bad.example.com");
     assert_eq!(verdict.warnings.len(), 1);
     assert!(verdict.warnings[0].starts_with(&format!("pod web-1: annotation {key}: the priority must be")));
-    assert_eq!(prepare(&done, Some(&pod), &served), Verdict::default(), "nothing is left to fill in");
+    assert_eq!(set_defaults(&done, Some(&pod), &served), Verdict::default(), "no default is missing");
 }
 
 #[test]
-fn given_evacuators_are_kept_and_must_be_those_of_the_pod() {
+fn given_evacuators_must_match_the_pod() {
     let pod = pod(UID, &[("a.example.com", "5"), ("b.example.com", "7/x")], &json!({}));
     let none = BTreeSet::new();
     let given = |evacuators: Value| evacuation(json!({"spec": {"evacuators": evacuators}}));
@@ -81,57 +81,57 @@ fn given_evacuators_are_kept_and_must_be_those_of_the_pod() {
         json!({"evacuatorClass": "b.example.com", "priority": 7, "role": "x"}),
     ];
     let same = given(json!([a, b]));
-    assert_eq!(prepare(&same, Some(&pod), &none), Verdict::default());
+    assert_eq!(set_defaults(&same, Some(&pod), &none), Verdict::default());
     assert_eq!(
-        judge_new(&same, "shop", Some(&pod), &none),
+        validate_new(&same, "shop", Some(&pod), &none),
         Verdict::default(),
         "their order does not matter"
     );
     for (wrong, shown) in [(json!([a]), "a.example.com (5)"), (json!([]), "none")] {
-        let verdict = judge_new(&given(wrong), "shop", Some(&pod), &none);
+        let verdict = validate_new(&given(wrong), "shop", Some(&pod), &none);
         assert_eq!(
             messages(&verdict),
             [format!(
-                "spec.evacuators: must be those of pod web-1, which are b.example.com (7/x), a.example.com (5), and \
-                 not {shown}: leave it out and it is filled in"
+                "spec.evacuators: must match the evacuators of pod web-1: expected b.example.com (7/x), a.example.com \
+                 (5), got {shown}; omit the field to use the pod's"
             )]
         );
     }
 }
 
 #[test]
-fn nothing_is_filled_in_from_a_pod_that_is_not_the_one_meant() {
+fn pod_with_another_uid_is_not_used_for_defaults() {
     let new = evacuation(json!({}));
     let other =
         pod("2f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11", &[("a.example.com", "5")], &json!({"app": "web"}));
     let none = BTreeSet::new();
-    assert_eq!(prepare(&new, Some(&other), &none), Verdict::default());
-    assert_eq!(prepare(&new, None, &none), Verdict::default());
+    assert_eq!(set_defaults(&new, Some(&other), &none), Verdict::default());
+    assert_eq!(set_defaults(&new, None, &none), Verdict::default());
     assert_eq!(
-        messages(&judge_new(&new, "shop", None, &none)),
+        messages(&validate_new(&new, "shop", None, &none)),
         ["spec.podRef.name: there is no pod web-1 in namespace shop"]
     );
-    let verdict = judge_new(&new, "shop", Some(&other), &none);
+    let verdict = validate_new(&new, "shop", Some(&other), &none);
     assert!(
         messages(&verdict)[0].starts_with("spec.podRef.uid: pod web-1 in namespace shop has another UID")
     );
 }
 
 #[test]
-fn a_new_evacuation_has_no_status_that_means_anything() {
+fn new_evacuation_with_a_status_is_rejected() {
     let new =
         status(json!({"activeEvacuatorClass": "a.example.com", "evacuationCancellationPolicy": "Forbid"}));
-    let verdict = prepare(&new, None, &BTreeSet::new());
+    let verdict = set_defaults(&new, None, &BTreeSet::new());
     let messages = messages(&verdict);
     assert_eq!(messages.len(), 2);
     assert!(messages[0].starts_with("status.activeEvacuatorClass: must be empty in a new Evacuation"));
     assert!(messages[1].starts_with("status.evacuationCancellationPolicy: must be Allow or absent"));
     let harmless = status(json!({"message": "x", "evacuationCancellationPolicy": "Allow"}));
-    assert_eq!(prepare(&harmless, None, &BTreeSet::new()), Verdict::default());
+    assert_eq!(set_defaults(&harmless, None, &BTreeSet::new()), Verdict::default());
 }
 
 #[test]
-fn only_the_controller_hands_over_control_and_counts_evictions() {
+fn only_the_controller_sets_active_class_and_counter() {
     let now = "2026-11-16T10:00:00Z".parse().unwrap();
     let old = status(json!({"activeEvacuatorClass": "a.example.com", "failedEvictionCounter": 3}));
     let cases = [
@@ -158,7 +158,7 @@ fn only_the_controller_hands_over_control_and_counts_evictions() {
     ];
     for (change, fields) in cases {
         let new = status(change.clone());
-        let verdict = judge_status(&old, &new, false, now);
+        let verdict = validate_status(&old, &new, false, now);
         let found: Vec<_> = messages(&verdict)
             .into_iter()
             .map(|message| {
@@ -170,12 +170,12 @@ fn only_the_controller_hands_over_control_and_counts_evictions() {
             })
             .collect();
         assert_eq!(found, fields, "{change}");
-        assert_eq!(judge_status(&old, &new, true, now), Verdict::default(), "{change}");
+        assert_eq!(validate_status(&old, &new, true, now), Verdict::default(), "{change}");
     }
 }
 
 #[test]
-fn progress_is_not_in_the_future() {
+fn progress_in_the_future_is_rejected() {
     let now = "2026-11-16T10:00:00Z".parse().unwrap();
     let at = |time: &str| status(json!({"evacuationProgressTimestamp": time}));
     let old = at("2026-11-16T09:59:00Z");
@@ -186,7 +186,7 @@ fn progress_is_not_in_the_future() {
         ("2026-11-16T11:00:00Z", Some("3600")),
     ] {
         for by_controller in [true, false] {
-            let verdict = judge_status(&old, &at(time), by_controller, now);
+            let verdict = validate_status(&old, &at(time), by_controller, now);
             assert_eq!(verdict.violations.len(), usize::from(ahead.is_some()), "{time}");
             if let Some(seconds) = ahead {
                 let expected = format!(
@@ -197,34 +197,38 @@ fn progress_is_not_in_the_future() {
         }
     }
     let future = at("2026-11-16T11:00:00Z");
-    assert_eq!(judge_status(&future, &future, false, now), Verdict::default(), "only a change is judged");
+    assert_eq!(
+        validate_status(&future, &future, false, now),
+        Verdict::default(),
+        "only a change is validated"
+    );
     let far = at("9999-12-30T22:00:00Z");
-    assert_eq!(judge_status(&at("1000-01-01T00:00:00Z"), &far, false, now).violations.len(), 1);
+    assert_eq!(validate_status(&at("1000-01-01T00:00:00Z"), &far, false, now).violations.len(), 1);
 }
 
 #[test]
-fn what_cannot_be_called_off_stays_while_its_pod_does() {
+fn forbidden_cancellation_is_rejected_while_the_pod_exists() {
     let there = pod(UID, &[], &json!({}));
     let other = pod("2f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11", &[], &json!({}));
     let forbid =
         status(json!({"evacuationCancellationPolicy": "Forbid", "activeEvacuatorClass": "a.example.com"}));
     assert_eq!(
-        messages(&judge_cancellation(&forbid, Some(&there), "it cannot be deleted")),
+        messages(&validate_cancellation(&forbid, Some(&there), "it cannot be deleted")),
         [
-            "status.evacuationCancellationPolicy: Forbid, so it cannot be deleted while pod web-1 exists; it goes by \
-          itself once the pod is gone, ask a.example.com otherwise"
+            "status.evacuationCancellationPolicy is Forbid, so it cannot be deleted while pod web-1 exists; the \
+             Evacuation is deleted when the pod is gone; to cancel it earlier, ask the owner of evacuator a.example.com"
         ]
     );
     for allowed in [evacuation(json!({})), status(json!({"evacuationCancellationPolicy": "Allow"}))] {
-        assert_eq!(judge_cancellation(&allowed, Some(&there), ""), Verdict::default());
+        assert_eq!(validate_cancellation(&allowed, Some(&there), ""), Verdict::default());
     }
     for gone in [None, Some(&other)] {
-        assert_eq!(judge_cancellation(&forbid, gone, ""), Verdict::default());
+        assert_eq!(validate_cancellation(&forbid, gone, ""), Verdict::default());
     }
 }
 
 #[test]
-fn only_the_last_instigator_is_kept_and_only_under_forbid() {
+fn last_instigator_is_kept_only_under_forbid() {
     let finalizer = instigators::finalizer;
     let (mine, other, own) =
         (finalizer("x.example.com"), finalizer("y.example.com"), finalizer("a.example.com"));
@@ -243,14 +247,14 @@ fn only_the_last_instigator_is_kept_and_only_under_forbid() {
         (&[&mine], &[&mine, &other], false),
     ];
     for (old, new, taken) in cases {
-        let forbid = takes_last_instigator(&with(old, "Forbid"), &with(new, "Forbid"));
+        let forbid = removes_last_instigator(&with(old, "Forbid"), &with(new, "Forbid"));
         assert_eq!(forbid, taken, "{old:?} {new:?}");
-        assert!(!takes_last_instigator(&with(old, "Allow"), &with(new, "Allow")), "{old:?} {new:?}");
+        assert!(!removes_last_instigator(&with(old, "Allow"), &with(new, "Allow")), "{old:?} {new:?}");
     }
 }
 
 #[test]
-fn deletion_warns_who_wants_the_evacuation_and_how_to_cancel() {
+fn deletion_warning_names_instigators_and_how_to_cancel() {
     let wanted_by = |instigators: &[&str]| {
         let finalizers: Vec<_> = instigators.iter().map(|name| instigators::finalizer(name)).collect();
         evacuation(json!({"metadata": {"finalizers": finalizers}}))
@@ -258,13 +262,15 @@ fn deletion_warns_who_wants_the_evacuation_and_how_to_cancel() {
     let all =
         wanted_by(&[instigator::NODE_MAINTENANCE, instigator::TAINT_MANAGER, "descheduler.example.com"]);
     assert_eq!(
-        still_wanted(&all, &["blue".into()]).warnings,
+        deletion_warnings(&all, &["blue".into()]).warnings,
         [
-            "nodemaintenance.k8s.io still wants pod web-1 to leave, so the evacuation goes on; to cancel it, complete or \
+            "instigator nodemaintenance.k8s.io still requests the evacuation of pod web-1, so it continues; to cancel \
+             it, complete or \
              delete NodeMaintenance blue, or label the pod cluster.x-k8s.io/drain=skip",
-            "taint-manager.nodemaintenance.k8s.io still wants pod web-1 to leave, so the evacuation goes on; to cancel it, \
-             remove the NoExecute taint from its node",
-            "descheduler.example.com still wants pod web-1 to leave, so the evacuation goes on; to cancel it, remove the \
+            "instigator taint-manager.nodemaintenance.k8s.io still requests the evacuation of pod web-1, so it \
+             continues; to cancel it, remove the NoExecute taint from its node",
+            "instigator descheduler.example.com still requests the evacuation of pod web-1, so it continues; to \
+             cancel it, remove the \
              finalizer evacuation.coordination.k8s.io/instigator_descheduler.example.com",
         ]
     );
@@ -272,17 +278,18 @@ fn deletion_warns_who_wants_the_evacuation_and_how_to_cancel() {
     for (count, expected) in
         [(0, "its NodeMaintenance,"), (3, "NodeMaintenances a, b, c,"), (5, "a, b, c and 2 more,")]
     {
-        let warnings = still_wanted(&wanted_by(&[instigator::NODE_MAINTENANCE]), &names[..count]).warnings;
+        let warnings =
+            deletion_warnings(&wanted_by(&[instigator::NODE_MAINTENANCE]), &names[..count]).warnings;
         assert!(warnings[0].contains(expected), "{warnings:?}");
     }
-    assert_eq!(still_wanted(&wanted_by(&[]), &[]), Verdict::default());
+    assert_eq!(deletion_warnings(&wanted_by(&[]), &[]), Verdict::default());
 }
 
 proptest! {
-    /// Every label of the pod is there as the pod has it, every other one as the Evacuation had it, and doing
-    /// it again changes nothing.
+    /// The result has every label of the pod, and every other label of the Evacuation. Applying it again changes
+    /// nothing.
     #[test]
-    fn labels_are_merged_and_the_pods_win(
+    fn labels_are_merged_and_pod_labels_win(
         own in proptest::collection::btree_map("[a-d]", "[x-z]", 0..5),
         of_pod in proptest::collection::btree_map("[a-d]", "[x-z]", 0..5),
     ) {
@@ -292,12 +299,12 @@ proptest! {
         prop_assert!(of_pod.iter().all(|(key, value)| merged.get(key) == Some(value)));
         prop_assert!(own.iter().all(|(key, value)| of_pod.contains_key(key) || merged.get(key) == Some(value)));
         prop_assert_eq!(merged.len(), own.keys().chain(of_pod.keys()).collect::<BTreeSet<_>>().len());
-        prop_assert_eq!(prepare(&done, Some(&pod), &BTreeSet::new()), Verdict::default());
+        prop_assert_eq!(set_defaults(&done, Some(&pod), &BTreeSet::new()), Verdict::default());
     }
 
-    /// What is filled in for any pod is what the judge wants.
+    /// The defaults for any pod pass validation.
     #[test]
-    fn whatever_is_filled_in_is_accepted(
+    fn defaulted_evacuation_is_valid(
         annotations in proptest::collection::btree_map("[a-c]{1,2}", "(1|7|10000|x)(/(controller|r))?", 0..6),
         serves: bool,
     ) {
@@ -305,8 +312,8 @@ proptest! {
         let pod = pod(UID, &annotations, &json!({}));
         let served = serves.then(|| "statefulset.apps.k8s.io".to_owned()).into_iter().collect();
         let done = prepared(&evacuation(json!({})), &pod, &served);
-        let verdict = judge_new(&done, "shop", Some(&pod), &served);
+        let verdict = validate_new(&done, "shop", Some(&pod), &served);
         prop_assert_eq!(&verdict.violations, &[]);
-        prop_assert_eq!(verdict, judge_new(&done, "shop", Some(&pod), &served));
+        prop_assert_eq!(verdict, validate_new(&done, "shop", Some(&pod), &served));
     }
 }

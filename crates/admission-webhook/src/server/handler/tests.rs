@@ -10,18 +10,18 @@ use tower::ServiceExt as _;
 use super::*;
 use crate::decide::{Cause, Verdict};
 
-/// Does what the namespace of the object says.
-struct Puppet;
+/// Behaves as the namespace of the object says.
+struct FakeRules;
 
-impl Admit for Puppet {
+impl Admit for FakeRules {
     async fn admit(&self, _: Hook, request: Request, budget: Duration) -> Verdict {
         match request.namespace.as_deref().unwrap_or_default() {
-            "panics" => panic!("as it was told"),
+            "panics" => panic!("requested by the test"),
             "sleeps" => {
                 tokio::time::sleep(budget * 2).await;
                 Verdict::default()
             }
-            "denied" => Verdict::refused(Cause::Annotation, "annotation a: not that one"),
+            "denied" => Verdict::denied(Cause::Annotation, "annotation a: not that one"),
             _ => Verdict::default(),
         }
     }
@@ -35,7 +35,7 @@ struct Setup {
 impl Setup {
     fn new(limits: Limits) -> Self {
         let metrics = ServiceMetrics::new("test", "1");
-        let router = super::router(Puppet, &limits, Metrics::new(&metrics));
+        let router = super::router(FakeRules, &limits, Metrics::new(&metrics));
         Self { router, metrics }
     }
 
@@ -63,7 +63,7 @@ fn review(resource: &str, namespace: &str) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_end_has_its_answer_and_its_count() {
+async fn every_outcome_has_a_response_and_a_metric() {
     let setup = Setup::new(Limits::default());
     for (path, body, code, reason, allowed) in [
         ("/validate/pods", review("pods", "fine"), 200, Value::Null, true),
@@ -91,12 +91,12 @@ async fn every_end_has_its_answer_and_its_count() {
 }
 
 #[tokio::test]
-async fn what_is_no_review_gets_a_status() {
+async fn invalid_review_gets_a_status() {
     let setup = Setup::new(Limits::default());
     for (path, body, code, word) in [
-        ("/validate/pods", "", 400, "no AdmissionReview"),
-        ("/validate/pods", "[", 400, "no AdmissionReview"),
-        ("/validate/secrets", "{}", 404, "/validate/secrets is no webhook"),
+        ("/validate/pods", "", 400, "not an AdmissionReview"),
+        ("/validate/pods", "[", 400, "not an AdmissionReview"),
+        ("/validate/secrets", "{}", 404, "/validate/secrets is not a webhook"),
     ] {
         let (found, answer) = setup.post(path, body).await;
         assert_eq!((found, &answer["kind"], &answer["code"]), (code, &json!("Status"), &json!(code)));
@@ -109,7 +109,7 @@ async fn what_is_no_review_gets_a_status() {
 }
 
 #[tokio::test]
-async fn deep_and_broad_objects_are_no_trouble_to_the_server() {
+async fn deep_and_wide_objects_are_accepted() {
     let setup = Setup::new(Limits::default());
     let whole = |object: &str| {
         let text = review("pods", "fine").to_string();
@@ -123,18 +123,18 @@ async fn deep_and_broad_objects_are_no_trouble_to_the_server() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bodies_that_are_too_large_or_too_slow_are_cut() {
+async fn too_large_or_too_slow_bodies_are_rejected() {
     let limits = Limits { body: 1 << 20, bodies: 1 << 20, ..Limits::default() };
     let setup = Setup::new(limits);
     assert_eq!(setup.post("/validate/pods", vec![b' '; (1 << 20) + 1]).await.0, 413);
-    // A length that nobody announced is noticed on the way.
+    // A body without a content length is checked while it is read.
     let endless = stream::repeat_with(|| Ok::<_, Infallible>(Bytes::from_static(&[b' '; 4096])));
     assert_eq!(setup.post("/validate/pods", Body::from_stream(endless)).await.0, 413);
 
     let silent = || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
     assert_eq!(setup.post("/validate/pods?timeout=1s", silent()).await.0, 408);
 
-    // Somebody who holds all the room and sends no more is cut, and then there is room again.
+    // A client that holds all the memory and stops sending times out, and its memory is released.
     let hog = stream::iter([Ok::<_, Infallible>(Bytes::from(vec![b' '; 1 << 20]))]).chain(stream::pending());
     let hog = setup.post("/validate/pods?timeout=2s", Body::from_stream(hog));
     let patient = setup.post("/validate/pods?timeout=5s", review("pods", "fine").to_string());
@@ -144,7 +144,7 @@ async fn bodies_that_are_too_large_or_too_slow_are_cut() {
 }
 
 #[test]
-fn the_budget_follows_the_api_servers_time_out() {
+fn budget_follows_the_api_servers_timeout() {
     for (uri, milliseconds) in [
         ("/validate/pods", 9_000),
         ("/validate/pods?timeout=5s", 4_500),
@@ -158,8 +158,8 @@ fn the_budget_follows_the_api_servers_time_out() {
     }
 }
 
-/// Any JSON, and more often than chance would have it one with the words of a review.
-fn anything() -> impl Strategy<Value = Value> {
+/// Arbitrary JSON, with frequent use of the words of a review.
+fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
         any::<bool>().prop_map(Value::from),
@@ -205,8 +205,8 @@ fn anything() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A review of which one part, somewhere, is something else.
-fn nearly_a_review() -> impl Strategy<Value = Value> {
+/// A review with one part replaced.
+fn corrupted_review() -> impl Strategy<Value = Value> {
     let places = vec![
         "/apiVersion",
         "/kind",
@@ -219,7 +219,7 @@ fn nearly_a_review() -> impl Strategy<Value = Value> {
         "/request/namespace",
         "/request/operation",
     ];
-    (prop::sample::select(places), anything()).prop_map(|(place, value)| {
+    (prop::sample::select(places), any_json()).prop_map(|(place, value)| {
         let mut review = review("pods", "fine");
         *review.pointer_mut(place).unwrap() = value;
         review
@@ -228,8 +228,8 @@ fn nearly_a_review() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn any_json_is_answered_and_the_answer_names_the_request(
-        body in prop_oneof![anything(), nearly_a_review()],
+    fn any_json_gets_a_response_with_the_request_uid(
+        body in prop_oneof![any_json(), corrupted_review()],
         hook in prop::sample::select(Hook::ALL.to_vec()),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();

@@ -1,4 +1,4 @@
-//! Clients that mean harm or have gone wrong: they are answered or cut, and nobody else notices.
+//! Hostile and broken clients get an error or are disconnected. Other clients are not affected.
 
 use std::time::Duration;
 
@@ -8,46 +8,46 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::setup::{PATIENCE, Setup, review};
+use super::setup::{Setup, TIMEOUT, review};
 use crate::server::Limits;
 
-/// Only what the test is about is short: on a busy machine our own clients take their time, too.
+/// Only the tested limits are short, because the test's own clients can be slow on a busy machine.
 fn short() -> Limits {
     Limits {
         first_request: Duration::from_millis(300),
         idle: Duration::from_millis(600),
-        handshake: PATIENCE,
+        handshake: TIMEOUT,
         ..Limits::default()
     }
 }
 
-/// What it sends until it closes the connection.
-async fn to_the_end(mut stream: impl AsyncRead + Unpin) -> String {
+/// Reads until the server closes the connection.
+async fn read_to_end_of_stream(mut stream: impl AsyncRead + Unpin) -> String {
     let mut bytes = Vec::new();
-    // A reset is an end, too.
-    let _ = timeout(PATIENCE, stream.read_to_end(&mut bytes)).await.expect("the connection is closed");
+    // A reset closes the connection, too.
+    let _ = timeout(TIMEOUT, stream.read_to_end(&mut bytes)).await.expect("the connection is closed");
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[tokio::test]
-async fn half_open_tls_is_cut() {
+async fn half_open_tls_connection_is_closed() {
     let setup = Setup::start(Limits { handshake: Duration::from_millis(300), ..short() }).await;
     let silent = TcpStream::connect(setup.address).await.unwrap();
     let mut hesitant = TcpStream::connect(setup.address).await.unwrap();
     // The beginning of a ClientHello of 512 bytes.
     hesitant.write_all(&[0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc]).await.unwrap();
-    let (silent, hesitant) = tokio::join!(to_the_end(silent), to_the_end(hesitant));
+    let (silent, hesitant) = tokio::join!(read_to_end_of_stream(silent), read_to_end_of_stream(hesitant));
     assert_eq!((silent.len(), hesitant.len()), (0, 0));
     setup.cut("handshake_timeout", 2).await;
 
     let mut plain = TcpStream::connect(setup.address).await.unwrap();
     plain.write_all(b"POST /validate/pods HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-    to_the_end(plain).await;
+    read_to_end_of_stream(plain).await;
     setup.cut("handshake_failed", 1).await;
 }
 
 #[tokio::test]
-async fn who_says_nothing_or_speaks_too_slowly_is_cut() {
+async fn silent_and_slow_clients_are_disconnected() {
     let setup = Setup::start(short()).await;
     let silent = setup.connect(&TLS13, "h2", None).await.unwrap();
     let quiet = setup.connect(&TLS13, "http/1.1", None).await.unwrap();
@@ -55,33 +55,38 @@ async fn who_says_nothing_or_speaks_too_slowly_is_cut() {
     dripping.write_all(b"POST /validate/pods HTTP/1.1\r\nho").await.unwrap();
     let mut preface = setup.connect(&TLS13, "h2", None).await.unwrap();
     preface.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
-    tokio::join!(to_the_end(silent), to_the_end(quiet), to_the_end(dripping), to_the_end(preface));
+    tokio::join!(
+        read_to_end_of_stream(silent),
+        read_to_end_of_stream(quiet),
+        read_to_end_of_stream(dripping),
+        read_to_end_of_stream(preface)
+    );
     setup.cut("idle", 4).await;
 }
 
 #[tokio::test]
-async fn a_body_that_does_not_come_is_answered_and_then_cut() {
-    let setup = Setup::start(Limits { first_request: PATIENCE, ..short() }).await;
+async fn missing_body_gets_a_timeout_and_is_disconnected() {
+    let setup = Setup::start(Limits { first_request: TIMEOUT, ..short() }).await;
     let mut slow = setup.connect(&TLS13, "http/1.1", None).await.unwrap();
     let head = "POST /validate/pods?timeout=1s HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{\"a\":";
     slow.write_all(head.as_bytes()).await.unwrap();
-    let answer = to_the_end(slow).await;
+    let answer = read_to_end_of_stream(slow).await;
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
 }
 
 #[tokio::test]
-async fn a_connection_that_has_gone_quiet_is_closed_in_good_order() {
-    let setup = Setup::start(Limits { first_request: PATIENCE, ..short() }).await;
+async fn idle_connection_is_closed_gracefully() {
+    let setup = Setup::start(Limits { first_request: TIMEOUT, ..short() }).await;
     let mut stream = setup.connect(&TLS13, "http/1.1", None).await.unwrap();
     let body = review("fine");
     let head = format!("POST /validate/pods HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
     stream.write_all(&[head.as_bytes(), &body].concat()).await.unwrap();
-    let answer = to_the_end(stream).await;
+    let answer = read_to_end_of_stream(stream).await;
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
 }
 
 #[tokio::test]
-async fn large_bodies_are_taken_up_to_the_limit() {
+async fn large_bodies_are_accepted_up_to_the_limit() {
     let setup = Setup::start(Limits::default()).await;
     let padded = |size: usize| {
         let mut body = review("fine").to_vec();
@@ -91,7 +96,7 @@ async fn large_bodies_are_taken_up_to_the_limit() {
     for protocol in ["http/1.1", "h2"] {
         let mut client = setup.client(&TLS13, protocol, None).await.unwrap();
         assert_eq!(client.post("/validate/pods", padded(7 << 20)).await.unwrap().0, 200);
-        // Some clients lose the answer while they still send; what counts is that the server goes on.
+        // Some clients lose the response while they still send. The server must keep running.
         let answer = client.post("/validate/pods", padded((8 << 20) + 1)).await;
         assert!(answer.is_err() || answer.is_ok_and(|(code, _)| code == 413), "{protocol}");
         let mut other = setup.client(&TLS13, protocol, None).await.unwrap();
@@ -100,13 +105,13 @@ async fn large_bodies_are_taken_up_to_the_limit() {
 }
 
 #[tokio::test]
-async fn garbage_of_all_kinds_disturbs_nobody() {
-    let setup = Setup::start(Limits { first_request: PATIENCE, ..short() }).await;
+async fn garbage_does_not_affect_other_clients() {
+    let setup = Setup::start(Limits { first_request: TIMEOUT, ..short() }).await;
     let mut random = fastrand::Rng::with_seed(7);
     for round in 0..50 {
         let garbage: Vec<u8> = (0..random.usize(1..2000)).map(|_| random.u8(..)).collect();
         let mut raw = TcpStream::connect(setup.address).await.unwrap();
-        // It may be cut before all is written.
+        // The server may close the connection before everything is written.
         let _ = raw.write_all(&garbage).await;
         let protocol = if round % 2 == 0 { "h2" } else { "http/1.1" };
         let mut inside = setup.connect(&TLS13, protocol, None).await.unwrap();

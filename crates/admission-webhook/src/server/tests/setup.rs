@@ -1,4 +1,4 @@
-//! A server, and clients of it.
+//! A test server and its clients.
 
 use std::io;
 use std::net::SocketAddr;
@@ -30,18 +30,18 @@ use crate::metrics::Metrics;
 use crate::review::{Admit, Hook, Request};
 use crate::server::{Limits, Server, tls};
 
-/// For what must happen some time.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+/// Deadline for everything that must happen.
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Does what the namespace of the object says.
-pub struct Puppet(watch::Sender<Vec<String>>);
+/// Behaves as the namespace of the object says.
+pub struct FakeRules(watch::Sender<Vec<String>>);
 
-impl Admit for Puppet {
+impl Admit for FakeRules {
     async fn admit(&self, _: Hook, request: Request, _: Duration) -> Verdict {
         let namespace = request.namespace.unwrap_or_default();
         self.0.send_modify(|asked| asked.push(namespace.clone()));
         match namespace.as_str() {
-            "panics" => panic!("as it was told"),
+            "panics" => panic!("requested by the test"),
             "sleeps" => tokio::time::sleep(Duration::from_millis(300)).await,
             "hangs" => std::future::pending().await,
             _ => {}
@@ -69,7 +69,7 @@ pub fn review(namespace: &str) -> Bytes {
 /// A certificate with its key.
 pub type Identity = (CertificateDer<'static>, PrivateKeyDer<'static>);
 
-/// An authority.
+/// A certificate authority.
 pub struct Authority {
     params: CertificateParams,
     key: KeyPair,
@@ -116,7 +116,7 @@ impl Setup {
         Self::start_for(limits, None).await
     }
 
-    /// With an authority of clients and the names that get in.
+    /// With a CA for clients and the accepted names.
     pub async fn start_for(limits: Limits, clients: Option<(&Authority, &[&str])>) -> Self {
         let authority = Authority::new();
         let (certificate, key) = authority.sign(CertificateParams::new(vec!["127.0.0.1".into()]).unwrap());
@@ -134,7 +134,7 @@ impl Setup {
         let tls = tls::config(Arc::new(SingleCertAndKey::from(key)), &clients.unwrap_or_default()).unwrap();
         let metrics = ServiceMetrics::new("test", "1");
         let (sender, asked) = watch::channel(Vec::new());
-        let server = Server::new(Puppet(sender), tls, limits, Metrics::new(&metrics));
+        let server = Server::new(FakeRules(sender), tls, limits, Metrics::new(&metrics));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
@@ -142,25 +142,25 @@ impl Setup {
         Self { address, stop, served: end, metrics, asked, roots: Arc::new(roots) }
     }
 
-    /// Waits until the rules have been asked about an object in this namespace.
+    /// Waits until the rules have received an object in this namespace.
     pub async fn asked(&self, namespace: &str) {
         let known = |asked: &Vec<String>| asked.iter().any(|known| known == namespace);
-        tokio::time::timeout(PATIENCE, self.asked.clone().wait_for(known)).await.unwrap().unwrap();
+        tokio::time::timeout(TIMEOUT, self.asked.clone().wait_for(known)).await.unwrap().unwrap();
     }
 
-    /// Waits until so many connections have been cut for this cause.
+    /// Waits until this many connections have been closed for this cause.
     pub async fn cut(&self, cause: &str, times: u64) {
         let line = format!("haulout_admission_connections_cut_total{{cause=\"{cause}\"}} {times}\n");
-        let seen = async {
+        let counted = async {
             while !self.metrics.encode().unwrap().contains(&line) {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        let seen = tokio::time::timeout(PATIENCE, seen).await;
-        seen.unwrap_or_else(|_| panic!("{line} is not in\n{}", self.metrics.encode().unwrap()));
+        let counted = tokio::time::timeout(TIMEOUT, counted).await;
+        counted.unwrap_or_else(|_| panic!("{line} is not in\n{}", self.metrics.encode().unwrap()));
     }
 
-    /// A connection with TLS, and nothing said on it.
+    /// A TLS connection without any request.
     pub async fn connect(
         &self,
         version: &'static SupportedProtocolVersion,
@@ -184,7 +184,7 @@ impl Setup {
         Ok(stream)
     }
 
-    /// A client that speaks HTTP.
+    /// An HTTP client.
     pub async fn client(
         &self,
         version: &'static SupportedProtocolVersion,
@@ -205,7 +205,7 @@ impl Setup {
     }
 }
 
-/// A client of either version.
+/// A client for HTTP/1.1 or HTTP/2.
 #[derive(Clone)]
 pub enum Client {
     One(Arc<tokio::sync::Mutex<http1::SendRequest<Full<Bytes>>>>),
@@ -213,7 +213,7 @@ pub enum Client {
 }
 
 impl Client {
-    /// The code and the answer.
+    /// Returns the status code and the response.
     pub async fn post(&mut self, path: &str, body: Bytes) -> hyper::Result<(u16, Value)> {
         let request = http::Request::post(path).header("host", "127.0.0.1").body(Full::new(body)).unwrap();
         let response: http::Response<Incoming> = match self {

@@ -1,28 +1,28 @@
-//! Properties of whole evacuations: plans are carried out on a model of the API, evacuators and budgets do as
-//! they like, and the controller may be replaced by a new one at any moment.
+//! Properties of whole evacuations. Actions are executed on a model of the API server, evacuators and budgets behave
+//! randomly, and the controller restarts at random times.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// What others do.
+/// An event outside of the controller.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// Time passes.
     Pass(u16),
-    /// The evacuator in charge reports progress.
+    /// The active evacuator reports progress.
     Report,
-    /// The evacuator in charge has done its part.
+    /// The active evacuator completes.
     Complete,
-    /// The Eviction API will refuse, or not.
+    /// The budget is exhausted from now on, or not.
     Budget(bool),
-    /// The controller is replaced by a new one.
+    /// The controller restarts.
     Restart,
-    /// The budget's watch tells that there is room.
-    Freed,
-    /// The API server will be too busy to evict, or not.
+    /// The budget admits the Evacuation.
+    Admit,
+    /// The API server is too busy to evict from now on, or not.
     Busy(bool),
-    /// Somebody deletes the Evacuation.
+    /// The Evacuation is deleted.
     Delete,
     /// The instigator withdraws.
     Withdraw,
@@ -37,7 +37,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::Complete),
         2 => any::<bool>().prop_map(Step::Budget),
         1 => Just(Step::Restart),
-        1 => Just(Step::Freed),
+        1 => Just(Step::Admit),
         1 => any::<bool>().prop_map(Step::Busy),
         1 => Just(Step::Delete),
         1 => prop_oneof![4 => any::<bool>().prop_map(Step::Forbid), 1 => Just(Step::Withdraw)],
@@ -45,16 +45,16 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..60)
 }
 
-/// An Evacuation as the API stores it, and the world around it.
+/// The stored Evacuation, and the state of the API server and the controller.
 struct Model {
     record: Record,
-    live: Live,
+    local: LocalState,
     now: i64,
     resumed: i64,
     exhausted: bool,
     busy: bool,
     evictions: u32,
-    /// It is not stored any more.
+    /// Whether the Evacuation has been removed.
     removed: bool,
 }
 
@@ -64,11 +64,11 @@ impl Model {
     }
 
     fn plan(&self) -> Action {
-        decide(&self.record, Known::Present(&pod(1)), &self.live, self.moment())
+        decide(&self.record, PodState::Present(&pod(1)), &self.local, self.moment())
     }
 
-    /// Carries out plans until there is nothing to do; what was done.
-    fn settle(&mut self) -> Vec<Action> {
+    /// Executes actions until none is left. Returns them.
+    fn run_until_idle(&mut self) -> Vec<Action> {
         let mut done = Vec::new();
         for _ in 0..20 {
             let action = self.plan();
@@ -88,18 +88,18 @@ impl Model {
                     self.unblock(reason::NOT_BLOCKED);
                 }
                 Action::Evict { .. } => {
-                    self.live.admitted = false;
+                    self.local.admitted = false;
                     if self.busy {
-                        let failures = self.live.soon.as_ref().map_or(0, |soon| soon.failures) + 1;
-                        let due = after(at(self.now), backoff::soon(failures, self.record.uid));
-                        self.live.soon = Some(Box::new(Soon { failures, due }));
+                        let failures = self.local.retry.as_ref().map_or(0, |retry| retry.failures) + 1;
+                        let due = after(at(self.now), backoff::transient_delay(failures, self.record.uid));
+                        self.local.retry = Some(Box::new(Retry { failures, due }));
                         self.fail(reason::SERVER_BUSY);
                     } else if self.exhausted {
-                        self.live.soon = None;
+                        self.local.retry = None;
                         self.fail(reason::BUDGET_EXHAUSTED);
                     } else {
                         self.evictions += 1;
-                        self.live.evicted = Some(at(self.now));
+                        self.local.evicted = Some(at(self.now));
                     }
                 }
                 Action::Unblock { reason, .. } => self.unblock(reason),
@@ -108,11 +108,11 @@ impl Model {
                     assert!(self.record.is_cancelled());
                     self.removed = true;
                 }
-                other => panic!("{other:?} is not for a pod that stays"),
+                other => panic!("{other:?} is wrong for a pod that exists"),
             }
             done.push(action);
         }
-        panic!("it never comes to rest: {done:?}");
+        panic!("it never becomes idle: {done:?}");
     }
 
     fn fail(&mut self, reason: &str) {
@@ -135,16 +135,16 @@ impl Model {
 
 proptest! {
     #[test]
-    fn classes_never_go_back_counters_never_decrease_and_nothing_is_evicted_twice(
+    fn classes_and_counters_only_advance_and_pod_is_evicted_once(
         classes in 0..4usize,
         steps in steps(),
     ) {
         let names = ["a", "b", "c"];
         let evacuators = evacuators(&names[..classes.min(3)]);
         let record = Record { evacuators, ..record(1) };
-        let live = Live::default();
+        let local = LocalState::default();
         let mut model =
-            Model { record, live, now: 0, resumed: 0, exhausted: true, busy: false, evictions: 0, removed: false };
+            Model { record, local, now: 0, resumed: 0, exhausted: true, busy: false, evictions: 0, removed: false };
         for step in steps {
             let (rank, failed) = (model.rank(), model.record.failed);
             let was_blocked = model.record.blocked.is_some();
@@ -153,37 +153,37 @@ proptest! {
                 Step::Report if model.record.active.is_some() => model.record.progress = Some(at(model.now)),
                 Step::Complete if model.record.active.is_some() => model.record.completed = true,
                 Step::Budget(exhausted) => model.exhausted = exhausted,
-                // The pod that was evicted before is seen to terminate by every new controller.
+                // After an eviction, a new controller finds the pod terminating.
                 Step::Restart if model.evictions == 0 => {
                     let before = model.plan();
-                    model.live = Live::default();
+                    model.local = LocalState::default();
                     let waits = matches!(before, Action::Wait { until } if until.is_none_or(|until| until > at(model.now)));
                     if waits && model.record.last_failed.is_none() {
-                        prop_assert_eq!(&model.plan(), &before, "what is stored says it all");
+                        prop_assert_eq!(&model.plan(), &before, "the decision depends on stored state only");
                     }
                     model.resumed = model.now;
                 }
-                Step::Freed if model.record.blocked_by().is_some() => model.live.admitted = true,
+                Step::Admit if model.record.blocked_by().is_some() => model.local.admitted = true,
                 Step::Busy(busy) => model.busy = busy,
                 Step::Delete => model.record.deleted = Some(at(model.now)),
                 Step::Withdraw => model.record.finalizers = Box::new([]),
                 Step::Forbid(true) => model.record.policy = CancellationPolicy::Forbid,
                 Step::Forbid(false) => model.record.policy = CancellationPolicy::Allow,
-                Step::Report | Step::Complete | Step::Restart | Step::Freed => {}
+                Step::Report | Step::Complete | Step::Restart | Step::Admit => {}
             }
-            // Whether it was deleted plays no part while somebody wants it.
+            // Deletion has no effect while an instigator remains.
             if !model.record.is_cancelled() {
                 let kept = Record { deleted: None, ..model.record.clone() };
                 let pod = pod(1);
-                let plan = decide(&kept, Known::Present(&pod), &model.live, model.moment());
+                let plan = decide(&kept, PodState::Present(&pod), &model.local, model.moment());
                 prop_assert_eq!(&plan, &model.plan());
             }
-            let done = model.settle();
+            let done = model.run_until_idle();
             if model.removed {
-                prop_assert!(model.record.deleted.is_none(), "nobody deletes it twice");
+                prop_assert!(model.record.deleted.is_none(), "it is deleted once");
                 return Ok(());
             }
-            // With its last finalizer it goes by itself.
+            // A deleted Evacuation without finalizers is removed by the API server.
             if model.record.is_cancelled() {
                 prop_assert!(model.record.deleted.is_some() && done.is_empty(), "{done:?}");
                 return Ok(());
@@ -194,33 +194,32 @@ proptest! {
             let evictions = done.iter().filter(|action| matches!(action, Action::Evict { .. })).count();
             prop_assert!(evictions <= 1, "{done:?}");
             if model.evictions > 0 {
-                // From here on the pod's own watch event counts.
+                // From here on, the watch event of the pod matters.
                 prop_assert_eq!(model.evictions, 1);
                 return Ok(());
             }
-            // Whatever waits is woken by the clock, and rests until then.
+            // A wait ends in the future.
             let plan = model.plan();
             let Action::Wait { until } = plan else { panic!("{plan:?}") };
             if let Some(until) = until {
                 prop_assert!(until > at(model.now));
             }
-            // What passes by itself is not waited for any longer than a minute.
+            // A transient failure is retried within a minute.
             if model.record.blocked_by() == Some(reason::SERVER_BUSY) && model.now > model.resumed + 30 {
                 prop_assert!(until.is_some_and(|until| until <= at(model.now + 60)), "{until:?}");
             }
         }
     }
 
-    /// A new controller that has never seen the Evacuation makes the same plan as the old one at every
-    /// moment at which nothing was overdue when it began.
+    /// A new controller makes the same decision as the old one, unless something was overdue when it started.
     #[test]
-    fn a_new_controller_makes_the_same_plan_from_what_is_stored(
+    fn new_controller_makes_the_same_decision(
         failed in 0..20i32,
         last in 0..2000i64,
         progress in proptest::option::of(0..2000i64),
         completed: bool,
         active in 0..3usize,
-        begun in 0..2000i64,
+        started in 0..2000i64,
         later in 0..5000i64,
     ) {
         let record = Record {
@@ -233,22 +232,22 @@ proptest! {
             blocked: if failed > 0 { Some(blocked(reason::BUDGET_EXHAUSTED)) } else { None },
             ..record(1)
         };
-        let now = last.max(begun).max(progress.unwrap_or_default()) + later;
+        let now = last.max(started).max(progress.unwrap_or_default()) + later;
         let plan = |resumed: i64| {
             let moment = Moment { now: at(now), resumed: at(resumed), gap: false };
-            decide(&record, Known::Present(&pod(1)), &Live::default(), moment)
+            decide(&record, PodState::Present(&pod(1)), &LocalState::default(), moment)
         };
-        let (old, new) = (plan(-100_000), plan(begun));
-        let was_due = |seconds: i64| seconds <= begun + 30;
+        let (old, new) = (plan(-100_000), plan(started));
+        let was_due = |seconds: i64| seconds <= started + 30;
         let deadline = progress.unwrap_or_default() + 600;
         let retry = last + 900;
         if !was_due(deadline) && (failed == 0 || !was_due(retry - 900)) {
             prop_assert_eq!(old, new);
         } else {
-            // What was overdue waits a little, and is then done all the same.
+            // Overdue actions are executed after the grace period.
             let waits = |action: &Action| matches!(action, Action::Wait { .. });
-            let soon = matches!(new, Action::Wait { until: Some(until) } if until <= at(begun + 930));
-            prop_assert!(new == old || (waits(&new) && waits(&old)) || soon);
+            let waits_briefly = matches!(new, Action::Wait { until: Some(until) } if until <= at(started + 930));
+            prop_assert!(new == old || (waits(&new) && waits(&old)) || waits_briefly);
         }
     }
 }

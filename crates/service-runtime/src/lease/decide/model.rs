@@ -1,5 +1,5 @@
-//! Candidates against an API server of which anything can be late, lost or repeated, over random runs:
-//! never two of them lead at once, and when the trouble ends one does.
+//! Simulates candidates and an API server with random faults: messages are delayed, lost or repeated. At most one
+//! candidate leads at any time, and after the faults end one candidate leads.
 
 use std::collections::VecDeque;
 
@@ -10,26 +10,26 @@ use super::super::record::{held, released};
 use super::*;
 
 const STEP: Duration = Duration::from_millis(100);
-const TROUBLE: u32 = 1200;
-const CALM: u32 = 700;
+const FAULTY_STEPS: u32 = 1200;
+const CALM_STEPS: u32 = 700;
 
-/// What may go wrong in a run.
+/// The faults of a simulation.
 #[derive(Clone, Copy, Debug)]
-struct Trouble {
+struct Faults {
     candidates: usize,
-    /// How often things go wrong, from 0 to 1.
+    /// Probability of a fault, from 0 to 1.
     rate: f64,
-    /// Candidates end and new ones come.
+    /// Candidates stop, and new ones start.
     restarts: bool,
-    /// Somebody deletes the Lease, once. This is without restarts, because a newcomer takes a missing
-    /// Lease for a new installation, and without requests that take effect after they were given up.
+    /// The Lease is deleted once. This excludes restarts, because a new candidate treats a missing Lease as a new
+    /// installation, and requests that take effect after their timeout.
     deletion: bool,
     seed: u64,
 }
 
-fn trouble() -> impl Strategy<Value = Trouble> {
+fn faults() -> impl Strategy<Value = Faults> {
     (2..5_usize, 0.0..0.3, any::<bool>(), any::<bool>(), any::<u64>()).prop_map(
-        |(candidates, rate, restarts, deletion, seed)| Trouble {
+        |(candidates, rate, restarts, deletion, seed)| Faults {
             candidates,
             rate,
             restarts: restarts && !deletion,
@@ -39,57 +39,58 @@ fn trouble() -> impl Strategy<Value = Trouble> {
     )
 }
 
-/// A request between its sender and the API server, or an answer on its way back.
-enum Travelling {
-    There { request: Request, answered: bool },
-    Back(Answer),
+/// A request or an answer in flight.
+enum InFlight {
+    Request { request: Request, answered: bool },
+    Answer(Answer),
 }
 
 struct Node {
     candidate: Candidate,
-    /// Clocks start anywhere and run differently fast.
+    /// Clocks have different offsets and speeds.
     started: Duration,
-    pace: f64,
+    clock_rate: f64,
     wake: Option<Moment>,
     /// Frozen until this step.
     frozen: u32,
-    /// When the answer is no longer waited for.
+    /// When the request times out.
     gives_up: Option<Moment>,
-    request: Option<(u32, Travelling)>,
+    request: Option<(u32, InFlight)>,
     watch: VecDeque<(u32, Option<Lease>)>,
 }
 
-struct World {
+struct Simulation {
     random: fastrand::Rng,
-    trouble: Trouble,
+    faults: Faults,
     step: u32,
     version: u64,
     lease: Option<Lease>,
     nodes: Vec<Node>,
-    /// Requests that were given up and may yet take effect: when, whose and which.
+    /// Requests that have timed out and can still take effect: step, sender, request.
     late: Vec<(u32, String, Request)>,
-    born: u32,
+    created: u32,
 }
 
-impl World {
-    fn new(trouble: Trouble) -> Self {
-        let random = fastrand::Rng::with_seed(trouble.seed);
+impl Simulation {
+    fn new(faults: Faults) -> Self {
+        let random = fastrand::Rng::with_seed(faults.seed);
         let (nodes, late) = (Vec::new(), Vec::new());
-        let mut world = Self { random, trouble, step: 0, version: 0, lease: None, nodes, late, born: 0 };
-        for _ in 0..trouble.candidates {
-            let node = world.newcomer();
-            world.nodes.push(node);
+        let mut simulation =
+            Self { random, faults, step: 0, version: 0, lease: None, nodes, late, created: 0 };
+        for _ in 0..faults.candidates {
+            let node = simulation.new_node();
+            simulation.nodes.push(node);
         }
-        world
+        simulation
     }
 
-    fn newcomer(&mut self) -> Node {
-        self.born += 1;
+    fn new_node(&mut self) -> Node {
+        self.created += 1;
         let random = fastrand::Rng::with_seed(self.random.u64(..));
         Node {
-            candidate: Candidate::new(format!("candidate-{}", self.born), Timing::default(), random),
+            candidate: Candidate::new(format!("candidate-{}", self.created), Timing::default(), random),
             started: Duration::from_secs(self.random.u64(1..1_000_000)),
-            pace: 0.95 + 0.1 * self.random.f64(),
+            clock_rate: 0.95 + 0.1 * self.random.f64(),
             wake: None,
             frozen: 0,
             gives_up: None,
@@ -99,22 +100,22 @@ impl World {
     }
 
     fn calm(&self) -> bool {
-        self.step >= TROUBLE
+        self.step >= FAULTY_STEPS
     }
 
-    fn goes_wrong(&mut self) -> bool {
-        !self.calm() && self.random.f64() < self.trouble.rate
+    fn has_fault(&mut self) -> bool {
+        !self.calm() && self.random.f64() < self.faults.rate
     }
 
-    /// When something sent now arrives.
+    /// The step in which a message that is sent now arrives.
     fn arrival(&mut self) -> u32 {
-        let longest = if self.goes_wrong() { 250 } else { 3 };
+        let longest = if self.has_fault() { 250 } else { 3 };
         self.step + self.random.u32(1..=longest)
     }
 
     fn now(&self, node: usize) -> Moment {
         let node = &self.nodes[node];
-        Moment::PAST + node.started + (STEP * self.step).mul_f64(node.pace)
+        Moment::PAST + node.started + (STEP * self.step).mul_f64(node.clock_rate)
     }
 
     fn leaders(&self) -> usize {
@@ -126,7 +127,7 @@ impl World {
 
     fn advance(&mut self) {
         self.step += 1;
-        self.outsiders();
+        self.inject_faults();
         self.deliver_late_requests();
         let first = self.random.usize(..self.nodes.len());
         for offset in 0..self.nodes.len() {
@@ -138,33 +139,33 @@ impl World {
         }
     }
 
-    fn outsiders(&mut self) {
+    fn inject_faults(&mut self) {
         if self.calm() {
             return;
         }
-        if self.trouble.deletion && self.step == 300 + u32::try_from(self.trouble.seed % 500).unwrap() {
+        if self.faults.deletion && self.step == 300 + u32::try_from(self.faults.seed % 500).unwrap() {
             self.write(None);
         }
-        if self.random.f64() < 0.01 * self.trouble.rate && self.lease.is_some() {
+        if self.random.f64() < 0.01 * self.faults.rate && self.lease.is_some() {
             let relabelled = self.lease.clone();
             self.write(relabelled);
         }
-        if self.random.f64() < 0.05 * self.trouble.rate {
+        if self.random.f64() < 0.05 * self.faults.rate {
             let node = self.random.usize(..self.nodes.len());
             self.nodes[node].frozen = self.step + self.random.u32(1..300);
         }
-        if self.trouble.restarts && self.random.f64() < 0.03 * self.trouble.rate {
+        if self.faults.restarts && self.random.f64() < 0.03 * self.faults.rate {
             let node = self.random.usize(..self.nodes.len());
             self.give_up(node);
-            self.nodes[node] = self.newcomer();
+            self.nodes[node] = self.new_node();
         }
-        if self.trouble.restarts && self.random.f64() < 0.03 * self.trouble.rate {
+        if self.faults.restarts && self.random.f64() < 0.03 * self.faults.rate {
             let node = self.random.usize(..self.nodes.len());
-            self.hear(node, Observation::Resign);
+            self.deliver(node, Observation::Resign);
         }
     }
 
-    /// Stores the Lease under a new version and tells all that watch, each in its own time and in order.
+    /// Stores the Lease with a new version, and sends it to all watches, with individual delays and in order.
     fn write(&mut self, lease: Option<Lease>) -> Option<Lease> {
         self.version += 1;
         self.lease = lease.map(|mut lease| {
@@ -179,7 +180,7 @@ impl World {
         self.lease.clone()
     }
 
-    /// What the API server does with a request.
+    /// Handles a request like the API server.
     fn serve(&mut self, me: &str, request: Request) -> Answer {
         let (base, written) = match request {
             Request::Read => return Answer::Read(self.lease.clone()),
@@ -202,13 +203,13 @@ impl World {
         }
     }
 
-    /// The request on its way is no longer waited for.
+    /// The request in flight times out.
     fn give_up(&mut self, node: usize) {
         let here = &mut self.nodes[node];
-        if let Some((at, Travelling::There { request, .. })) = here.request.take()
-            && !self.trouble.deletion
+        if let Some((at, InFlight::Request { request, .. })) = here.request.take()
+            && !self.faults.deletion
         {
-            self.late.push((at, here.candidate.me.clone(), request));
+            self.late.push((at, here.candidate.identity.clone(), request));
         }
     }
 
@@ -224,12 +225,12 @@ impl World {
     fn deliver_request(&mut self, node: usize) {
         let (step, here) = (self.step, &mut self.nodes[node]);
         let arrived =
-            |(at, what): &mut (u32, Travelling)| *at <= step && matches!(what, Travelling::There { .. });
-        if let Some((_, Travelling::There { request, answered })) = here.request.take_if(arrived) {
-            let me = here.candidate.me.clone();
-            let answer = if self.goes_wrong() { Answer::Failed } else { self.serve(&me, request) };
+            |(at, what): &mut (u32, InFlight)| *at <= step && matches!(what, InFlight::Request { .. });
+        if let Some((_, InFlight::Request { request, answered })) = here.request.take_if(arrived) {
+            let me = here.candidate.identity.clone();
+            let answer = if self.has_fault() { Answer::Failed } else { self.serve(&me, request) };
             if answered {
-                self.nodes[node].request = Some((self.arrival(), Travelling::Back(answer)));
+                self.nodes[node].request = Some((self.arrival(), InFlight::Answer(answer)));
             }
         }
     }
@@ -237,33 +238,33 @@ impl World {
     fn run(&mut self, node: usize) {
         let (step, now) = (self.step, self.now(node));
         let here = &mut self.nodes[node];
-        let arrived = |(at, what): &mut (u32, Travelling)| *at <= step && matches!(what, Travelling::Back(_));
-        let mut heard = Vec::new();
-        if let Some((_, Travelling::Back(answer))) = here.request.take_if(arrived) {
+        let arrived = |(at, what): &mut (u32, InFlight)| *at <= step && matches!(what, InFlight::Answer(_));
+        let mut observations = Vec::new();
+        if let Some((_, InFlight::Answer(answer))) = here.request.take_if(arrived) {
             here.gives_up = None;
-            heard.push(Observation::Answered(answer));
+            observations.push(Observation::Answered(answer));
         } else if here.gives_up.is_some_and(|moment| now >= moment) {
             here.gives_up = None;
             self.give_up(node);
-            heard.push(Observation::Answered(Answer::Failed));
+            observations.push(Observation::Answered(Answer::Failed));
         }
         let here = &mut self.nodes[node];
         while here.watch.front().is_some_and(|(at, _)| *at <= step) {
-            heard.extend(here.watch.pop_front().map(|(_, lease)| Observation::Watched(lease)));
+            observations.extend(here.watch.pop_front().map(|(_, lease)| Observation::Watched(lease)));
         }
         if here.wake.is_some_and(|moment| now >= moment) {
-            heard.push(Observation::Tick);
+            observations.push(Observation::Tick);
         }
-        // What has come at the same time is heard in any order, but the watch in its own.
-        if matches!(heard.first(), Some(Observation::Answered(_))) && self.random.bool() {
-            heard.rotate_left(1);
+        // Observations of the same step are delivered in any order, except for those of the watch.
+        if matches!(observations.first(), Some(Observation::Answered(_))) && self.random.bool() {
+            observations.rotate_left(1);
         }
-        for observation in heard {
-            self.hear(node, observation);
+        for observation in observations {
+            self.deliver(node, observation);
         }
     }
 
-    fn hear(&mut self, node: usize, observation: Observation) {
+    fn deliver(&mut self, node: usize, observation: Observation) {
         let now = self.now(node);
         let action = self.nodes[node].candidate.decide(observation, now);
         self.nodes[node].wake = None;
@@ -271,16 +272,16 @@ impl World {
             Action::Wait(until) => self.nodes[node].wake = until,
             Action::Done => {
                 self.give_up(node);
-                self.nodes[node] = self.newcomer();
+                self.nodes[node] = self.new_node();
             }
             Action::Send(request) => {
                 assert!(self.nodes[node].gives_up.is_none(), "two requests at once");
-                let answered = !self.goes_wrong();
+                let answered = !self.has_fault();
                 let at = self.arrival();
                 let here = &mut self.nodes[node];
-                here.request = Some((at, Travelling::There { request, answered }));
+                here.request = Some((at, InFlight::Request { request, answered }));
                 here.gives_up = Some(now + Timing::default().request_timeout);
-                // A leader's deadline is noticed while its request is on its way.
+                // The leader's deadline can pass while its request is in flight.
                 here.wake = here.candidate.leads_until();
             }
         }
@@ -291,40 +292,40 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn never_two_lead_and_one_does_when_the_trouble_is_over(trouble in trouble()) {
-        let mut world = World::new(trouble);
-        for _ in 0..TROUBLE + CALM {
-            world.advance();
-            prop_assert!(world.leaders() <= 1, "two lead at step {}", world.step);
+    fn at_most_one_leads_and_one_does_after_faults_end(faults in faults()) {
+        let mut simulation = Simulation::new(faults);
+        for _ in 0..FAULTY_STEPS + CALM_STEPS {
+            simulation.advance();
+            prop_assert!(simulation.leaders() <= 1, "two lead at step {}", simulation.step);
         }
-        prop_assert_eq!(world.leaders(), 1, "nobody leads in the end");
+        prop_assert_eq!(simulation.leaders(), 1, "nobody leads in the end");
     }
 
     #[test]
-    fn without_trouble_the_first_leader_stays(candidates in 2..5_usize, seed in any::<u64>()) {
-        let trouble = Trouble { candidates, rate: 0.0, restarts: false, deletion: false, seed };
-        let mut world = World::new(trouble);
-        for step in 0..TROUBLE {
-            world.advance();
-            prop_assert!(step < 20 || world.leaders() == 1, "nobody leads at step {step}");
+    fn first_leader_stays_without_faults(candidates in 2..5_usize, seed in any::<u64>()) {
+        let faults = Faults { candidates, rate: 0.0, restarts: false, deletion: false, seed };
+        let mut simulation = Simulation::new(faults);
+        for step in 0..FAULTY_STEPS {
+            simulation.advance();
+            prop_assert!(step < 20 || simulation.leaders() == 1, "nobody leads at step {step}");
         }
-        let spec = world.lease.unwrap().spec.unwrap();
+        let spec = simulation.lease.unwrap().spec.unwrap();
         prop_assert_eq!(spec.lease_transitions, Some(0));
     }
 }
 
-/// The model would be worth nothing if it let everything pass.
+/// The model has to detect a violation.
 #[test]
-fn the_model_finds_a_leader_that_acts_too_long() {
+fn model_detects_a_leader_that_acts_too_long() {
     let found = (0..400).any(|seed| {
-        let mut world =
-            World::new(Trouble { candidates: 3, rate: 0.25, restarts: false, deletion: false, seed });
-        for node in &mut world.nodes {
+        let mut simulation =
+            Simulation::new(Faults { candidates: 3, rate: 0.25, restarts: false, deletion: false, seed });
+        for node in &mut simulation.nodes {
             node.candidate.timing.act_for = Duration::from_secs(25);
         }
-        (0..TROUBLE).any(|_| {
-            world.advance();
-            world.leaders() > 1
+        (0..FAULTY_STEPS).any(|_| {
+            simulation.advance();
+            simulation.leaders() > 1
         })
     });
     assert!(found);

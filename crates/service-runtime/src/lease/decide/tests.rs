@@ -1,4 +1,4 @@
-//! One situation after another, by hand. What holds in all of them is in `model`.
+//! Tests of single situations. Properties of all situations are in `model`.
 
 use jiff::Timestamp;
 
@@ -32,7 +32,7 @@ fn candidate() -> Candidate {
     Candidate::new("a", Timing::default(), fastrand::Rng::with_seed(7))
 }
 
-/// Candidate `a`, which leads since version 1 was written at 0 s, and until 10 s.
+/// Candidate `a`, which leads from 0 s to 10 s, with version 1 of the Lease.
 fn leader() -> Candidate {
     let mut candidate = candidate();
     candidate.decide(Observation::Watched(None), at(0.0));
@@ -59,12 +59,12 @@ fn waits(action: Action) -> f64 {
 }
 
 #[test]
-fn nothing_is_done_before_the_watch_has_shown_something() {
+fn candidate_waits_for_the_first_watch_event() {
     assert_eq!(candidate().decide(Observation::Tick, at(0.0)), Action::Wait(None));
 }
 
 #[test]
-fn what_a_standby_does_at_once() {
+fn standby_claims_a_free_lease_at_once() {
     let ours = held_by("a", 3);
     for (shown, expected) in [
         (None, Action::Send(Request::Hold(None))),
@@ -78,7 +78,7 @@ fn what_a_standby_does_at_once() {
 }
 
 #[test]
-fn a_lease_is_taken_when_it_was_not_renewed_for_its_duration_and_some_jitter() {
+fn expired_lease_is_taken_over_with_jitter() {
     let mut candidate = candidate();
     let due = waits(candidate.decide(Observation::Watched(Some(held_by("b", 1))), at(0.0)));
     assert!((15.0..=16.5).contains(&due), "{due}");
@@ -88,7 +88,7 @@ fn a_lease_is_taken_when_it_was_not_renewed_for_its_duration_and_some_jitter() {
 }
 
 #[test]
-fn a_new_label_does_not_keep_a_dead_leader_in_office_but_is_written_over() {
+fn label_change_does_not_renew_the_lease() {
     let mut candidate = candidate();
     let due = waits(candidate.decide(Observation::Watched(Some(held_by("b", 1))), at(0.0)));
     let labelled = version(held_by("b", 1), 2);
@@ -98,7 +98,7 @@ fn a_new_label_does_not_keep_a_dead_leader_in_office_but_is_written_over() {
 }
 
 #[test]
-fn the_longer_of_two_lease_durations_is_waited_for() {
+fn standby_waits_for_the_longer_lease_duration() {
     for (seconds, expected) in [(60, 60.0..=66.0), (1, 15.0..=16.5)] {
         let mut lease = held_by("b", 1);
         lease.spec.as_mut().unwrap().lease_duration_seconds = Some(seconds);
@@ -108,7 +108,7 @@ fn the_longer_of_two_lease_durations_is_waited_for() {
 }
 
 #[test]
-fn a_standby_waits_before_it_makes_a_deleted_lease_because_its_leader_may_still_act() {
+fn standby_waits_before_it_recreates_a_deleted_lease() {
     let mut candidate = candidate();
     candidate.decide(Observation::Watched(Some(held_by("b", 1))), at(0.0));
     let due = waits(candidate.decide(Observation::Watched(None), at(9.0)));
@@ -117,7 +117,7 @@ fn a_standby_waits_before_it_makes_a_deleted_lease_because_its_leader_may_still_
 }
 
 #[test]
-fn leadership_counts_from_before_the_request_was_sent() {
+fn leadership_starts_when_the_request_is_sent() {
     let mut candidate = candidate();
     candidate.decide(Observation::Watched(None), at(0.0));
     candidate.decide(answer(Answer::Written(held_by("a", 1))), at(2.9));
@@ -125,7 +125,7 @@ fn leadership_counts_from_before_the_request_was_sent() {
 }
 
 #[test]
-fn an_answer_that_comes_after_the_deadline_makes_no_leader_but_another_claim() {
+fn late_answer_grants_no_leadership_and_claims_again() {
     let mut candidate = candidate();
     candidate.decide(Observation::Watched(None), at(0.0));
     let action = candidate.decide(answer(Answer::Written(held_by("a", 1))), at(10.0));
@@ -133,7 +133,7 @@ fn an_answer_that_comes_after_the_deadline_makes_no_leader_but_another_claim() {
 }
 
 #[test]
-fn a_leader_renews_about_every_two_seconds() {
+fn leader_renews_every_two_seconds() {
     let mut leader = leader();
     let due = waits(leader.decide(Observation::Tick, at(0.1)));
     assert!((1.8..=2.2).contains(&due), "{due}");
@@ -144,7 +144,7 @@ fn a_leader_renews_about_every_two_seconds() {
 }
 
 #[test]
-fn a_leader_that_cannot_renew_tries_faster_and_gives_up_at_its_deadline() {
+fn leader_retries_renewal_until_its_deadline() {
     let mut leader = leader();
     let mut now = 2.2;
     let mut tries = Vec::new();
@@ -164,7 +164,7 @@ fn a_leader_that_cannot_renew_tries_faster_and_gives_up_at_its_deadline() {
 }
 
 #[test]
-fn a_deadline_is_noticed_while_a_request_is_on_its_way_and_the_answer_begins_a_new_leadership() {
+fn deadline_during_a_request_ends_leadership() {
     let mut leader = leader();
     leader.decide(Observation::Tick, at(9.0));
     assert!((waits(leader.decide(Observation::Tick, at(9.5))) - 10.0).abs() < 1e-6);
@@ -175,7 +175,7 @@ fn a_deadline_is_noticed_while_a_request_is_on_its_way_and_the_answer_begins_a_n
 }
 
 #[test]
-fn a_conflict_is_looked_into_and_costs_leadership_only_when_another_holds_the_lease() {
+fn conflict_ends_leadership_only_if_another_holds_the_lease() {
     let relabelled = version(held_by("a", 1), 2);
     for (found, action, leads) in [
         (Some(relabelled.clone()), Some(hold(relabelled)), true),
@@ -197,7 +197,7 @@ fn a_conflict_is_looked_into_and_costs_leadership_only_when_another_holds_the_le
 }
 
 #[test]
-fn a_leader_whose_lease_was_deleted_makes_it_anew() {
+fn leader_recreates_its_deleted_lease() {
     let mut leader = leader();
     leader.decide(Observation::Tick, at(3.0));
     assert_eq!(leader.decide(answer(Answer::Missing), at(3.1)), Action::Send(Request::Hold(None)));
@@ -206,7 +206,7 @@ fn a_leader_whose_lease_was_deleted_makes_it_anew() {
 }
 
 #[test]
-fn a_leader_checks_what_the_watch_claims_and_does_not_believe_it() {
+fn leader_verifies_what_the_watch_reports() {
     for shown in [None, Some(free(2)), Some(held_by("b", 2))] {
         let mut leader = leader();
         let action = leader.decide(Observation::Watched(shown.clone()), at(0.5));
@@ -219,7 +219,7 @@ fn a_leader_checks_what_the_watch_claims_and_does_not_believe_it() {
 }
 
 #[test]
-fn the_loser_of_a_race_reads_and_waits_again() {
+fn loser_of_a_race_reads_and_waits_again() {
     let mut candidate = candidate();
     candidate.decide(Observation::Watched(Some(free(1))), at(0.0));
     assert_eq!(candidate.decide(answer(Answer::Conflict), at(0.1)), READ);
@@ -228,7 +228,7 @@ fn the_loser_of_a_race_reads_and_waits_again() {
 }
 
 #[test]
-fn conflicts_in_a_row_are_paced() {
+fn repeated_conflicts_back_off() {
     let mut leader = leader();
     leader.decide(Observation::Tick, at(3.0));
     assert_eq!(leader.decide(answer(Answer::Conflict), at(3.0)), READ);
@@ -238,7 +238,7 @@ fn conflicts_in_a_row_are_paced() {
 }
 
 #[test]
-fn whoever_resigns_gives_up_only_what_it_holds() {
+fn resigning_releases_only_an_own_lease() {
     let mut standby = candidate();
     standby.decide(Observation::Watched(Some(held_by("b", 1))), at(0.0));
     assert_eq!(standby.decide(Observation::Resign, at(1.0)), Action::Done);
@@ -256,7 +256,7 @@ fn whoever_resigns_gives_up_only_what_it_holds() {
 }
 
 #[test]
-fn a_claim_on_its_way_at_the_resignation_is_waited_for_and_given_up() {
+fn resigning_waits_for_a_pending_claim_and_releases_it() {
     let mut candidate = candidate();
     candidate.decide(Observation::Watched(None), at(0.0));
     assert_eq!(candidate.decide(Observation::Resign, at(0.1)), Action::Wait(None));

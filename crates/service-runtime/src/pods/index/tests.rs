@@ -15,14 +15,14 @@ fn nodes(index: &PodIndex) -> impl Iterator<Item = &str> {
     index.by_node.keys().map(AsRef::as_ref)
 }
 
-/// What happened, by pod number and phases.
-fn told(changes: &[Change]) -> Vec<(Uid, Option<u64>, Option<u64>)> {
+/// The changes as UIDs and versions.
+fn summary(changes: &[Change]) -> Vec<(Uid, Option<u64>, Option<u64>)> {
     let version = |pod: &Option<Arc<Pod>>| pod.as_ref().map(|pod| pod.version);
     changes.iter().map(|c| (c.pod().unwrap().uid, version(&c.old), version(&c.new))).collect()
 }
 
 #[test]
-fn a_pod_is_found_by_uid_name_and_node_until_it_is_gone() {
+fn pod_is_found_by_uid_name_and_node_until_deleted() {
     let mut index = PodIndex::default();
     index.apply(pod(1).read());
     assert!(index.get(uid(1)).is_some() && index.find("default", "pod-1").is_some());
@@ -43,59 +43,59 @@ fn a_pod_is_found_by_uid_name_and_node_until_it_is_gone() {
 }
 
 #[test]
-fn a_change_is_told_with_both_states_unless_only_the_version_is_new() {
+fn change_has_both_states_and_new_version_alone_is_none() {
     let mut index = PodIndex::default();
     let version = |version: &str| pod(1).with("/metadata/resourceVersion", version);
-    assert_eq!(told(&index.apply(version("1").read())), [(uid(1), None, Some(1))]);
-    assert_eq!(told(&index.apply(version("2").read())), []);
+    assert_eq!(summary(&index.apply(version("1").read())), [(uid(1), None, Some(1))]);
+    assert_eq!(summary(&index.apply(version("2").read())), []);
     assert_eq!(index.get(uid(1)).unwrap().version, 2, "the version is new all the same");
     assert_eq!(
-        told(&index.apply(version("3").with("/status/phase", "Failed").read())),
+        summary(&index.apply(version("3").with("/status/phase", "Failed").read())),
         [(uid(1), Some(2), Some(3))]
     );
-    assert_eq!(told(index.delete(uid(1)).as_slice()), [(uid(1), Some(3), None)]);
+    assert_eq!(summary(index.delete(uid(1)).as_slice()), [(uid(1), Some(3), None)]);
 }
 
 #[test]
-fn a_pod_recreated_under_its_name_is_another_pod() {
+fn recreated_pod_is_another_pod() {
     let mut index = PodIndex::default();
     let named = |n: u32| pod(n).with("/metadata/name", "web-0");
     index.apply(on("a", named(1)));
-    assert_eq!(told(&index.apply(on("b", named(2)))), [(uid(1), Some(1), None), (uid(2), None, Some(1))]);
+    assert_eq!(summary(&index.apply(on("b", named(2)))), [(uid(1), Some(1), None), (uid(2), None, Some(1))]);
     assert!(index.on_node("a").is_empty());
     assert!(index.delete(uid(1)).is_none(), "a late word of the old one does no harm");
     assert_eq!(index.find("default", "web-0").map(|pod| pod.uid), Some(uid(2)));
 }
 
 #[test]
-fn pods_that_a_new_list_lacks_are_gone() {
+fn pods_missing_from_a_new_list_are_deleted() {
     let mut index = PodIndex::default();
     (1..=4).for_each(|n| assert_eq!(index.apply(pod(n).read()).len(), 1));
-    let mut gone = told(&index.retain(&[uid(3), uid(4), uid(5)].into()));
+    let mut gone = summary(&index.retain(&[uid(3), uid(4), uid(5)].into()));
     gone.sort();
     assert_eq!(gone, [(uid(1), Some(1), None), (uid(2), Some(1), None)]);
     assert_eq!(index.len(), 2);
 }
 
-/// What can happen, with few enough pods, names and nodes that everything meets everything.
+/// An event. There are only a few pods, names and nodes, so that they often coincide.
 #[derive(Clone, Debug)]
 enum Event {
-    Apply(Made),
+    Apply(PodState),
     Delete(u32),
-    /// A list that breaks off, and one that does not.
-    Relist(Vec<Made>, Vec<Made>),
+    /// An incomplete list, followed by a complete one.
+    Relist(Vec<PodState>, Vec<PodState>),
 }
 
 #[derive(Clone, Debug)]
-struct Made {
+struct PodState {
     uid: u32,
     node: Option<u8>,
     phase: &'static str,
     version: u32,
 }
 
-impl Made {
-    /// A pod keeps its name for life, and several have the same one after the other.
+impl PodState {
+    /// A pod never changes its name. Several pods have the same name, one after the other.
     fn json(&self) -> Json {
         let node = self.node.map_or(json!(null), |node| json!(format!("node-{node}")));
         pod(self.uid)
@@ -106,21 +106,21 @@ impl Made {
     }
 }
 
-fn made() -> impl Strategy<Value = Made> {
+fn any_pod() -> impl Strategy<Value = PodState> {
     (0..15_u32, proptest::option::of(0..3_u8), proptest::sample::select(vec!["Pending", "Running"]), 1..9_u32)
-        .prop_map(|(uid, node, phase, version)| Made { uid, node, phase, version })
+        .prop_map(|(uid, node, phase, version)| PodState { uid, node, phase, version })
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    let list = || proptest::collection::vec(made(), 0..8);
+    let list = || proptest::collection::vec(any_pod(), 0..8);
     prop_oneof![
-        6 => made().prop_map(Event::Apply),
+        6 => any_pod().prop_map(Event::Apply),
         3 => (0..15_u32).prop_map(Event::Delete),
         1 => (list(), list()).prop_map(|(broken, whole)| Event::Relist(broken, whole)),
     ]
 }
 
-/// The simplest thing that is right: all pods by name.
+/// A naive model: all pods by name.
 #[derive(Default)]
 struct Model(BTreeMap<String, Pod>);
 
@@ -130,19 +130,19 @@ impl Model {
     }
 }
 
-/// Follows what is told, as a subscriber would.
+/// Applies the changes like a subscriber.
 #[derive(Default)]
-struct Follower(BTreeMap<Uid, Arc<Pod>>);
+struct Subscriber(BTreeMap<Uid, Arc<Pod>>);
 
-impl Follower {
-    fn hear(&mut self, changes: Vec<Change>) {
+impl Subscriber {
+    fn apply(&mut self, changes: Vec<Change>) {
         for change in changes {
             let before = change.old.as_ref().map(|pod| pod.uid);
             let uid = change.pod().unwrap().uid;
             assert_eq!(
                 self.0.remove(&uid).map(|pod| pod.uid),
                 before,
-                "the old state is the one told before"
+                "the old state is the last reported one"
             );
             self.0.extend(change.new.map(|pod| (uid, pod)));
         }
@@ -151,42 +151,42 @@ impl Follower {
 
 proptest! {
     #[test]
-    fn whatever_happens_the_index_equals_a_naive_model_and_so_does_who_follows_it(
+    fn index_and_subscriber_equal_a_naive_model(
         events in proptest::collection::vec(event(), 0..60),
     ) {
-        let (mut index, mut model, mut follower) = (PodIndex::default(), Model::default(), Follower::default());
+        let (mut index, mut model, mut subscriber) = (PodIndex::default(), Model::default(), Subscriber::default());
         for event in events {
             match event {
-                Event::Apply(made) => {
-                    let pod = made.json().read();
+                Event::Apply(state) => {
+                    let pod = state.json().read();
                     model.apply(&pod);
-                    follower.hear(index.apply(pod));
+                    subscriber.apply(index.apply(pod));
                 }
                 Event::Delete(n) => {
                     model.0.retain(|_, pod| pod.uid != uid(n));
-                    follower.hear(index.delete(uid(n)).into_iter().collect());
+                    subscriber.apply(index.delete(uid(n)).into_iter().collect());
                 }
                 Event::Relist(broken, whole) => {
-                    for made in &broken {
-                        follower.hear(index.apply(made.json().read()));
+                    for state in &broken {
+                        subscriber.apply(index.apply(state.json().read()));
                     }
                     model.0.clear();
                     let mut listed = HashSet::new();
-                    for made in &whole {
-                        let pod = made.json().read();
+                    for state in &whole {
+                        let pod = state.json().read();
                         model.apply(&pod);
                         listed.insert(pod.uid);
-                        follower.hear(index.apply(pod));
+                        subscriber.apply(index.apply(pod));
                     }
-                    follower.hear(index.retain(&listed));
+                    subscriber.apply(index.retain(&listed));
                 }
             }
-            check(&index, &model, &follower)?;
+            check(&index, &model, &subscriber)?;
         }
     }
 }
 
-fn check(index: &PodIndex, model: &Model, follower: &Follower) -> Result<(), TestCaseError> {
+fn check(index: &PodIndex, model: &Model, subscriber: &Subscriber) -> Result<(), TestCaseError> {
     let by_uid: BTreeMap<_, _> = model.0.values().map(|pod| (pod.uid, pod.clone())).collect();
     let indexed: BTreeMap<_, _> = index.iter().map(|pod| (pod.uid, (**pod).clone())).collect();
     prop_assert_eq!(&indexed, &by_uid);
@@ -206,7 +206,7 @@ fn check(index: &PodIndex, model: &Model, follower: &Follower) -> Result<(), Tes
         nodes(index).map(|node| (node, index.on_node(node).iter().map(|pod| pod.uid).collect())).collect();
     prop_assert_eq!(indexed, by_node);
     let unversioned = |pod: &Pod| Pod { version: 0, ..pod.clone() };
-    let heard: Vec<_> = follower.0.values().map(|pod| unversioned(pod)).collect();
-    prop_assert_eq!(heard, by_uid.values().map(unversioned).collect::<Vec<_>>());
+    let reported: Vec<_> = subscriber.0.values().map(|pod| unversioned(pod)).collect();
+    prop_assert_eq!(reported, by_uid.values().map(unversioned).collect::<Vec<_>>());
     Ok(())
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::pods::testing::pod;
 
-/// A pod with everything that we read, among things that we do not.
+/// A pod with all fields that the cache reads, and some others.
 fn full() -> Value {
     json!({
         "kind": "Pod",
@@ -66,7 +66,7 @@ fn time(text: &str) -> Timestamp {
 }
 
 #[test]
-fn every_field_that_controllers_need_is_read() {
+fn every_needed_field_is_read() {
     let pod = read(&full());
     assert_eq!((pod.namespace.as_ref(), pod.name.as_ref()), ("shop", "web-1"));
     assert_eq!(pod.uid.to_string(), "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11");
@@ -103,7 +103,7 @@ fn every_field_that_controllers_need_is_read() {
 }
 
 #[test]
-fn the_metadata_are_those_that_went_in() {
+fn metadata_equals_the_api_object() {
     let pod = read(&full());
     let (ours, mut theirs): (_, k8s_openapi::api::core::v1::Pod) =
         (pod.metadata(), serde_json::from_value(full()).unwrap());
@@ -120,7 +120,7 @@ fn the_metadata_are_those_that_went_in() {
 }
 
 #[test]
-fn a_bare_pod_has_nothing() {
+fn minimal_pod_has_defaults() {
     let pod = read(&json!({"metadata": {"name": "a", "namespace": "b", "uid": full()["metadata"]["uid"]}}));
     assert_eq!(
         (
@@ -138,7 +138,7 @@ fn a_bare_pod_has_nothing() {
 }
 
 #[test]
-fn phases_types_and_conditions_are_told_apart() {
+fn phases_types_and_conditions_are_read() {
     let phases = [
         ("Pending", Phase::Pending, false),
         ("Running", Phase::Running, false),
@@ -162,15 +162,15 @@ fn phases_types_and_conditions_are_told_apart() {
     assert_eq!((waiting.ready, waiting.scheduled_at()), (false, None));
 }
 
-/// Whatever stands in one field, everything else is read, in this pod and in the others of the list.
+/// With an invalid value in any field, all other fields are read, in this pod and in the others of the list.
 #[test]
-fn an_odd_field_costs_nothing_but_itself() {
-    let odd = [
+fn invalid_field_affects_only_itself() {
+    let invalid = [
         json!(null),
         json!(true),
         json!(-7.5),
         json!(u64::MAX),
-        json!("odd"),
+        json!("invalid"),
         json!(["a", null]),
         json!({"a": [1]}),
     ];
@@ -179,7 +179,7 @@ fn an_odd_field_costs_nothing_but_itself() {
         {
             continue;
         }
-        for value in &odd {
+        for value in &invalid {
             let mut json = full();
             *json.pointer_mut(&pointer).unwrap() = value.clone();
             let list = json!({"metadata": {"resourceVersion": "9"}, "items": [json, full()]}).to_string();
@@ -221,7 +221,7 @@ fn pointers(value: &Value, at: &str) -> Vec<String> {
 }
 
 #[test]
-fn odd_values_of_the_right_type_are_left_out_too() {
+fn invalid_values_of_the_right_type_are_ignored() {
     let cases = [
         ("/metadata/creationTimestamp", json!("yesterday")),
         ("/metadata/resourceVersion", json!("v12")),
@@ -237,27 +237,30 @@ fn odd_values_of_the_right_type_are_left_out_too() {
         assert_eq!(pod(1).with(pointer, value.clone()).read(), expected, "{pointer} = {value}");
     }
     let terminating = pod(1).with("/metadata/deletionTimestamp", "soon").read();
-    assert!(terminating.terminating, "it ends, even if we cannot tell when");
+    assert!(terminating.terminating, "it is terminating, even if its time is invalid");
     assert_eq!(terminating.deletion_timestamp(), None);
 }
 
 #[test]
-fn what_cannot_be_told_from_others_is_no_pod() {
+fn object_without_identity_is_not_a_pod() {
     let cases = [
-        (json!({}), "a pod without a namespace"),
-        (json!({"metadata": {"namespace": "n"}}), "a pod without a name"),
-        (json!({"metadata": {"namespace": "n", "name": "p", "uid": "odd"}}), "pod n/p: \"odd\" is not a UID"),
-        (json!("odd"), "a pod without a namespace"),
+        (json!({}), "pod has no namespace"),
+        (json!({"metadata": {"namespace": "n"}}), "pod has no name"),
+        (
+            json!({"metadata": {"namespace": "n", "name": "p", "uid": "invalid"}}),
+            "pod n/p: \"invalid\" is not a UID",
+        ),
+        (json!("invalid"), "pod has no namespace"),
     ];
     for (json, expected) in cases {
         let problem = Pod::from_json(json.to_string().as_bytes()).unwrap_err().to_string();
         assert!(problem.starts_with(expected), "{problem}");
     }
-    assert!(Pod::from_json(b"{").unwrap_err().to_string().starts_with("reading a pod: EOF"));
+    assert!(Pod::from_json(b"{").unwrap_err().to_string().starts_with("failed to parse pod: EOF"));
 }
 
 #[test]
-fn what_is_equal_is_shared() {
+fn equal_parts_of_pods_are_shared() {
     let mut shared = Interner::default();
     let mut made = |n: u32| {
         let mut json = full();
@@ -277,5 +280,5 @@ fn what_is_equal_is_shared() {
     ));
     drop((a, b));
     shared.sweep();
-    assert_eq!(shared.len(), 0, "what no pod uses is forgotten");
+    assert_eq!(shared.len(), 0, "unused values are removed");
 }

@@ -1,4 +1,5 @@
-//! What our services asked of the API server, from its audit log: only that tells an eviction from a deletion by hand.
+//! The requests of our services, from the audit log of the API server. Only the audit log distinguishes an eviction
+//! from a manual deletion.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Seek as _, SeekFrom};
@@ -8,12 +9,12 @@ use anyhow::{Context as _, Result};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::world::Read as _;
+use super::view::Read as _;
 
-/// What the names of our services' accounts begin with.
+/// The prefix of our services' accounts.
 const OURS: &str = "system:serviceaccount:haulout-system:haulout-";
 
-/// A write of one of our services.
+/// A write request of one of our services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The service.
@@ -28,7 +29,7 @@ pub struct Request {
     pub answered: Timestamp,
 }
 
-/// The audit log from some place on.
+/// The audit log, from an offset on.
 #[derive(Debug)]
 pub struct Audit {
     path: PathBuf,
@@ -36,13 +37,13 @@ pub struct Audit {
 }
 
 impl Audit {
-    /// From now on.
+    /// Starts at the current end.
     pub fn new(path: PathBuf) -> Result<Self> {
         let offset = path.metadata().with_context(|| format!("measuring {}", path.display()))?.len();
         Ok(Self { path, offset })
     }
 
-    /// What has been written since the last call.
+    /// The requests since the last call.
     pub fn read(&mut self) -> Result<Vec<Request>> {
         let mut file = File::open(&self.path).with_context(|| format!("opening {}", self.path.display()))?;
         file.seek(SeekFrom::Start(self.offset)).context("finding the place in the audit log")?;
@@ -51,7 +52,7 @@ impl Audit {
         loop {
             line.clear();
             let length = log.read_line(&mut line).context("reading the audit log")?;
-            // A line without an end is still being written.
+            // A line without a newline is still being written.
             if !line.ends_with('\n') {
                 return Ok(requests);
             }
@@ -61,7 +62,7 @@ impl Audit {
     }
 }
 
-/// The request in a line, if it is one of ours that changes something and has been answered.
+/// The request in a line, if it is an answered write request of ours.
 pub fn request(line: &str) -> Result<Option<Request>> {
     if !line.contains(OURS) {
         return Ok(None);

@@ -1,44 +1,44 @@
-//! What the status of a maintenance says is in the way or waited for.
+//! What the status of a maintenance reports: its blockers, and what it waits for.
 
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::world::Read as _;
+use super::view::Read as _;
 
-/// One thing that a status says.
+/// One entry of a status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
     pub reason: String,
     pub message: String,
-    /// The node that it is about, if it is about one.
+    /// The node that it names, if any.
     pub node: Option<String>,
-    /// The pod that it is about, if it is about one, as `namespace/name`.
+    /// The pod that it names, if any, as `namespace/name`.
     pub pod: Option<String>,
-    /// The evacuator that it names, if it names one.
+    /// The evacuator that it names, if any.
     pub class: Option<String>,
-    /// All times that it names, since when apart.
+    /// All times that it names, except for the start.
     pub times: Vec<Timestamp>,
 }
 
 impl Claim {
-    /// What it is about, for people.
+    /// The subject, for people.
     pub fn subject(&self) -> String {
         let pod = self.pod.iter().map(|pod| format!(" of pod {pod}"));
         let node = self.node.iter().map(|node| format!(" on node {node}"));
         [self.reason.clone()].into_iter().chain(pod).chain(node).collect()
     }
 
-    /// Whether it is about this node as a whole.
+    /// Whether it concerns this node as a whole.
     pub fn is_about_node(&self, node: &str) -> bool {
         self.pod.is_none() && self.node.as_deref().is_none_or(|named| named == node)
     }
 }
 
-/// The reasons of conditions that say no more than that the drain is under way.
+/// Reasons of conditions that only report that the drain is running.
 const UNDER_WAY: [&str; 3] = ["Evacuating", "Cordoning", "NotBlocked"];
 
-/// Everything that a maintenance's status says: each entry of a list in `drainStatus` that has a reason, and each
-/// condition that gives a reason which none of these has.
+/// All claims of a maintenance's status: each list entry in `drainStatus` with a reason, and each condition with a
+/// reason that no entry has.
 pub fn claims(maintenance: &Value) -> Vec<Claim> {
     let lists = maintenance.map("/status/drainStatus").into_iter().flatten();
     let entries = lists.filter_map(|(_, list)| list.as_array()).flatten();
@@ -74,7 +74,7 @@ fn entry(entry: &Value) -> Claim {
     }
 }
 
-/// The times in a text.
+/// The timestamps in a text.
 fn times(text: &str) -> Vec<Timestamp> {
     let words = text.split(|c: char| c.is_whitespace() || ",;()".contains(c));
     words.filter_map(|word| word.trim_end_matches('.').parse().ok()).collect()

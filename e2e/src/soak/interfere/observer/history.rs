@@ -1,5 +1,5 @@
-//! Judges what happened in a round from first to last: every change of pods, budgets, nodes, maintenances and
-//! Evacuations in the order in which the API server made them, and the evictions of ours.
+//! Checks the whole history of a round: every change of pods, budgets, nodes, maintenances and Evacuations in the
+//! order of the API server, and our evictions.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -8,60 +8,60 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use super::audit::Request;
-use super::world::{Kind, Read as _, World, covers, is_healthy, selects_node};
+use super::view::{ClusterView, Kind, Read as _, covers, is_healthy, selects_node};
 
-/// For how long after somebody else took a pod away, or changed a budget, the numbers of the budget may be behind.
+/// For how long the status of a budget may lag after somebody else deletes a pod or changes a budget.
 const BEHIND: SignedDuration = SignedDuration::from_secs(10);
-/// For how long a controller may go by what was so before.
+/// For how long a controller may act on outdated state.
 const LATE: SignedDuration = SignedDuration::from_secs(3);
-/// How often pods of the same owner may be evicted from the same node: those that come back wait longer each time.
+/// Maximum number of evictions of pods of the same owner from the same node. Pods that return wait longer each time.
 const RETURNS: usize = 12;
 
 /// One change of an object.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// When the API server made it, in its own counting.
+    /// The resource version.
     pub revision: u64,
-    /// When it was noticed.
+    /// When the observer received it.
     pub at: Timestamp,
     pub kind: Kind,
     pub key: String,
-    /// What the object is now; `None` if it is gone.
+    /// The new state of the object; `None` if it is gone.
     pub object: Option<Arc<Value>>,
 }
 
-/// All that happened.
+/// Everything that happened.
 #[derive(Debug, Default)]
 pub struct History {
     pub changes: Vec<Change>,
     /// Writes of our services.
     pub requests: Vec<Request>,
-    /// When a watch had to begin anew, so that changes may be missing.
+    /// When a watch had to restart, so that changes may be missing.
     pub gaps: Vec<Timestamp>,
 }
 
-/// Pods and budgets at one moment, and since when their numbers may differ.
+/// Pods and budgets at one moment, and since when budgets may lag.
 #[derive(Default)]
 struct Replay {
-    world: World,
-    /// When somebody else last took a healthy pod of the budget away, or the budget itself was changed.
+    view: ClusterView,
+    /// When somebody else last deleted a healthy pod of the budget, or changed the budget.
     disturbed: HashMap<String, Timestamp>,
 }
 
 impl History {
-    /// The changes in the order in which they were made.
+    /// The changes in their order.
     fn ordered(&self) -> Vec<&Change> {
         let mut changes: Vec<&Change> = self.changes.iter().collect();
         changes.sort_by_key(|change| change.revision);
         changes
     }
 
-    /// The pods that we have evicted: requests that were granted.
+    /// The pods that we have evicted: successful requests.
     fn evictions(&self) -> impl Iterator<Item = &Request> {
         self.requests.iter().filter(|request| request.resource == "pods/eviction" && request.code == 201)
     }
 
-    /// Everything that should not have happened.
+    /// Everything that must not happen.
     pub fn violations(&self) -> Vec<String> {
         let mut found = self.budgets();
         found.extend(self.deletions());
@@ -70,16 +70,16 @@ impl History {
         found
     }
 
-    /// Evictions of ours after which a budget had fewer healthy pods than it wants, though nobody else had just
-    /// disturbed it.
+    /// Evictions by us after which a budget had fewer healthy pods than it requires, without a recent disruption by
+    /// somebody else.
     fn budgets(&self) -> Vec<String> {
         let (mut found, mut replay) = (Vec::new(), Replay::default());
         let mut evictions: Vec<&Request> = self.evictions().collect();
         for change in self.ordered() {
             let Change { at, kind, key, object, .. } = change;
             let old = match object {
-                Some(object) => replay.world.put(*kind, object.clone()),
-                None => replay.world.remove(*kind, key),
+                Some(object) => replay.view.put(*kind, object.clone()),
+                None => replay.view.remove(*kind, key),
             };
             let Some(old) = old else {
                 if *kind == Kind::Budget {
@@ -111,7 +111,7 @@ impl History {
         found
     }
 
-    /// Pods that we have deleted instead of evicting them.
+    /// Pods that we deleted instead of evicting them.
     fn deletions(&self) -> Vec<String> {
         let deleted = self.requests.iter().filter(|request| {
             request.resource == "pods" && request.verb.starts_with("delete") && request.code < 300
@@ -119,7 +119,7 @@ impl History {
         deleted.map(|request| format!("{} deleted pod {}", request.service, request.key)).collect()
     }
 
-    /// Evacuations that we have made for pods that no maintenance wanted to leave.
+    /// Evacuations that we created for pods that no maintenance wanted to leave.
     fn unwanted(&self) -> Vec<String> {
         let (mut found, mut past): (_, BTreeMap<(Kind, String), Vec<&Change>>) =
             (Vec::new(), BTreeMap::new());
@@ -147,16 +147,17 @@ impl History {
                 continue;
             }
             let Some(pod) = pods.get(object.text("/spec/podRef/uid")) else { continue };
-            if !wants(&past, pod, change.at) {
+            if !is_drained_at(&past, pod, change.at) {
                 let (pod, node) = (pod.key(), pod.text("/spec/nodeName"));
-                found
-                    .push(format!("an Evacuation was made for pod {pod}, and nobody drains its node {node}"));
+                found.push(format!(
+                    "an Evacuation was created for pod {pod}, but no maintenance drains its node {node}"
+                ));
             }
         }
         found
     }
 
-    /// Owners whose pods are evicted from the same node again and again.
+    /// Owners whose pods are evicted from the same node repeatedly.
     fn loops(&self) -> Vec<String> {
         let mut pods: HashMap<(String, String), String> = HashMap::new();
         for Change { object, key, kind, .. } in &self.changes {
@@ -167,7 +168,7 @@ impl History {
                 pods.insert((key.clone(), pod.text("/spec/nodeName").to_owned()), owner);
             }
         }
-        // Where a name was used on several nodes, which of them the eviction was about is not known.
+        // If a name was used on several nodes, the node of the eviction is unknown.
         let mut evicted: BTreeMap<(&str, &str), usize> = BTreeMap::new();
         for request in self.evictions() {
             let mut places = pods.iter().filter(|((key, _), _)| *key == request.key);
@@ -187,8 +188,8 @@ fn later(time: Timestamp, by: SignedDuration) -> Timestamp {
 }
 
 /// Whether a maintenance drains the node of this pod, or did until a moment ago.
-fn wants(past: &BTreeMap<(Kind, String), Vec<&Change>>, pod: &Value, at: Timestamp) -> bool {
-    // Each version counts until the next one has come and been noticed.
+fn is_drained_at(past: &BTreeMap<(Kind, String), Vec<&Change>>, pod: &Value, at: Timestamp) -> bool {
+    // Each version counts until the next one is received.
     let recent = |changes: &'_ [&Change]| -> Vec<Arc<Value>> {
         let ends = changes.iter().skip(1).map(|next| next.at).chain([Timestamp::MAX]);
         let versions = changes.iter().zip(ends).filter(|(_, end)| at <= later(*end, LATE));
@@ -206,10 +207,9 @@ fn wants(past: &BTreeMap<(Kind, String), Vec<&Change>>, pod: &Value, at: Timesta
 }
 
 impl Replay {
-    /// A healthy pod was taken away, by us or by somebody else. What was violated.
+    /// Records that a healthy pod was removed, by us or by somebody else. Returns the violations.
     fn pod_left(&mut self, pod: &Value, at: Timestamp, by_us: bool, gaps: &[Timestamp]) -> Vec<String> {
-        let budgets: Vec<&Value> =
-            self.world.all(Kind::Budget).filter(|budget| covers(budget, pod)).collect();
+        let budgets: Vec<&Value> = self.view.all(Kind::Budget).filter(|budget| covers(budget, pod)).collect();
         let keys: Vec<String> = budgets.iter().map(|budget| budget.key()).collect();
         if !by_us {
             self.disturbed.extend(keys.into_iter().map(|key| (key, at)));
@@ -222,7 +222,7 @@ impl Replay {
         };
         let mut found = Vec::new();
         for budget in budgets.iter().filter(quiet) {
-            let covered = self.world.all(Kind::Pod).filter(|other| covers(budget, other));
+            let covered = self.view.all(Kind::Pod).filter(|other| covers(budget, other));
             let healthy = covered.filter(|other| is_healthy(other)).count();
             let wanted = usize::try_from(budget.number("/status/desiredHealthy")).unwrap_or_default();
             if healthy < wanted || keys.len() > 1 {

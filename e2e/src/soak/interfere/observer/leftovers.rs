@@ -1,37 +1,37 @@
-//! What must not be there any more when all maintenances are over.
+//! What must not exist when all maintenances are over.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::world::{Kind, Read as _, World};
+use super::view::{ClusterView, Kind, Read as _};
 
-/// The annotations that keep autoscalers away.
+/// The annotations that hold autoscalers.
 const AUTOSCALERS: [&str; 2] =
     ["cluster-autoscaler.kubernetes.io/scale-down-disabled", "karpenter.sh/do-not-disrupt"];
 /// The conditions that a maintenance sets on its nodes.
 const CONDITIONS: [&str; 3] = ["MaintenanceInProgress", "DrainInProgress", "Drained"];
 
-/// How a node should be.
+/// The expected state of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
-    /// Whether somebody else has cordoned it.
+    /// Whether somebody else cordoned it.
     pub cordoned: bool,
     /// The annotations of others.
     pub annotations: BTreeMap<String, String>,
 }
 
-/// What is left over, in words; empty if everything is as it was.
-pub fn leftovers(world: &World, nodes: &BTreeMap<String, Expected>) -> Vec<String> {
+/// Descriptions of everything that is left over; empty if the cluster is restored.
+pub fn leftovers(view: &ClusterView, nodes: &BTreeMap<String, Expected>) -> Vec<String> {
     let mut found = Vec::new();
     for (kind, what) in [(Kind::Evacuation, "Evacuation"), (Kind::Maintenance, "NodeMaintenance")] {
-        let left = world.all(kind).map(|object| {
+        let left = view.all(kind).map(|object| {
             format!("{what} {} is left, with the finalizers {:?}", object.key(), object.finalizers())
         });
         found.extend(left);
     }
     for (name, expected) in nodes {
-        match world.get(Kind::Node, name) {
+        match view.get(Kind::Node, name) {
             Some(node) => found.extend(node_leftovers(node, expected)),
             None => found.push(format!("node {name} is gone")),
         }
@@ -45,7 +45,7 @@ fn node_leftovers(node: &Value, expected: &Expected) -> Vec<String> {
     if cordoned != expected.cordoned {
         found.push(format!(
             "node {name} is {}",
-            if cordoned { "still cordoned" } else { "not cordoned any more" }
+            if cordoned { "still cordoned" } else { "no longer cordoned" }
         ));
     }
     for (key, value) in node.map("/metadata/annotations").into_iter().flatten() {

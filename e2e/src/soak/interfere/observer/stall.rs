@@ -1,110 +1,115 @@
-//! Judges the status of a maintenance on whose nodes nothing has moved for a while: does it say what holds the drain,
-//! and is that true?
+//! Checks the status of a maintenance without activity on its nodes: does it report what blocks the drain, and is
+//! that true?
 
 use jiff::SignedDuration;
 use serde_json::Value;
 
 use super::claims::{Claim, claims};
 use super::truth::{self, Facts};
-use super::world::{Kind, Read as _, World, selects_node};
+use super::view::{ClusterView, Kind, Read as _, selects_node};
 
-/// How many blockers a status lists at most.
+/// Maximum number of blockers in a status.
 const LISTED: usize = 20;
-/// How old a pod has to be before it has to be explained.
+/// Minimum age of a pod before its status must be explained.
 const NEW: SignedDuration = SignedDuration::from_secs(10);
 
-/// Something that is wrong with a status.
+/// A problem with a status.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Complaint {
+pub struct Problem {
     /// The maintenance.
     pub maintenance: String,
-    /// What it is about: equal as long as the same thing is wrong.
+    /// The subject: equal as long as the problem is the same.
     pub about: String,
     /// For people.
     pub text: String,
 }
 
-/// What is wrong with the status of a maintenance on whose nodes nothing moves. Nothing is expected of one that does
-/// not drain.
-pub fn complaints(maintenance: &Value, world: &World, facts: &Facts) -> Vec<Complaint> {
+/// The problems in the status of a maintenance without activity on its nodes. A maintenance that does not drain has
+/// none.
+pub fn problems(maintenance: &Value, view: &ClusterView, facts: &Facts) -> Vec<Problem> {
     if maintenance.text("/spec/stage") != "Drain" || maintenance.is_terminating() {
         return Vec::new();
     }
     let mut found = Vec::new();
-    let mut complain = |about: String, text: String| {
-        found.push(Complaint { maintenance: maintenance.name().to_owned(), about, text });
+    let mut add_problem = |about: String, text: String| {
+        found.push(Problem { maintenance: maintenance.name().to_owned(), about, text });
     };
     let claims = claims(maintenance);
     for claim in &claims {
-        if let Err(why) = truth::check(claim, maintenance, world, facts) {
+        if let Err(why) = truth::check(claim, maintenance, view, facts) {
             let said = format!("it says {}: {:?}. But {why}", claim.subject(), claim.message);
-            complain(format!("untrue {}", claim.subject()), said);
+            add_problem(format!("untrue {}", claim.subject()), said);
         }
     }
-    let leaving = world.leaving(maintenance);
-    let nodes = world.nodes_of(maintenance);
+    let leaving = view.leaving(maintenance);
+    let nodes = view.nodes_of(maintenance);
     let open: Vec<&str> = nodes.iter().filter(|n| !n.flag("/spec/unschedulable")).map(|n| n.name()).collect();
     if maintenance.is_true("Drained") {
         if !(leaving.is_empty() && open.is_empty()) {
             let pods: Vec<String> = leaving.iter().map(|pod| pod.key()).collect();
-            let text = format!(
-                "it says that it is drained, and there are the pods {pods:?}; open nodes are {open:?}"
-            );
-            complain("drained".into(), text);
+            let text =
+                format!("the status says drained, but these pods are left: {pods:?}; open nodes: {open:?}");
+            add_problem("drained".into(), text);
         }
         return found;
     }
     for node in open.iter().filter(|open| !claims.iter().any(|claim| claim.is_about_node(open))) {
-        complain(
+        add_problem(
             format!("open {node}"),
-            format!("node {node} is not cordoned, and it says {}", said(maintenance)),
+            format!("node {node} is not cordoned, and the status says {}", status_summary(maintenance)),
         );
     }
     if leaving.is_empty() {
         if claims.is_empty() && open.is_empty() && !nodes.is_empty() {
-            complain("not drained".into(), format!("nothing is left, and it says {}", said(maintenance)));
+            add_problem(
+                "not drained".into(),
+                format!("nothing is left, but the status says {}", status_summary(maintenance)),
+            );
         }
         return found;
     }
     let pods = leaving.len();
     if claims.is_empty() {
-        complain(
+        add_problem(
             "silent".into(),
-            format!("{pods} pods have to leave, and it only says {}", said(maintenance)),
+            format!("{pods} pods have to leave, but the status only says {}", status_summary(maintenance)),
         );
     } else if maintenance
         .condition("Blocked")
         .is_some_and(|(.., text)| text.contains("Nothing is in the way"))
     {
-        complain(
+        add_problem(
             "in the way".into(),
-            format!("{pods} pods have to leave, and it says {}", said(maintenance)),
+            format!("{pods} pods have to leave, but the status says {}", status_summary(maintenance)),
         );
     }
     if facts.absent_since.is_some() && !claims.iter().any(|c| c.reason == "EvacuationControllerUnavailable") {
-        complain(
+        add_problem(
             "absent".into(),
-            format!("no evacuation controller leads, and it says {}", said(maintenance)),
+            format!("no evacuation controller leads, but the status says {}", status_summary(maintenance)),
         );
     }
-    for pod in unexplained(maintenance, world, facts, &claims, &leaving) {
-        let text =
-            format!("nothing is said of pod {}, which has to leave now: {}", pod.key(), said(maintenance));
-        complain(format!("unexplained {}", pod.key()), text);
+    for pod in unexplained(maintenance, view, facts, &claims, &leaving) {
+        let text = format!(
+            "the status does not mention pod {}, which has to leave now: {}",
+            pod.key(),
+            status_summary(maintenance)
+        );
+        add_problem(format!("unexplained {}", pod.key()), text);
     }
     found
 }
 
-/// The pods that have to leave now, do not, and of which nothing is said. What leaves when is only worked out where
-/// it is simple: nobody else drains these nodes, and the plan goes by priority alone.
+/// The pods that have to leave now, do not leave, and are not mentioned. The order is only computed in simple cases:
+/// no other maintenance drains these nodes, and the plan has only priorities.
 fn unexplained<'a>(
     maintenance: &Value,
-    world: &World,
+    view: &ClusterView,
     facts: &Facts,
     claims: &[Claim],
     leaving: &[&'a Value],
 ) -> Vec<&'a Value> {
-    let nodes = world.nodes_of(maintenance);
+    let nodes = view.nodes_of(maintenance);
     let shares = |other: &Value| {
         other.name() != maintenance.name()
             && other.text("/spec/stage") == "Drain"
@@ -112,7 +117,7 @@ fn unexplained<'a>(
     };
     let plan = maintenance.list("/spec/drainPlan");
     let simple = plan.iter().all(|entry| entry.pointer("/podSelector").is_none());
-    if !simple || claims.len() >= LISTED || world.all(Kind::Maintenance).any(shares) {
+    if !simple || claims.len() >= LISTED || view.all(Kind::Maintenance).any(shares) {
         return Vec::new();
     }
     let own = plan.iter().filter(|entry| matches!(entry.text("/podType"), "" | "Default"));
@@ -131,14 +136,14 @@ fn unexplained<'a>(
         let created = pod.time("/metadata/creationTimestamp").unwrap_or_default();
         facts.now.duration_since(created) < NEW
     };
-    // A pod that is waited for holds back those of later types only, and all of these are of the first.
+    // Waiting for the completion of a pod only holds back later pod types, and all of these are of the first type.
     let due =
         |pod: &&&Value| !waits(pod) && !pod.is_terminating() && Some(step(pod)) == first && !is_new(pod);
     leaving.iter().filter(due).filter(|pod| !explained(pod)).copied().collect()
 }
 
-/// What a status says, in one line.
-pub fn said(maintenance: &Value) -> String {
+/// The content of a status, in one line.
+pub fn status_summary(maintenance: &Value) -> String {
     let condition = |kind: &str| {
         let (status, reason, message) = maintenance.condition(kind)?;
         Some(format!("{kind}={status} {reason} {message:?}"))

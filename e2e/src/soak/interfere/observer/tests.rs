@@ -1,5 +1,5 @@
-//! The observer's own judgement: given recorded objects, its verdict. Each check is shown to pass and to fail, so that one
-//! that cannot fail is noticed.
+//! Tests of the observer itself: recorded objects and the expected verdict. Each check is shown to pass and to fail,
+//! so that a check that cannot fail is detected.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,16 +7,16 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
+use super::activity::{Activity, Leadership};
 use super::audit::{Request, request};
 use super::history::{Change, History};
 use super::leftovers::{Expected, leftovers};
-use super::motion::{Leads, Motion};
-use super::stall::complaints;
+use super::stall::problems;
 use super::timeline::Timeline;
-use super::truth::{self, Answer, Facts, Refusal};
-use super::world::{Kind, Read as _, World};
+use super::truth::{self, Answer, Facts, Rejection};
+use super::view::{ClusterView, Kind, Read as _};
 
-/// A time of day.
+/// A timestamp, in seconds.
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + seconds).unwrap()
 }
@@ -89,106 +89,107 @@ fn blocker(pod: &str, reason: &str, message: &str) -> Value {
     })
 }
 
-fn world(objects: impl IntoIterator<Item = (Kind, Value)>) -> World {
-    let mut world = World::default();
+fn view(objects: impl IntoIterator<Item = (Kind, Value)>) -> ClusterView {
+    let mut view = ClusterView::default();
     for (kind, object) in objects {
-        world.put(kind, Arc::new(object));
+        view.put(kind, Arc::new(object));
     }
-    world
+    view
 }
 
-/// A cordoned node with the pod `web-1`, and these.
-fn scene(more: impl IntoIterator<Item = (Kind, Value)>) -> World {
-    world([(Kind::Node, node("n1", true)), (Kind::Pod, pod("web-1", "web"))].into_iter().chain(more))
+/// A cordoned node with the pod `web-1`, and these objects.
+fn node_with_pod(more: impl IntoIterator<Item = (Kind, Value)>) -> ClusterView {
+    view([(Kind::Node, node("n1", true)), (Kind::Pod, pod("web-1", "web"))].into_iter().chain(more))
 }
 
-/// What the complaints about this maintenance are about.
-fn about(maintenance: &Value, world: &World, facts: &Facts) -> Vec<String> {
-    complaints(maintenance, world, facts).into_iter().map(|complaint| complaint.about).collect()
+/// The subjects of this maintenance's problems.
+fn about(maintenance: &Value, view: &ClusterView, facts: &Facts) -> Vec<String> {
+    problems(maintenance, view, facts).into_iter().map(|problem| problem.about).collect()
 }
 
 /// Whether a blocker of `web-1` is true.
 #[track_caller]
-fn check(reason: &str, message: &str, world: &World, facts: &Facts) -> Result<(), String> {
+fn check(reason: &str, message: &str, view: &ClusterView, facts: &Facts) -> Result<(), String> {
     let m = maintenance(json!([blocker("web-1", reason, message)]), json!([]));
     let claims = super::claims::claims(&m);
     assert_eq!(claims.len(), 1);
-    truth::check(&claims[0], &m, world, facts)
+    truth::check(&claims[0], &m, view, facts)
 }
 
 #[track_caller]
-fn is_untrue(reason: &str, message: &str, world: &World, facts: &Facts, why: &str) {
-    let said = check(reason, message, world, facts).unwrap_err();
+fn is_untrue(reason: &str, message: &str, view: &ClusterView, facts: &Facts, why: &str) {
+    let said = check(reason, message, view, facts).unwrap_err();
     assert!(said.contains(why), "{said}");
 }
 
 #[test]
-fn a_status_that_names_nothing_is_a_stall() {
+fn status_without_a_reason_is_a_stall() {
     let nothing = condition("Blocked", "False", "NotBlocked", "Nothing is in the way");
     let drained = condition("Drained", "False", "Evacuating", "1 pod has yet to leave");
     let m = maintenance(json!([]), json!([nothing, drained]));
-    assert_eq!(about(&m, &scene([]), &facts()), ["silent", "unexplained shop/web-1"]);
-    // With nothing left to do, and with a pod that stays or has finished, nothing has to be named.
+    assert_eq!(about(&m, &node_with_pod([]), &facts()), ["silent", "unexplained shop/web-1"]);
+    // If nothing is left to do, or if a pod stays or has finished, no reason is needed.
     let done = maintenance(json!([]), json!([condition("Drained", "True", "Complete", "")]));
-    assert!(about(&done, &world([(Kind::Node, node("n1", true))]), &facts()).is_empty());
+    assert!(about(&done, &view([(Kind::Node, node("n1", true))]), &facts()).is_empty());
     let mut stays = pod("web-1", "web");
     stays["metadata"]["labels"]["cluster.x-k8s.io/drain"] = json!("skip");
-    assert!(about(&done, &scene([(Kind::Pod, stays)]), &facts()).is_empty());
-    // Nobody expects anything of one that does not drain.
+    assert!(about(&done, &node_with_pod([(Kind::Pod, stays)]), &facts()).is_empty());
+    // Nothing is expected of a maintenance that does not drain.
     let mut idle = m.clone();
     idle["spec"]["stage"] = json!("Cordon");
-    assert!(about(&idle, &scene([]), &facts()).is_empty());
+    assert!(about(&idle, &node_with_pod([]), &facts()).is_empty());
 }
 
 #[test]
-fn nothing_in_the_way_is_never_true_while_a_pod_stays() {
+fn not_blocked_is_wrong_while_a_pod_stays() {
     let active = evacuation("web-1", json!({"activeEvacuatorClass": "a.example.com"}));
-    let mut waiting = blocker("web-1", "EvacuatorActive", "evacuator a.example.com is in charge");
+    let mut waiting = blocker("web-1", "EvacuatorActive", "evacuator a.example.com is active");
     waiting["evacuatorClass"] = json!("a.example.com");
     waiting["until"] = json!(at(900 + 1800).to_string());
     let waiting = json!([waiting]);
-    let scene = scene([(Kind::Evacuation, active)]);
+    let cluster = node_with_pod([(Kind::Evacuation, active)]);
     let wrong = condition("Blocked", "False", "NotBlocked", "Nothing is in the way");
-    assert_eq!(about(&maintenance(waiting.clone(), json!([wrong])), &scene, &facts()), ["in the way"]);
+    assert_eq!(about(&maintenance(waiting.clone(), json!([wrong])), &cluster, &facts()), ["in the way"]);
     let right = condition("Blocked", "False", "EvacuatorActive", "1 pod waits for its evacuator");
-    assert!(about(&maintenance(waiting, json!([right])), &scene, &facts()).is_empty());
+    assert!(about(&maintenance(waiting, json!([right])), &cluster, &facts()).is_empty());
 }
 
 #[test]
 fn drained_means_empty_and_cordoned() {
     let m = maintenance(json!([]), json!([condition("Drained", "True", "Complete", "")]));
-    assert_eq!(about(&m, &scene([]), &facts()), ["drained"]);
-    assert_eq!(about(&m, &world([(Kind::Node, node("n1", false))]), &facts()), ["drained"]);
+    assert_eq!(about(&m, &node_with_pod([]), &facts()), ["drained"]);
+    assert_eq!(about(&m, &view([(Kind::Node, node("n1", false))]), &facts()), ["drained"]);
     let not = maintenance(json!([]), json!([condition("Drained", "False", "Evacuating", "")]));
-    assert_eq!(about(&not, &world([(Kind::Node, node("n1", true))]), &facts()), ["not drained"]);
-    assert_eq!(about(&not, &world([(Kind::Node, node("n1", false))]), &facts()), ["open n1"]);
+    assert_eq!(about(&not, &view([(Kind::Node, node("n1", true))]), &facts()), ["not drained"]);
+    assert_eq!(about(&not, &view([(Kind::Node, node("n1", false))]), &facts()), ["open n1"]);
 }
 
 #[test]
-fn every_pod_that_is_due_has_to_be_explained() {
+fn every_due_pod_needs_a_reason() {
     let mut later = pod("api-1", "api");
     later["spec"]["priority"] = json!(2_000_000_000);
     let more =
         [(Kind::Budget, budget("web", "web", 0)), (Kind::Pod, pod("web-2", "web")), (Kind::Pod, later)];
-    let scene = scene(more);
+    let cluster = node_with_pod(more);
     let said = "PodDisruptionBudget web allows 0 disruptions";
     let one = maintenance(json!([blocker("web-1", "DisruptionBudgetExhausted", said)]), json!([]));
-    assert_eq!(about(&one, &scene, &facts()), ["unexplained shop/web-2"]);
-    // Where somebody else drains the same node, it may be that one who holds the pod.
+    assert_eq!(about(&one, &cluster, &facts()), ["unexplained shop/web-2"]);
+    // If another maintenance drains the same node, it may be the one that holds the pod.
     let mut other = one.clone();
     other["metadata"]["name"] = json!("m2");
-    let mut shared = scene.clone();
+    let mut shared = cluster.clone();
     shared.put(Kind::Maintenance, Arc::new(other));
     assert!(about(&one, &shared, &facts()).is_empty());
-    // What is said of the whole node explains all of its pods.
-    let refused = json!([blocker("web-1", "DisruptionBudgetExhausted", said), {"node": "n1", "reason": "VolumesAttached", "message": ""}]);
+    // A reason for the whole node explains all its pods.
+    let rejected = json!([blocker("web-1", "DisruptionBudgetExhausted", said), {"node": "n1", "reason": "VolumesAttached", "message": ""}]);
     assert!(
-        !about(&maintenance(refused, json!([])), &scene, &facts()).contains(&"unexplained shop/web-2".into())
+        !about(&maintenance(rejected, json!([])), &cluster, &facts())
+            .contains(&"unexplained shop/web-2".into())
     );
 }
 
 #[test]
-fn pods_that_are_named_exist_on_their_node() {
+fn claimed_pods_must_exist_on_their_node() {
     let message = "PodDisruptionBudget web allows 0 disruptions";
     let budgets = || [(Kind::Budget, budget("web", "web", 0))];
     let m = |node: &str, pod: &str| {
@@ -196,31 +197,28 @@ fn pods_that_are_named_exist_on_their_node() {
         entry["node"] = json!(node);
         maintenance(json!([entry]), json!([]))
     };
-    let untrue = |node: &str, pod: &str, world: &World| {
-        let found = complaints(&m(node, pod), world, &facts());
-        found
-            .into_iter()
-            .find(|complaint| complaint.about.starts_with("untrue"))
-            .map(|complaint| complaint.text)
+    let untrue = |node: &str, pod: &str, view: &ClusterView| {
+        let found = problems(&m(node, pod), view, &facts());
+        found.into_iter().find(|problem| problem.about.starts_with("untrue")).map(|problem| problem.text)
     };
-    assert_eq!(untrue("n1", "web-1", &scene(budgets())), None);
-    assert!(untrue("n1", "web-9", &scene(budgets())).unwrap().contains("does not exist"));
-    assert!(untrue("n9", "web-1", &scene(budgets())).unwrap().contains("node n9 does not exist"));
+    assert_eq!(untrue("n1", "web-1", &node_with_pod(budgets())), None);
+    assert!(untrue("n1", "web-9", &node_with_pod(budgets())).unwrap().contains("does not exist"));
+    assert!(untrue("n9", "web-1", &node_with_pod(budgets())).unwrap().contains("node n9 does not exist"));
     let mut moved = pod("web-1", "web");
     moved["spec"]["nodeName"] = json!("n2");
-    let elsewhere = scene(budgets().into_iter().chain([(Kind::Pod, moved)]));
+    let elsewhere = node_with_pod(budgets().into_iter().chain([(Kind::Pod, moved)]));
     assert!(untrue("n1", "web-1", &elsewhere).unwrap().contains("the pod is on node \"n2\""));
     let mut ending = pod("web-1", "web");
     ending["metadata"]["deletionTimestamp"] = json!(at(NOW).to_string());
-    let ending = scene(budgets().into_iter().chain([(Kind::Pod, ending)]));
+    let ending = node_with_pod(budgets().into_iter().chain([(Kind::Pod, ending)]));
     assert!(untrue("n1", "web-1", &ending).unwrap().contains("terminating already"));
 }
 
 #[test]
-fn an_exhausted_budget_covers_the_pod_and_allows_nothing() {
+fn exhausted_budget_covers_the_pod_and_allows_nothing() {
     let reason = "DisruptionBudgetExhausted";
-    let message = "PodDisruptionBudget web allows 0 disruptions: 1 of 2 pods are healthy and 1 have to be.";
-    let with = |budgets: &[Value]| scene(budgets.iter().map(|budget| (Kind::Budget, budget.clone())));
+    let message = "PodDisruptionBudget web allows 0 disruptions: 1 of 2 pods are healthy, 1 required.";
+    let with = |budgets: &[Value]| node_with_pod(budgets.iter().map(|budget| (Kind::Budget, budget.clone())));
     let tight = budget("web", "web", 0);
     assert_eq!(check(reason, message, &with(std::slice::from_ref(&tight)), &facts()), Ok(()));
     is_untrue(reason, message, &with(&[]), &facts(), "no PodDisruptionBudget covers the pod");
@@ -231,215 +229,244 @@ fn an_exhausted_budget_covers_the_pod_and_allows_nothing() {
     let mut changed = budget("web", "web", 1);
     changed["metadata"] = stale;
     assert_eq!(check(reason, message, &with(&[changed]), &facts()), Ok(()));
-    // With two of them the pod cannot leave either.
+    // With two budgets, the pod cannot leave either.
     assert_eq!(check(reason, message, &with(&[tight, budget("more", "web", 1)]), &facts()), Ok(()));
 }
 
 #[test]
-fn several_budgets_are_several_and_a_stale_one_is_stale() {
-    let one = scene([(Kind::Budget, budget("web", "web", 0))]);
-    let two = scene([(Kind::Budget, budget("web", "web", 0)), (Kind::Budget, budget("more", "web", 0))]);
+fn several_and_stale_budget_claims_are_checked() {
+    let one = node_with_pod([(Kind::Budget, budget("web", "web", 0))]);
+    let two =
+        node_with_pod([(Kind::Budget, budget("web", "web", 0)), (Kind::Budget, budget("more", "web", 0))]);
     let reason = "SeveralDisruptionBudgets";
     assert_eq!(check(reason, "The pod is covered by more, web.", &two, &facts()), Ok(()));
     is_untrue(reason, "The pod is covered by more, web.", &one, &facts(), "1 PodDisruptionBudgets cover");
-    let message = "The PodDisruptionBudget has changed and is being looked at anew.";
+    let message = "The PodDisruptionBudget has changed and its status is outdated.";
     is_untrue("DisruptionBudgetStale", message, &one, &facts(), "no PodDisruptionBudget of the pod is stale");
 }
 
 #[test]
-fn an_active_evacuator_is_at_work_and_has_time() {
+fn active_evacuator_claim_is_checked() {
     let status = |completed: bool, progress: i64| {
         json!({
             "activeEvacuatorClass": "a.example.com", "activeEvacuatorCompleted": completed,
             "evacuationProgressTimestamp": at(progress).to_string(),
         })
     };
-    let with = |status: Value| scene([(Kind::Evacuation, evacuation("web-1", status))]);
-    let said = |class: &str, until: i64, world: &World, facts: &Facts| {
+    let with = |status: Value| node_with_pod([(Kind::Evacuation, evacuation("web-1", status))]);
+    let said = |class: &str, until: i64, view: &ClusterView, facts: &Facts| {
         let mut entry = blocker("web-1", "EvacuatorActive", "it works");
         entry["evacuatorClass"] = json!(class);
         entry["until"] = json!(at(until).to_string());
         let mut m = maintenance(json!([]), json!([]));
         m["status"]["drainStatus"]["waitingFor"] = json!([entry]);
-        truth::check(&super::claims::claims(&m)[0], &m, world, facts).err().unwrap_or_default()
+        truth::check(&super::claims::claims(&m)[0], &m, view, facts).err().unwrap_or_default()
     };
     let (class, until, now) = ("a.example.com", 950 + 1800, facts());
     assert_eq!(said(class, until, &with(status(false, 950)), &now), "");
-    // It may be rounded up to the minute.
+    // The deadline may be rounded up to the minute.
     assert_eq!(said(class, until + 59, &with(status(false, 950)), &now), "");
     let ahead = Facts { ahead: SignedDuration::from_hours(1), ..facts() };
     // A new leader lets evacuators report first.
     let new = Facts { led_since: Some(at(NOW - 20)), ..ahead.clone() };
     assert_eq!(said(class, until, &with(status(false, 950)), &new), "");
     for (said, why) in [
-        (said(class, until, &scene([]), &now), "has no Evacuation"),
+        (said(class, until, &node_with_pod([]), &now), "has no Evacuation"),
         (said(class, until, &with(json!({})), &now), "no evacuator is active"),
         (said(class, until, &with(status(true, 950)), &now), "has completed"),
-        (said(class, until, &with(status(false, -1000)), &now), "its time was up"),
-        (said(class, until, &with(status(false, 700)), &now), "does not say that the evacuator has time"),
+        (said(class, until, &with(status(false, -1000)), &now), "its deadline passed at"),
+        (said(class, until, &with(status(false, 700)), &now), "does not say that the deadline is"),
         (said("b.example.com", until, &with(status(false, 950)), &now), "is a.example.com"),
         // The controllers' clocks may be ahead.
-        (said(class, until, &with(status(false, 950)), &ahead), "its time was up"),
+        (said(class, until, &with(status(false, 950)), &ahead), "its deadline passed at"),
     ] {
         assert!(said.contains(why), "{said}");
     }
 }
 
 #[test]
-fn what_is_about_to_happen_happens_soon() {
+fn pending_claims_expire() {
     let with = |change: fn(&mut Value)| {
         let mut pod = pod("web-1", "web");
         change(&mut pod);
-        scene([(Kind::Pod, pod)])
+        node_with_pod([(Kind::Pod, pod)])
     };
     let ending = with(|pod| pod["metadata"]["deletionTimestamp"] = json!(at(NOW - 5).to_string()));
     assert_eq!(check("TerminationGracePeriod", "", &ending, &facts()), Ok(()));
     let late = with(|pod| pod["metadata"]["deletionTimestamp"] = json!(at(NOW - 80).to_string()));
-    is_untrue("TerminationGracePeriod", "", &late, &facts(), "should have ended");
-    is_untrue("TerminationGracePeriod", "", &scene([]), &facts(), "not terminating");
+    is_untrue("TerminationGracePeriod", "", &late, &facts(), "should have terminated");
+    is_untrue("TerminationGracePeriod", "", &node_with_pod([]), &facts(), "not terminating");
     let new = with(|pod| pod["metadata"]["creationTimestamp"] = json!(at(NOW - 5).to_string()));
     assert_eq!(check("EvacuationPending", "", &new, &facts()), Ok(()));
-    is_untrue("EvacuationPending", "", &scene([]), &facts(), "has had time");
-    let open = scene([(Kind::Node, node("n1", false))]);
+    is_untrue("EvacuationPending", "", &node_with_pod([]), &facts(), "had time to create one");
+    let open = node_with_pod([(Kind::Node, node("n1", false))]);
     assert_eq!(check("WaitingForNode", "", &open, &facts()), Ok(()));
-    is_untrue("WaitingForNode", "", &scene([(Kind::Node, node("n1", true))]), &facts(), "is cordoned");
-    let asked = scene([(Kind::Evacuation, evacuation("web-1", json!({})))]);
+    is_untrue(
+        "WaitingForNode",
+        "",
+        &node_with_pod([(Kind::Node, node("n1", true))]),
+        &facts(),
+        "is cordoned",
+    );
+    let asked = node_with_pod([(Kind::Evacuation, evacuation("web-1", json!({})))]);
     is_untrue("EvacuationPending", "", &asked, &facts(), "has an Evacuation");
     is_untrue("EvacuationRequested", "", &asked, &facts(), "has had time");
-    is_untrue("EvacuationRequested", "", &scene([]), &facts(), "has no Evacuation");
+    is_untrue("EvacuationRequested", "", &node_with_pod([]), &facts(), "has no Evacuation");
     let soon = Facts { now: at(905), ..facts() };
     assert_eq!(check("EvacuationRequested", "", &asked, &soon), Ok(()));
 }
 
 #[test]
-fn a_refused_write_is_refused_or_tried_again_soon() {
-    let refused = |until: Option<i64>| {
+fn rejected_write_claim_is_checked() {
+    let rejected = |until: Option<i64>| {
         let resources = vec!["nodes".to_owned()];
-        let refusal = Refusal { name: "p".into(), resources, from: at(0), until: until.map(at) };
-        Facts { refusals: vec![refusal], ..facts() }
+        let rejection = Rejection { name: "p".into(), resources, from: at(0), until: until.map(at) };
+        Facts { rejections: vec![rejection], ..facts() }
     };
     let words = "denied request: not during the sale";
-    assert_eq!(check("NodeUpdateRefused", words, &scene([]), &refused(None)), Ok(()));
-    assert_eq!(check("NodeUpdateRefused", words, &scene([]), &refused(Some(NOW - 30))), Ok(()));
-    is_untrue("NodeUpdateRefused", words, &scene([]), &refused(Some(NOW - 100)), "could be written since");
-    is_untrue("NodeUpdateRefused", "no", &scene([]), &refused(None), "does not have the API server's words");
-    is_untrue("EvacuationRefused", words, &scene([]), &refused(None), "nothing has ever refused evacuations");
+    assert_eq!(check("NodeUpdateRefused", words, &node_with_pod([]), &rejected(None)), Ok(()));
+    assert_eq!(check("NodeUpdateRefused", words, &node_with_pod([]), &rejected(Some(NOW - 30))), Ok(()));
+    is_untrue(
+        "NodeUpdateRefused",
+        words,
+        &node_with_pod([]),
+        &rejected(Some(NOW - 100)),
+        "can be written since",
+    );
+    is_untrue(
+        "NodeUpdateRefused",
+        "no",
+        &node_with_pod([]),
+        &rejected(None),
+        "does not have the API server's answer",
+    );
+    is_untrue(
+        "EvacuationRefused",
+        words,
+        &node_with_pod([]),
+        &rejected(None),
+        "nothing has ever rejected evacuations",
+    );
 }
 
 #[test]
-fn nodes_that_are_missing_or_fought_over_are() {
-    is_untrue("NodeMissing", "", &scene([]), &facts(), "node n1 exists");
-    assert_eq!(check("NodeMissing", "", &World::default(), &facts()), Ok(()));
-    is_untrue("CordonRace", "", &scene([]), &facts(), "the node is cordoned");
-    assert_eq!(check("CordonRace", "", &world([(Kind::Node, node("n1", false))]), &facts()), Ok(()));
+fn missing_node_and_cordon_race_claims_are_checked() {
+    is_untrue("NodeMissing", "", &node_with_pod([]), &facts(), "node n1 exists");
+    assert_eq!(check("NodeMissing", "", &ClusterView::default(), &facts()), Ok(()));
+    is_untrue("CordonRace", "", &node_with_pod([]), &facts(), "the node is cordoned");
+    assert_eq!(check("CordonRace", "", &view([(Kind::Node, node("n1", false))]), &facts()), Ok(()));
 }
 
 #[test]
-fn an_absent_controller_is_named_and_is_absent() {
+fn missing_controller_claim_is_checked() {
     let reason = "EvacuationControllerUnavailable";
     let away = |since: i64| Facts { absent_since: Some(at(since)), ..facts() };
-    assert_eq!(check(reason, "", &scene([]), &away(NOW - 80)), Ok(()));
-    is_untrue(reason, "", &scene([]), &facts(), "the evacuation controller leads");
-    is_untrue(reason, "", &scene([]), &away(NOW - 20), "only since");
-    // And a status that says something else is not enough.
-    let budgets = scene([(Kind::Budget, budget("web", "web", 0))]);
+    assert_eq!(check(reason, "", &node_with_pod([]), &away(NOW - 80)), Ok(()));
+    is_untrue(reason, "", &node_with_pod([]), &facts(), "the evacuation controller leads");
+    is_untrue(reason, "", &node_with_pod([]), &away(NOW - 20), "only since");
+    // A status that reports only something else is not enough.
+    let budgets = node_with_pod([(Kind::Budget, budget("web", "web", 0))]);
     let m = maintenance(json!([blocker("web-1", "DisruptionBudgetExhausted", "")]), json!([]));
     assert_eq!(about(&m, &budgets, &facts()), Vec::<String>::new());
     assert_eq!(about(&m, &budgets, &away(NOW - 80)), ["absent"]);
-    // Nobody can correct what an Evacuation says meanwhile.
+    // Nobody can correct the Evacuation's condition in that time.
     let said = "PodDisruptionBudget web allows 0 disruptions";
     let blocked = json!({"conditions": [condition("Blocked", "True", "DisruptionBudgetExhausted", said)]});
-    let freed = scene([(Kind::Evacuation, evacuation("web-1", blocked))]);
+    let freed = node_with_pod([(Kind::Evacuation, evacuation("web-1", blocked))]);
     assert_eq!(check("DisruptionBudgetExhausted", said, &freed, &away(NOW - 80)), Ok(()));
     is_untrue("DisruptionBudgetExhausted", said, &freed, &facts(), "no PodDisruptionBudget covers the pod");
     is_untrue("DisruptionBudgetExhausted", "else", &freed, &away(NOW - 80), "no PodDisruptionBudget covers");
 }
 
 #[test]
-fn refused_eviction_claim_is_checked() {
+fn rejected_eviction_claim_is_checked() {
     let reason = "EvictionForbidden";
     let status = |last: i64, failed: i64| json!({"failedEvictionCounter": failed, "lastFailedEvictionTime": at(last).to_string()});
-    let with = |status: Value| scene([(Kind::Evacuation, evacuation("web-1", status))]);
-    let refused = |until: Option<i64>| {
+    let with = |status: Value| node_with_pod([(Kind::Evacuation, evacuation("web-1", status))]);
+    let rejected = |until: Option<i64>| {
         let resources = vec!["pods/eviction".to_owned()];
-        let refusal = Refusal { name: "p".into(), resources, from: at(0), until: until.map(at) };
-        Facts { refusals: vec![refusal], ..facts() }
+        let rejection = Rejection { name: "p".into(), resources, from: at(0), until: until.map(at) };
+        Facts { rejections: vec![rejection], ..facts() }
     };
-    assert_eq!(check(reason, "", &with(status(NOW - 500, 1)), &refused(None)), Ok(()));
-    is_untrue(reason, "", &with(status(NOW - 5, 1)), &facts(), "nothing has ever refused");
-    // Refused five times, the last time 20 seconds ago: the next attempt comes after 80.
-    assert_eq!(check(reason, "", &with(status(NOW - 20, 5)), &refused(Some(NOW - 15))), Ok(()));
-    is_untrue(reason, "", &with(status(NOW - 100, 5)), &refused(Some(NOW - 90)), "was not made");
-    is_untrue(reason, "", &with(status(NOW - 20, 5)), &refused(Some(NOW - 60)), "one has failed at");
+    assert_eq!(check(reason, "", &with(status(NOW - 500, 1)), &rejected(None)), Ok(()));
+    is_untrue(reason, "", &with(status(NOW - 5, 1)), &facts(), "nothing has ever rejected");
+    // Rejected five times, the last time 20 seconds ago: the next attempt is due after 80.
+    assert_eq!(check(reason, "", &with(status(NOW - 20, 5)), &rejected(Some(NOW - 15))), Ok(()));
+    is_untrue(reason, "", &with(status(NOW - 100, 5)), &rejected(Some(NOW - 90)), "was not made");
+    is_untrue(reason, "", &with(status(NOW - 20, 5)), &rejected(Some(NOW - 60)), "one failed at");
 }
 
 #[test]
-fn a_busy_server_has_been_busy_a_moment_ago() {
+fn busy_server_claim_is_checked() {
     let answered = |code: i64, ago: i64| {
         let answer = Answer { at: at(NOW - ago), code };
         Facts { evictions: [("shop/web-1".to_owned(), answer)].into(), ..facts() }
     };
-    assert_eq!(check("ServerBusy", "", &scene([]), &answered(429, 3)), Ok(()));
-    assert_eq!(check("ServerBusy", "", &scene([]), &answered(503, 3)), Ok(()));
-    is_untrue("ServerBusy", "", &scene([]), &answered(429, 30), "not busy any more");
-    is_untrue("ServerBusy", "", &scene([]), &answered(201, 3), "answered with 201");
-    is_untrue("ServerBusy", "", &scene([]), &facts(), "nobody has tried");
-    let jam =
-        Refusal { name: "jam".into(), resources: vec!["jam pods/eviction".into()], from: at(0), until: None };
-    let jammed = Facts { refusals: vec![jam], ..answered(429, 30) };
-    assert_eq!(check("ServerBusy", "", &scene([]), &jammed), Ok(()));
-    assert_eq!(check("HandledElsewhere", "", &scene([]), &answered(429, 30)), Ok(()));
-    is_untrue("HandledElsewhere", "", &scene([]), &answered(500, 3), "answered with 500");
+    assert_eq!(check("ServerBusy", "", &node_with_pod([]), &answered(429, 3)), Ok(()));
+    assert_eq!(check("ServerBusy", "", &node_with_pod([]), &answered(503, 3)), Ok(()));
+    is_untrue("ServerBusy", "", &node_with_pod([]), &answered(429, 30), "is not busy");
+    is_untrue("ServerBusy", "", &node_with_pod([]), &answered(201, 3), "answered with 201");
+    is_untrue("ServerBusy", "", &node_with_pod([]), &facts(), "nobody has tried");
+    let overload = Rejection {
+        name: "overload".into(),
+        resources: vec!["overload pods/eviction".into()],
+        from: at(0),
+        until: None,
+    };
+    let overloaded = Facts { rejections: vec![overload], ..answered(429, 30) };
+    assert_eq!(check("ServerBusy", "", &node_with_pod([]), &overloaded), Ok(()));
+    assert_eq!(check("HandledElsewhere", "", &node_with_pod([]), &answered(429, 30)), Ok(()));
+    is_untrue("HandledElsewhere", "", &node_with_pod([]), &answered(500, 3), "answered with 500");
 }
 
 #[test]
-fn a_pod_that_returns_is_new_and_had_a_way_to_the_node() {
+fn returning_pod_claim_is_checked() {
     let returned = |tolerations: Value, created: i64| {
         let mut pod = pod("web-1", "web");
         pod["spec"]["tolerations"] = tolerations;
         pod["metadata"]["creationTimestamp"] = json!(at(created).to_string());
-        scene([(Kind::Pod, pod)])
+        node_with_pod([(Kind::Pod, pod)])
     };
     let tolerates = json!([{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}]);
     assert_eq!(check("ReturnsToNode", "", &returned(tolerates.clone(), 600), &facts()), Ok(()));
-    is_untrue("ReturnsToNode", "", &returned(tolerates.clone(), 400), &facts(), "the drain began");
+    is_untrue("ReturnsToNode", "", &returned(tolerates.clone(), 400), &facts(), "the drain started");
     is_untrue("ReturnsToNode", "", &returned(json!([]), 600), &facts(), "tolerates the cordon: false");
     let said = "the node was uncordoned during the drain";
     is_untrue("ReturnsToNode", said, &returned(tolerates, 600), &facts(), "tolerates the cordon: true");
-    is_untrue("ReturnsToNode", said, &returned(json!([]), 600), &facts(), "nobody has uncordoned");
-    let mut world = returned(json!([]), 600);
+    is_untrue("ReturnsToNode", said, &returned(json!([]), 600), &facts(), "nobody uncordoned");
+    let mut view = returned(json!([]), 600);
     let mut reverted = node("n1", true);
     let before = json!({"unschedulable": false, "reverts": {"times": 1, "last": at(590).to_string()}});
     reverted["metadata"]["annotations"] =
         json!({"nodemaintenance.k8s.io/before-maintenance": before.to_string()});
-    world.put(Kind::Node, Arc::new(reverted));
-    assert_eq!(check("ReturnsToNode", said, &world, &facts()), Ok(()));
+    view.put(Kind::Node, Arc::new(reverted));
+    assert_eq!(check("ReturnsToNode", said, &view, &facts()), Ok(()));
 }
 
 #[test]
-fn a_terminating_pod_is_late_and_one_waited_for_is_labelled() {
+fn terminating_and_completion_claims_are_checked() {
     let with = |change: fn(&mut Value)| {
         let mut pod = pod("web-1", "web");
         change(&mut pod);
-        scene([(Kind::Pod, pod)])
+        node_with_pod([(Kind::Pod, pod)])
     };
     let late = with(|pod| pod["metadata"]["deletionTimestamp"] = json!(at(NOW - 70).to_string()));
     assert_eq!(check("Terminating", "", &late, &facts()), Ok(()));
     let fresh = with(|pod| pod["metadata"]["deletionTimestamp"] = json!(at(NOW - 5).to_string()));
-    is_untrue("Terminating", "", &fresh, &facts(), "only been due since");
-    is_untrue("Terminating", "", &scene([]), &facts(), "not terminating");
+    is_untrue("Terminating", "", &fresh, &facts(), "ended only at");
+    is_untrue("Terminating", "", &node_with_pod([]), &facts(), "not terminating");
     let waits = with(|pod| pod["metadata"]["labels"]["cluster.x-k8s.io/drain"] = json!("wait-completed"));
     assert_eq!(check("WaitingForCompletion", "", &waits, &facts()), Ok(()));
-    is_untrue("WaitingForCompletion", "", &scene([]), &facts(), "the label of the pod says None");
+    is_untrue("WaitingForCompletion", "", &node_with_pod([]), &facts(), "the label of the pod says None");
 }
 
 #[test]
-fn who_waits_for_a_maintenance_waits_for_one_that_drains() {
+fn waiting_for_maintenance_claim_is_checked() {
     let waits = condition("Drained", "False", "WaitingForMaintenance", "Waiting for m2");
     let m = maintenance(json!([]), json!([waits]));
     let mut other = maintenance(json!([]), json!([]));
     other["metadata"]["name"] = json!("m2");
-    let about = |other: &Value| about(&m, &scene([(Kind::Maintenance, other.clone())]), &facts());
+    let about = |other: &Value| about(&m, &node_with_pod([(Kind::Maintenance, other.clone())]), &facts());
     assert!(about(&other).is_empty());
     let mut done = other.clone();
     done["spec"]["stage"] = json!("Complete");
@@ -453,7 +480,7 @@ fn who_waits_for_a_maintenance_waits_for_one_that_drains() {
 fn held_evacuation_claim_names_the_finalizer() {
     let mut held = evacuation("web-1", json!({}));
     held["metadata"]["finalizers"] = json!(["example.com/hold"]);
-    let with = |evacuation: &Value| scene([(Kind::Evacuation, evacuation.clone())]);
+    let with = |evacuation: &Value| node_with_pod([(Kind::Evacuation, evacuation.clone())]);
     is_untrue(
         "EvacuationHeld",
         "held by example.com/hold",
@@ -469,13 +496,13 @@ fn held_evacuation_claim_names_the_finalizer() {
 #[test]
 fn unknown_reasons_are_violations() {
     let blocked = json!({"conditions": [condition("Blocked", "True", "Scribble", "")]});
-    let with = |status: Value| scene([(Kind::Evacuation, evacuation("web-1", status))]);
+    let with = |status: Value| node_with_pod([(Kind::Evacuation, evacuation("web-1", status))]);
     assert_eq!(check("Other", "", &with(blocked), &facts()), Ok(()));
     is_untrue("Other", "", &with(json!({})), &facts(), "is not blocked");
-    is_untrue("BadLuck", "", &scene([]), &facts(), "nobody knows how to check");
+    is_untrue("BadLuck", "", &node_with_pod([]), &facts(), "there is no check");
 }
 
-/// A reason that users may read has a check.
+/// Every reason that users can read has a check.
 #[test]
 fn every_documented_reason_has_a_check() {
     let root = crate::repository().join("docs");
@@ -493,16 +520,16 @@ fn every_documented_reason_has_a_check() {
     }
     assert!(reasons.len() > 10, "{reasons:?}");
     for reason in reasons {
-        let said = check(&reason, "", &scene([]), &facts()).err().unwrap_or_default();
-        assert!(!said.contains("nobody knows"), "{said}");
+        let said = check(&reason, "", &node_with_pod([]), &facts()).err().unwrap_or_default();
+        assert!(!said.contains("there is no check"), "{said}");
     }
 }
 
-/// Everything that happened: revision, kind, object, and whether it is there.
+/// A history: revision, kind, object, and whether it exists.
 fn history(changes: &[(u64, Kind, &Value, bool)], requests: &[Request]) -> History {
     let change = |(revision, kind, object, exists): &(u64, Kind, &Value, bool)| Change {
         revision: *revision,
-        // One revision a second, so that tests can tell what is long ago.
+        // One revision per second, so that tests can express the age of a change.
         at: at(i64::try_from(*revision).unwrap()),
         kind: *kind,
         key: object.key(),
@@ -534,7 +561,7 @@ fn terminating(name: &str) -> Value {
 }
 
 #[test]
-fn an_eviction_below_a_budget_is_a_violation() {
+fn eviction_below_a_budget_is_a_violation() {
     let (one, two, three) = (pod("web-1", "web"), pod("web-2", "web"), pod("web-3", "web"));
     let (web, ending_1, ending_2) = (budget("web", "web", 1), terminating("web-1"), terminating("web-2"));
     let mut changes = vec![
@@ -544,7 +571,7 @@ fn an_eviction_below_a_budget_is_a_violation() {
         (4, Kind::Budget, &web, true),
         (30, Kind::Pod, &ending_1, true),
     ];
-    // Two of three have to be healthy: the first may go.
+    // Two of three have to be healthy: the first may leave.
     assert!(history(&changes, &[evicted("web-1", 30)]).violations().is_empty());
     changes.push((50, Kind::Pod, &ending_2, true));
     let both = [evicted("web-1", 30), evicted("web-2", 50)];
@@ -553,19 +580,19 @@ fn an_eviction_below_a_budget_is_a_violation() {
         found,
         ["we evicted pod shop/web-2, and PodDisruptionBudget shop/web has 1 healthy pods of 2"]
     );
-    // The order in which watches tell does not matter.
+    // The order in which watches deliver does not matter.
     let mut shuffled = changes.clone();
     shuffled.reverse();
     assert_eq!(history(&shuffled, &both).violations(), found);
-    // What somebody else deletes is not our fault, nor is what we evict right after that.
+    // Deletions by others are not our fault, nor is an eviction by us right after one.
     assert!(history(&changes, &[evicted("web-1", 30)]).violations().is_empty());
     changes[5].0 = 33;
     assert!(history(&changes, &[evicted("web-2", 33)]).violations().is_empty());
-    // A budget that has just been made may not have counted yet.
+    // A new budget may not have counted its pods yet.
     let mut new = changes.clone();
     new[3].0 = 29;
     assert!(history(&new, &[evicted("web-1", 30), evicted("web-2", 33)]).violations().is_empty());
-    // With two budgets the Eviction API should have refused.
+    // With two budgets, the Eviction API should have rejected the eviction.
     let more = budget("more", "web", 1);
     let doubled =
         [changes[0], changes[1], changes[2], changes[3], (5, Kind::Budget, &more, true), changes[4]];
@@ -573,15 +600,15 @@ fn an_eviction_below_a_budget_is_a_violation() {
 }
 
 #[test]
-fn pods_are_evicted_and_never_deleted() {
+fn pod_deletion_is_a_violation() {
     let deleted = asked("maintenance-controller", "delete", "pods", "shop/web-1", 200, 5);
-    let refused = asked("maintenance-controller", "delete", "pods", "shop/web-2", 403, 5);
-    let found = history(&[], &[deleted, refused]).violations();
+    let rejected = asked("maintenance-controller", "delete", "pods", "shop/web-2", 403, 5);
+    let found = history(&[], &[deleted, rejected]).violations();
     assert_eq!(found, ["maintenance-controller deleted pod shop/web-1"]);
 }
 
 #[test]
-fn evacuations_are_made_only_while_somebody_drains() {
+fn evacuation_without_a_drain_is_a_violation() {
     let (node, pod, made) = (node("n1", true), pod("web-1", "web"), evacuation("web-1", json!({})));
     let drains = maintenance(json!([]), json!([]));
     let mut over = drains.clone();
@@ -599,7 +626,7 @@ fn evacuations_are_made_only_while_somebody_drains() {
         history(&changes, &[create(i64::try_from(second).unwrap())]).violations().len()
     };
     assert_eq!(when(20, None, false), 0);
-    // It may have been decided before.
+    // The controller may have decided before the end.
     assert_eq!(when(12, Some(&over), false), 0);
     for (end, gone) in [(&over, false), (&deleted, false), (&drains, true)] {
         assert_eq!(when(20, Some(end), gone), 1);
@@ -607,7 +634,7 @@ fn evacuations_are_made_only_while_somebody_drains() {
 }
 
 #[test]
-fn pods_that_come_back_are_not_evicted_over_and_over() {
+fn eviction_loop_is_a_violation() {
     let owned = |number: usize| {
         let mut pod = pod(&format!("web-{number}"), "web");
         pod["metadata"]["ownerReferences"] =
@@ -625,62 +652,62 @@ fn pods_that_come_back_are_not_evicted_over_and_over() {
 }
 
 #[test]
-fn a_maintenance_is_quiet_when_nothing_moves_on_its_nodes() {
-    let (m, mut motion) = (maintenance(json!([]), json!([])), Motion::default());
-    let (mut world, running, ending) = (scene([]), pod("web-1", "web"), terminating("web-1"));
-    motion.apply(Kind::Maintenance, None, Some(&m), at(1));
-    motion.apply(Kind::Pod, None, Some(&running), at(2));
-    assert_eq!(motion.quiet_since(&m, &world, at(NOW)), Some(at(1)));
-    // Progress, a new class and the end of a pod are movement; a change of its labels is not.
+fn maintenance_without_activity_is_quiet() {
+    let (m, mut activity) = (maintenance(json!([]), json!([])), Activity::default());
+    let (mut view, running, ending) = (node_with_pod([]), pod("web-1", "web"), terminating("web-1"));
+    activity.apply(Kind::Maintenance, None, Some(&m), at(1));
+    activity.apply(Kind::Pod, None, Some(&running), at(2));
+    assert_eq!(activity.quiet_since(&m, &view, at(NOW)), Some(at(1)));
+    // Progress, a new class and the end of a pod are activity; a change of labels is not.
     let (before, after) =
         (evacuation("web-1", json!({})), evacuation("web-1", json!({"activeEvacuatorClass": "a"})));
-    motion.apply(Kind::Evacuation, None, Some(&before), at(3));
-    assert_eq!(motion.quiet_since(&m, &world, at(NOW)), Some(at(1)));
-    motion.apply(Kind::Evacuation, Some(&before), Some(&after), at(4));
-    assert_eq!(motion.quiet_since(&m, &world, at(NOW)), Some(at(4)));
+    activity.apply(Kind::Evacuation, None, Some(&before), at(3));
+    assert_eq!(activity.quiet_since(&m, &view, at(NOW)), Some(at(1)));
+    activity.apply(Kind::Evacuation, Some(&before), Some(&after), at(4));
+    assert_eq!(activity.quiet_since(&m, &view, at(NOW)), Some(at(4)));
     let progress = json!({"activeEvacuatorClass": "a", "evacuationProgressTimestamp": at(5).to_string()});
-    motion.apply(Kind::Evacuation, Some(&after), Some(&evacuation("web-1", progress)), at(5));
-    assert_eq!(motion.quiet_since(&m, &world, at(NOW)), Some(at(5)));
-    motion.apply(Kind::Pod, Some(&running), Some(&pod("web-1", "other")), at(6));
-    assert_eq!(motion.quiet_since(&m, &world, at(NOW)), Some(at(5)));
-    motion.apply(Kind::Pod, Some(&running), Some(&ending), at(7));
-    world.put(Kind::Pod, Arc::new(ending));
-    // While a pod is on its way out it is not quiet, unless the pod is late.
-    assert_eq!(motion.quiet_since(&m, &world, at(10)), None);
-    assert_eq!(motion.quiet_since(&m, &world, at(70)), Some(at(7)));
+    activity.apply(Kind::Evacuation, Some(&after), Some(&evacuation("web-1", progress)), at(5));
+    assert_eq!(activity.quiet_since(&m, &view, at(NOW)), Some(at(5)));
+    activity.apply(Kind::Pod, Some(&running), Some(&pod("web-1", "other")), at(6));
+    assert_eq!(activity.quiet_since(&m, &view, at(NOW)), Some(at(5)));
+    activity.apply(Kind::Pod, Some(&running), Some(&ending), at(7));
+    view.put(Kind::Pod, Arc::new(ending));
+    // While a pod is terminating, the maintenance is not quiet, unless the pod is overdue.
+    assert_eq!(activity.quiet_since(&m, &view, at(10)), None);
+    assert_eq!(activity.quiet_since(&m, &view, at(70)), Some(at(7)));
 }
 
 #[test]
-fn who_leads_is_read_from_the_lease() {
+fn leader_is_read_from_the_lease() {
     let lease = |holder: &str, renewed: i64| {
         json!({
             "metadata": {"name": "l"},
             "spec": {"holderIdentity": holder, "renewTime": at(renewed).to_string(), "leaseDurationSeconds": 2},
         })
     };
-    let mut motion = Motion::default();
-    assert_eq!(motion.leads("l", at(0)), Leads::Nobody(Timestamp::MIN));
-    motion.apply(Kind::Lease, None, Some(&lease("one", 1)), at(1));
-    motion.apply(Kind::Lease, None, Some(&lease("one", 3)), at(3));
-    assert_eq!(motion.leads("l", at(4)), Leads::Since(at(1)));
-    assert_eq!(motion.leads("l", at(20)), Leads::Nobody(at(3)));
-    // The same one after a gap, and another one, begin anew.
-    motion.apply(Kind::Lease, None, Some(&lease("one", 30)), at(30));
-    assert_eq!(motion.leads("l", at(30)), Leads::Since(at(30)));
-    motion.apply(Kind::Lease, None, Some(&lease("two", 31)), at(31));
-    assert_eq!(motion.leads("l", at(31)), Leads::Since(at(31)));
-    motion.apply(Kind::Lease, None, Some(&lease("", 32)), at(32));
-    assert_eq!(motion.leads("l", at(32)), Leads::Nobody(at(32)));
+    let mut activity = Activity::default();
+    assert_eq!(activity.leads("l", at(0)), Leadership::Nobody(Timestamp::MIN));
+    activity.apply(Kind::Lease, None, Some(&lease("one", 1)), at(1));
+    activity.apply(Kind::Lease, None, Some(&lease("one", 3)), at(3));
+    assert_eq!(activity.leads("l", at(4)), Leadership::Since(at(1)));
+    assert_eq!(activity.leads("l", at(20)), Leadership::Nobody(at(3)));
+    // The same holder after a gap, and another holder, start a new term.
+    activity.apply(Kind::Lease, None, Some(&lease("one", 30)), at(30));
+    assert_eq!(activity.leads("l", at(30)), Leadership::Since(at(30)));
+    activity.apply(Kind::Lease, None, Some(&lease("two", 31)), at(31));
+    assert_eq!(activity.leads("l", at(31)), Leadership::Since(at(31)));
+    activity.apply(Kind::Lease, None, Some(&lease("", 32)), at(32));
+    assert_eq!(activity.leads("l", at(32)), Leadership::Nobody(at(32)));
 }
 
 #[test]
 fn leftovers_are_found() {
     let expected =
         |cordoned: bool| BTreeMap::from([("n1".into(), Expected { cordoned, ..Expected::default() })]);
-    let clean = world([(Kind::Node, node("n1", false))]);
+    let clean = view([(Kind::Node, node("n1", false))]);
     assert!(leftovers(&clean, &expected(false)).is_empty());
-    assert_eq!(leftovers(&clean, &expected(true)), ["node n1 is not cordoned any more"]);
-    let cordoned = world([(Kind::Node, node("n1", true))]);
+    assert_eq!(leftovers(&clean, &expected(true)), ["node n1 is no longer cordoned"]);
+    let cordoned = view([(Kind::Node, node("n1", true))]);
     assert!(leftovers(&cordoned, &expected(true)).is_empty());
     assert_eq!(leftovers(&cordoned, &expected(false)), ["node n1 is still cordoned"]);
     let mut marked = node("n1", false);
@@ -688,16 +715,16 @@ fn leftovers_are_found() {
     marked["metadata"]["annotations"] = annotations;
     marked["status"]["conditions"] =
         json!([condition("Ready", "True", "", ""), condition("Drained", "True", "", "")]);
-    assert_eq!(leftovers(&world([(Kind::Node, marked.clone())]), &expected(false)).len(), 3);
+    assert_eq!(leftovers(&view([(Kind::Node, marked.clone())]), &expected(false)).len(), 3);
     let mut kept = expected(false);
     kept.get_mut("n1").unwrap().annotations.insert("karpenter.sh/do-not-disrupt".into(), "true".into());
-    assert_eq!(leftovers(&world([(Kind::Node, marked)]), &kept).len(), 2);
+    assert_eq!(leftovers(&view([(Kind::Node, marked)]), &kept).len(), 2);
     assert_eq!(
         leftovers(&clean, &kept),
         ["node n1 has lost the annotation karpenter.sh/do-not-disrupt: \"true\""]
     );
-    assert_eq!(leftovers(&World::default(), &expected(false)), ["node n1 is gone"]);
-    let left = world([
+    assert_eq!(leftovers(&ClusterView::default(), &expected(false)), ["node n1 is gone"]);
+    let left = view([
         (Kind::Node, node("n1", false)),
         (Kind::Evacuation, evacuation("web-1", json!({}))),
         (Kind::Maintenance, maintenance(json!([]), json!([]))),
@@ -731,7 +758,7 @@ fn only_answered_writes_of_our_services_are_read() {
 }
 
 #[test]
-fn a_timeline_shows_its_end_and_counts_repetitions() {
+fn timeline_shows_its_end_and_counts_repetitions() {
     let timeline = Timeline::new();
     for number in 0..5 {
         timeline.note("somebody", format!("did {number}"));
@@ -746,9 +773,9 @@ fn a_timeline_shows_its_end_and_counts_repetitions() {
     assert!(timeline.last(1).len() < 600);
 }
 
-/// What the observer is for depends on it.
+/// The purpose of the observer depends on it.
 #[test]
-fn the_observer_uses_none_of_our_code() {
+fn observer_uses_none_of_our_code() {
     let folder = crate::repository().join("e2e/src/soak/interfere");
     let mut files = vec![folder.join("observer.rs")];
     let inside = std::fs::read_dir(folder.join("observer")).unwrap();

@@ -1,13 +1,13 @@
-//! Who did what and when, for people who have to find out why a round failed.
+//! Who did what and when, to find out why a round failed.
 
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The longest line.
+/// Maximum length of a line.
 const WIDTH: usize = 300;
 
-/// A record of what happened, shared by all who take part.
+/// A shared record of what happened.
 #[derive(Clone, Debug)]
 pub struct Timeline(Arc<Inner>);
 
@@ -26,12 +26,12 @@ struct Line {
 }
 
 impl Timeline {
-    /// One that begins now.
+    /// A timeline that starts now.
     pub fn new() -> Self {
         Self(Arc::new(Inner { begun: Instant::now(), lines: Mutex::default() }))
     }
 
-    /// Takes note. The same again right away only counts.
+    /// Adds a line. An immediate repetition only increments a counter.
     pub fn note(&self, who: &'static str, what: impl Into<String>) {
         let (at, mut what) = (self.0.begun.elapsed(), what.into());
         if let Some((cut, _)) = what.char_indices().nth(WIDTH) {
@@ -45,7 +45,7 @@ impl Timeline {
         }
     }
 
-    /// The last so many lines, and how many came before.
+    /// The last lines, and how many precede them.
     pub fn last(&self, most: usize) -> String {
         let lines = self.lines();
         let left_out = lines.len().saturating_sub(most);
@@ -55,7 +55,7 @@ impl Timeline {
         }
         for Line { at, who, what, repeated } in lines.iter().skip(left_out) {
             let times = if *repeated > 0 { format!(" (and {repeated} times more)") } else { String::new() };
-            // A String takes everything.
+            // Writing to a String never fails.
             let _ = writeln!(text, "{:>7.2} s  {who:<22} {what}{times}", at.as_secs_f64());
         }
         text
