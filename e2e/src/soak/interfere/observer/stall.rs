@@ -8,6 +8,10 @@ use super::claims::{Claim, claims};
 use super::truth::{self, Facts};
 use super::view::{ClusterView, Kind, Read as _, selects_node};
 
+/// What `Blocked=False` says when no pod has to leave.
+const NOTHING_TO_DO: [&str; 3] =
+    ["Nothing is left to evacuate", "No drain is in progress", "No node is selected"];
+
 /// Maximum number of blockers in a status.
 const LISTED: usize = 20;
 /// Minimum age of a pod before its status must be explained.
@@ -76,10 +80,10 @@ pub fn problems(maintenance: &Value, view: &ClusterView, facts: &Facts) -> Vec<P
         );
     } else if maintenance
         .condition("Blocked")
-        .is_some_and(|(.., text)| text.contains("Nothing is in the way"))
+        .is_some_and(|(.., text)| NOTHING_TO_DO.iter().any(|nothing| text.contains(nothing)))
     {
         add_problem(
-            "in the way".into(),
+            "nothing to do".into(),
             format!("{pods} pods have to leave, but the status says {}", status_summary(maintenance)),
         );
     }

@@ -124,7 +124,7 @@ fn is_untrue(reason: &str, message: &str, view: &ClusterView, facts: &Facts, why
 
 #[test]
 fn status_without_a_reason_is_a_stall() {
-    let nothing = condition("Blocked", "False", "NotBlocked", "Nothing is in the way");
+    let nothing = condition("Blocked", "False", "NotBlocked", "Nothing is left to evacuate");
     let drained = condition("Drained", "False", "Evacuating", "1 pod has yet to leave");
     let m = maintenance(json!([]), json!([nothing, drained]));
     assert_eq!(about(&m, &node_with_pod([]), &facts()), ["silent", "unexplained shop/web-1"]);
@@ -148,8 +148,8 @@ fn not_blocked_is_wrong_while_a_pod_stays() {
     waiting["until"] = json!(at(900 + 1800).to_string());
     let waiting = json!([waiting]);
     let cluster = node_with_pod([(Kind::Evacuation, active)]);
-    let wrong = condition("Blocked", "False", "NotBlocked", "Nothing is in the way");
-    assert_eq!(about(&maintenance(waiting.clone(), json!([wrong])), &cluster, &facts()), ["in the way"]);
+    let wrong = condition("Blocked", "False", "NotBlocked", "Nothing is left to evacuate");
+    assert_eq!(about(&maintenance(waiting.clone(), json!([wrong])), &cluster, &facts()), ["nothing to do"]);
     let right = condition("Blocked", "False", "EvacuatorActive", "1 pod waits for its evacuator");
     assert!(about(&maintenance(waiting, json!([right])), &cluster, &facts()).is_empty());
 }
