@@ -284,8 +284,6 @@ pub async fn removed_annotation_is_restored_with_backoff(env: &TestEnv) {
     let nodes: Api<Node> = Api::all(env.client.clone());
     let name = scenario.of("n1");
     let is_there = |node: &Node| node.annotations().contains_key(names::MAINTENANCE_STATUS_ANNOTATION);
-    let remove =
-        Patch::Merge(json!({"metadata": {"annotations": {names::MAINTENANCE_STATUS_ANNOTATION: null}}}));
     let removed = async {
         // As soon as the annotation exists.
         let mut watch = std::pin::pin!(watcher(
@@ -297,9 +295,18 @@ pub async fn removed_annotation_is_restored_with_backoff(env: &TestEnv) {
             let (watcher::Event::Apply(node) | watcher::Event::InitApply(node)) = event.unwrap() else {
                 continue;
             };
-            if is_there(&node) {
-                nodes.patch(&name, &PatchParams::default(), &remove).await.unwrap();
-                removed += 1;
+            if !is_there(&node) {
+                continue;
+            }
+            // With the version, so that an event of another change does not count as a second removal.
+            let annotations = json!({names::MAINTENANCE_STATUS_ANNOTATION: null});
+            let version = node.resource_version();
+            let metadata = json!({"resourceVersion": version, "annotations": annotations});
+            let remove = Patch::Merge(json!({"metadata": metadata}));
+            match nodes.patch(&name, &PatchParams::default(), &remove).await {
+                Ok(_) => removed += 1,
+                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                Err(error) => panic!("{error}"),
             }
             if removed == 3 {
                 return removed;
