@@ -206,8 +206,7 @@ impl Meaning {
             // The answer has neither a reason nor details.
             500 if status.message.contains("more than one PodDisruptionBudget") => Self::failed(
                 reason::SEVERAL_BUDGETS,
-                "The Eviction API rejects pods with more than one PodDisruptionBudget: keep only one."
-                    .to_owned(),
+                "The Eviction API rejects pods with several PodDisruptionBudgets: keep only one.".to_owned(),
             ),
             500.. => Self::failed(
                 reason::SERVER_BUSY,

@@ -89,7 +89,7 @@ const ANSWERS: &[(&str, &str, &str)] = &[
     (
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.","code":500}"#,
         reason::SEVERAL_BUDGETS,
-        "The Eviction API rejects pods with more than one PodDisruptionBudget",
+        "The Eviction API rejects pods with several PodDisruptionBudgets",
     ),
     (
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"pods \"web-1\" is forbidden: unable to create new content in namespace shop because it is being terminated","reason":"Forbidden","details":{"name":"web-1","kind":"pods","causes":[{"reason":"NamespaceTerminating","message":"namespace shop is being terminated","field":"metadata.namespace"}]},"code":403}"#,

@@ -185,7 +185,9 @@ impl<'a> Check<'a> {
             let plain =
                 name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c));
             // No name follows in messages such as "the PodDisruptionBudget has changed".
-            let is_name = plain && !["has", "is", "does", "that", "which", "of", "to"].contains(&name);
+            let is_name = plain
+                && !name.is_empty()
+                && !["has", "is", "does", "that", "which", "of", "to"].contains(&name);
             if is_name && !budgets.iter().any(|budget| budget.name() == name) {
                 return Err(format!("PodDisruptionBudget {name} does not exist or does not cover the pod"));
             }
