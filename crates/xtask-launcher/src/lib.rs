@@ -4,6 +4,9 @@
 //! Cargo would compile everything again. In a clone that is older than the last build it would compile nothing, even if the
 //! content differs. Therefore [`SharedBuild::enter`] gives each file the modification time at which its content was first built
 //! in the directory. What is built is then keyed by content, and a fresh clone compiles only what differs.
+//!
+//! A file that changes and changes back between two runs in the same clone gets the current time, because its other content may
+//! have been built. Where a time goes back, the clone's own `target` folder forgets what it has built of our packages.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -48,23 +51,25 @@ impl SharedBuild {
     }
 
     fn enter_in(folder: PathBuf, root: &Path, now: SystemTime) -> io::Result<Option<Self>> {
-        fs::create_dir_all(&folder)?;
-        let mut lock =
-            File::options().read(true).write(true).create(true).truncate(false).open(folder.join("clone"))?;
+        fs::create_dir_all(&folder).map_err(about(&folder))?;
+        let claim = folder.join("clone");
+        let open = File::options().read(true).write(true).create(true).truncate(false).open(&claim);
+        let mut lock = open.map_err(about(&claim))?;
+        let clone = identity(root)?;
+        let mut same_clone = true;
         if lock.try_lock().is_ok() {
+            same_clone = read_all(&lock)? == clone;
             lock.set_len(0)?;
-            lock.write_all(root.as_os_str().as_encoded_bytes())?;
+            lock.rewind()?;
+            lock.write_all(&clone)?;
             lock.unlock()?;
         }
         // Another clone may have claimed the directory in the meantime, or may already hold it.
         lock.lock_shared()?;
-        let mut owner = Vec::new();
-        lock.rewind()?;
-        lock.read_to_end(&mut owner)?;
-        if owner != root.as_os_str().as_encoded_bytes() {
+        if read_all(&lock)? != clone {
             return Ok(None);
         }
-        stamp(&folder.join("sources"), root, now)?;
+        stamp(&folder.join("sources"), root, same_clone, now)?;
         Ok(Some(Self { folder, _lock: lock }))
     }
 
@@ -74,23 +79,58 @@ impl SharedBuild {
     }
 }
 
+/// Adds the path to an error.
+fn about(path: &Path) -> impl Fn(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+fn read_all(mut file: &File) -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut content)?;
+    Ok(content)
+}
+
+/// Identifies a clone: its path, and when its folder was created, because another clone may have had the same path.
+fn identity(root: &Path) -> io::Result<Vec<u8>> {
+    let metadata = fs::metadata(root).map_err(about(root))?;
+    let created = metadata.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    let mut identity = root.as_os_str().as_encoded_bytes().to_vec();
+    identity.extend(format!("\n{}", created.unwrap_or_default().as_nanos()).as_bytes());
+    Ok(identity)
+}
+
 /// Sets the modification times of all files of a clone, and records new contents.
-fn stamp(record: &Path, root: &Path, now: SystemTime) -> io::Result<()> {
+fn stamp(record: &Path, root: &Path, same_clone: bool, now: SystemTime) -> io::Result<()> {
     let before = fs::read_to_string(record).map(|text| parse(&text)).unwrap_or_default();
     let mut after = BTreeMap::new();
+    let (mut moved_back, mut packages) = (false, Vec::new());
     visit(root, &mut |path| {
+        let content = match fs::read(path) {
+            // It was deleted in the meantime.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            content => content?,
+        };
         let mut hasher = DefaultHasher::new();
-        fs::read(path)?.hash(&mut hasher);
+        content.hash(&mut hasher);
+        if path.ends_with("Cargo.toml") {
+            packages.extend(package(&content));
+        }
         let name = path.strip_prefix(root).unwrap_or(path).as_os_str().to_owned();
         let hash = hasher.finish();
-        let known = before.get(&name).copied().filter(|known| known.hash == hash);
-        let stamp = known.unwrap_or(Stamp { hash, modified: now });
-        if fs::metadata(path)?.modified()? != stamp.modified {
+        let modified = fs::metadata(path)?.modified()?;
+        let is_current = |known: &Stamp| known.hash == hash && (known.modified == modified || !same_clone);
+        let stamp = before.get(&name).copied().filter(is_current).unwrap_or(Stamp { hash, modified: now });
+        if modified != stamp.modified {
+            moved_back |= stamp.modified < modified;
             File::open(path)?.set_modified(stamp.modified)?;
         }
         after.insert(name, stamp);
         Ok(())
     })?;
+    if moved_back {
+        forget_builds(&root.join("target"), &packages);
+    }
     if before == after {
         return Ok(());
     }
@@ -99,15 +139,36 @@ fn stamp(record: &Path, root: &Path, now: SystemTime) -> io::Result<()> {
     fs::rename(&unfinished, record)
 }
 
+/// The name of the package that this manifest defines.
+fn package(manifest: &[u8]) -> Option<String> {
+    let manifest = String::from_utf8_lossy(manifest);
+    let name = manifest.lines().find_map(|line| line.strip_prefix("name = \"")?.split('"').next())?;
+    Some(name.to_owned())
+}
+
+/// Makes Cargo compile these packages again in a target folder. If there is nothing to remove, there is nothing to forget.
+fn forget_builds(target: &Path, packages: &[String]) {
+    let folders = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
+    for profile in folders(target) {
+        for build in folders(&profile.path().join(".fingerprint")) {
+            let name = build.file_name();
+            let built = name.to_str().and_then(|name| Some(name.rsplit_once('-')?.0));
+            if built.is_some_and(|built| packages.iter().any(|package| package == built)) {
+                let _ = fs::remove_dir_all(build.path());
+            }
+        }
+    }
+}
+
 /// Calls a function for every file that Cargo may compile.
 fn visit(folder: &Path, file: &mut impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
+    for entry in fs::read_dir(folder).map_err(about(folder))? {
+        let entry = entry.map_err(about(folder))?;
         let (path, kind) = (entry.path(), entry.file_type()?);
         if kind.is_dir() && entry.file_name() != "target" && entry.file_name() != ".git" {
             visit(&path, file)?;
         } else if kind.is_file() {
-            file(&path)?;
+            file(&path).map_err(about(&path))?;
         }
     }
     Ok(())
@@ -186,6 +247,23 @@ mod tests {
         fs::write(first.join("src/main.rs"), "c").unwrap();
         assert_eq!(enter(&first, 500), 500, "the file has changed");
         assert_eq!(enter(&first, 600), 500);
+        fs::write(first.join("src/main.rs"), "c").unwrap();
+        assert_eq!(enter(&first, 700), 700, "other content may have been built in between");
+    }
+
+    #[test]
+    fn own_target_folder_forgets_builds_when_a_time_goes_back() {
+        let temporary = Temporary::new("forget");
+        let (first, second) = (temporary.clone_with("first", "a"), temporary.clone_with("second", "a"));
+        let built = ["web-0a1b", "serde-0a1b", "web-more-0a1b"];
+        for name in built {
+            fs::create_dir_all(second.join("target/debug/.fingerprint").join(name)).unwrap();
+        }
+        fs::write(second.join("Cargo.toml"), "[package]\nname = \"web\"\n").unwrap();
+        temporary.enter(&first, 100).unwrap();
+        temporary.enter(&second, 200).unwrap();
+        let kept = built.map(|name| second.join("target/debug/.fingerprint").join(name).exists());
+        assert_eq!(kept, [false, true, true]);
     }
 
     #[test]

@@ -27,7 +27,10 @@ fn run() -> Result<ExitCode, Box<dyn Error>> {
     let root = Path::new(&package).ancestors().nth(2).ok_or("the root of the repository was not found")?;
     let mut build = Command::new(cargo);
     build.args(["build", "--package", "xtask"]).stderr(Stdio::piped());
-    let shared = SharedBuild::enter(root)?;
+    let shared = SharedBuild::enter(root).unwrap_or_else(|error| {
+        eprintln!("warning: failed to use the shared build directory, building in target: {error}");
+        None
+    });
     if let Some(shared) = &shared {
         shared.apply(&mut build);
     }
