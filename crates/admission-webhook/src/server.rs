@@ -48,7 +48,7 @@ pub struct Limits {
     /// Total size of concurrent bodies. Large ones wait for each other.
     pub bodies: usize,
     /// How long new connections are accepted after a stop is requested, because endpoints take time to update.
-    pub linger: Duration,
+    pub accept_after_stop: Duration,
     /// How long running requests may take after that.
     pub drain: Duration,
 }
@@ -63,7 +63,7 @@ impl Default for Limits {
             idle: Duration::from_secs(120),
             body: 8 << 20,
             bodies: 64 << 20,
-            linger: Duration::from_secs(3),
+            accept_after_stop: Duration::from_secs(3),
             drain: Duration::from_secs(4),
         }
     }
@@ -98,12 +98,14 @@ impl Server {
         };
         let stopped = async {
             stop.cancelled().await;
-            tokio::time::sleep(server.limits.linger).await;
+            tokio::time::sleep(server.limits.accept_after_stop).await;
         };
         tokio::select! {
             () = accept => {}
             () = stopped => {}
         }
+        // New connections are refused at once, so that API servers do not wait in a handshake that nobody answers.
+        drop(listener);
         info!(connections = connections.len(), "closing connections");
         server.close.cancel();
         connections.close();
@@ -120,9 +122,9 @@ impl Server {
             Ok(Ok(stream)) => self.http(stream).await,
             Ok(Err(error)) => {
                 debug!(%error, "TLS handshake failed");
-                self.metrics.cut("handshake_failed");
+                self.metrics.closed("handshake_failed");
             }
-            Err(_) => self.metrics.cut("handshake_timeout"),
+            Err(_) => self.metrics.closed("handshake_timeout"),
         }
     }
 
@@ -157,7 +159,7 @@ impl Server {
                 }
                 return;
             }
-            () = wait_until_idle(&requests, &started, limits.first_request, limits.idle) => self.metrics.cut("idle"),
+            () = wait_until_idle(&requests, &started, limits.first_request, limits.idle) => self.metrics.closed("idle"),
             () = self.close.cancelled() => {}
         }
         // HTTP/2 sends GOAWAY and HTTP/1.1 `connection: close`. Running requests continue.

@@ -79,14 +79,31 @@ async fn graceful_shutdown_loses_no_request() {
 
 #[tokio::test]
 async fn hanging_request_does_not_block_shutdown() {
-    let limits =
-        Limits { linger: Duration::from_millis(10), drain: Duration::from_millis(200), ..Limits::default() };
+    let limits = Limits {
+        accept_after_stop: Duration::from_millis(10),
+        drain: Duration::from_millis(200),
+        ..Limits::default()
+    };
     let setup = Setup::start(limits).await;
     let mut client = setup.client(&TLS13, "h2", None).await.unwrap();
     let hung = tokio::spawn(async move { client.post("/validate/pods?timeout=30s", review("hangs")).await });
     setup.asked("hangs").await;
     setup.stop.cancel();
     timeout(TIMEOUT, setup.served).await.expect("the server stops").unwrap();
+    hung.abort();
+}
+
+#[tokio::test]
+async fn connections_are_refused_while_requests_finish() {
+    let accept_after_stop = Duration::from_millis(10);
+    let setup = Setup::start(Limits { accept_after_stop, drain: TIMEOUT, ..Limits::default() }).await;
+    let mut client = setup.client(&TLS13, "h2", None).await.unwrap();
+    let hung = tokio::spawn(async move { client.post("/validate/pods?timeout=30s", review("hangs")).await });
+    setup.asked("hangs").await;
+    setup.stop.cancel();
+    let refused = async { while TcpStream::connect(setup.address).await.is_ok() {} };
+    timeout(TIMEOUT / 2, refused).await.expect("the listener is closed");
+    assert!(!setup.served.is_finished(), "the request still runs");
     hung.abort();
 }
 
