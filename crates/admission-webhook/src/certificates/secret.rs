@@ -127,7 +127,8 @@ impl Contents {
             next: has_next.then(|| generation(NEXT)).transpose()?,
             next_trusted_since: time(NEXT_TRUSTED_SINCE)
                 .map_err(|_| SecretError::Time(NEXT_TRUSTED_SINCE))?,
-            previous_authority: text(PREVIOUS_AUTHORITY),
+            // A damaged one would make the whole bundle invalid, and nobody needs it.
+            previous_authority: text(PREVIOUS_AUTHORITY).filter(|text| expiry(text.as_bytes()).is_some()),
         })
     }
 
@@ -213,6 +214,9 @@ mod tests {
             assert_eq!(broken("ca.crt", Some(nonsense)), "ca.crt contains no certificate");
             assert_eq!(broken("next-ca.crt", Some(nonsense)), "next-ca.crt contains no certificate");
         }
+        let mut secret = whole(&store);
+        put(secret.data.as_mut().unwrap(), PREVIOUS_AUTHORITY, Some("garbage"));
+        assert_eq!(Contents::read(&secret).unwrap().previous_authority, None);
         let other = generation(now).issued.key;
         let mismatch =
             "invalid certificate in tls.crt: tls.key does not belong to the certificate in tls.crt";
