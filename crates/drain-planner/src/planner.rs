@@ -275,7 +275,9 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             }
             let restaged = (new.stage, new.uncordons, new.volume_timeout)
                 != (old.stage, old.uncordons, old.volume_timeout);
-            maintenance.facts = facts;
+            // The pods that left while there was no leader are counted from the first status that was observed.
+            let (remaining_in_status, staying_in_status) = (old.remaining_in_status, old.staying_in_status);
+            maintenance.facts = MaintenanceFacts { remaining_in_status, staying_in_status, ..facts };
             if restaged {
                 let nodes = maintenance.nodes.clone();
                 self.assign_all(&nodes);
