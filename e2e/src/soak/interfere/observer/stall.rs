@@ -9,7 +9,7 @@ use super::truth::{self, Facts};
 use super::view::{ClusterView, Kind, Read as _, selects_node};
 
 /// What `Blocked=False` says when no pod has to leave.
-const NOTHING_TO_DO: [&str; 3] =
+pub(super) const NOTHING_TO_DO: [&str; 3] =
     ["Nothing is left to evacuate", "No drain is in progress", "No node is selected"];
 
 /// Maximum number of blockers in a status.

@@ -124,10 +124,21 @@ fn is_untrue(reason: &str, message: &str, view: &ClusterView, facts: &Facts, why
 
 #[test]
 fn status_without_a_reason_is_a_stall() {
-    let nothing = condition("Blocked", "False", "NotBlocked", "Nothing is left to evacuate");
-    let drained = condition("Drained", "False", "Evacuating", "1 pod has yet to leave");
-    let m = maintenance(json!([]), json!([nothing, drained]));
-    assert_eq!(about(&m, &node_with_pod([]), &facts()), ["silent", "unexplained shop/web-1"]);
+    let source = crate::repository().join("crates/maintenance-controller/src/status.rs");
+    let source = std::fs::read_to_string(source).unwrap();
+    let claiming = |nothing: &str| {
+        assert!(source.contains(&format!("{nothing:?}")), "the controller never says: {nothing}");
+        let nothing = condition("Blocked", "False", "NotBlocked", nothing);
+        let drained = condition("Drained", "False", "Evacuating", "1 pod still has to leave");
+        maintenance(json!([]), json!([nothing, drained]))
+    };
+    for nothing in super::stall::NOTHING_TO_DO {
+        assert_eq!(
+            about(&claiming(nothing), &node_with_pod([]), &facts()),
+            ["silent", "unexplained shop/web-1"]
+        );
+    }
+    let m = claiming(super::stall::NOTHING_TO_DO[0]);
     // If nothing is left to do, or if a pod stays or has finished, no reason is needed.
     let done = maintenance(json!([]), json!([condition("Drained", "True", "Complete", "")]));
     assert!(about(&done, &view([(Kind::Node, node("n1", true))]), &facts()).is_empty());
@@ -225,6 +236,9 @@ fn exhausted_budget_covers_the_pod_and_allows_nothing() {
     is_untrue(reason, message, &with(&[budget("web", "web", 1)]), &facts(), "allows 1 disruptions");
     is_untrue(reason, message, &with(&[budget("web", "db", 0)]), &facts(), "no PodDisruptionBudget covers");
     is_untrue(reason, message, &with(&[budget("new", "web", 0)]), &facts(), "web does not exist");
+    let unnamed =
+        "The PodDisruptionBudget allows no disruption: The disruption budget web needs 1 healthy pods";
+    assert_eq!(check(reason, unnamed, &with(std::slice::from_ref(&tight)), &facts()), Ok(()));
     let stale = json!({"generation": 2, "name": "web", "namespace": "shop"});
     let mut changed = budget("web", "web", 1);
     changed["metadata"] = stale;
@@ -241,6 +255,7 @@ fn several_and_stale_budget_claims_are_checked() {
     let reason = "SeveralDisruptionBudgets";
     assert_eq!(check(reason, "The pod is covered by more, web.", &two, &facts()), Ok(()));
     is_untrue(reason, "The pod is covered by more, web.", &one, &facts(), "1 PodDisruptionBudgets cover");
+    is_untrue(reason, "The pod is covered by old, web.", &two, &facts(), "old does not exist");
     let message = "The PodDisruptionBudget has changed and its status is outdated.";
     is_untrue("DisruptionBudgetStale", message, &one, &facts(), "no PodDisruptionBudget of the pod is stale");
 }
@@ -324,24 +339,24 @@ fn rejected_write_claim_is_checked() {
         Facts { rejections: vec![rejection], ..facts() }
     };
     let words = "denied request: not during the sale";
-    assert_eq!(check("NodeUpdateRefused", words, &node_with_pod([]), &rejected(None)), Ok(()));
-    assert_eq!(check("NodeUpdateRefused", words, &node_with_pod([]), &rejected(Some(NOW - 30))), Ok(()));
+    assert_eq!(check("NodeUpdateRejected", words, &node_with_pod([]), &rejected(None)), Ok(()));
+    assert_eq!(check("NodeUpdateRejected", words, &node_with_pod([]), &rejected(Some(NOW - 30))), Ok(()));
     is_untrue(
-        "NodeUpdateRefused",
+        "NodeUpdateRejected",
         words,
         &node_with_pod([]),
         &rejected(Some(NOW - 100)),
         "can be written since",
     );
     is_untrue(
-        "NodeUpdateRefused",
+        "NodeUpdateRejected",
         "no",
         &node_with_pod([]),
         &rejected(None),
         "does not have the API server's answer",
     );
     is_untrue(
-        "EvacuationRefused",
+        "EvacuationRejected",
         words,
         &node_with_pod([]),
         &rejected(None),

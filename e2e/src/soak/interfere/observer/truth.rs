@@ -104,8 +104,8 @@ pub fn check(claim: &Claim, maintenance: &Value, view: &ClusterView, facts: &Fac
         "WaitingForNode" => check.waiting_for_node(),
         "EvacuationPending" => check.evacuation_pending(),
         "EvacuationControllerUnavailable" => check.controller_unavailable(),
-        "EvacuationRefused" => check.rejected("evacuations"),
-        "NodeUpdateRefused" => check.rejected("nodes"),
+        "EvacuationRejected" => check.rejected("evacuations"),
+        "NodeUpdateRejected" => check.rejected("nodes"),
         "CordonRace" => check.open_node(),
         "NodeMissing" => check.missing_node(),
         "EvacuationHeld" => check.evacuation_held(),
@@ -124,7 +124,7 @@ pub fn check(claim: &Claim, maintenance: &Value, view: &ClusterView, facts: &Fac
         | "NoNodeForController"
         | "DrainTargetsTooLarge"
         | "WaitingForOrder"
-        | "MaintenanceUpdateRefused" => Err("the cluster has nothing that could cause this".into()),
+        | "MaintenanceUpdateRejected" => Err("the cluster has nothing that could cause this".into()),
         other => Err(format!("there is no check for the reason {other:?}: write one")),
     }
 }
@@ -187,7 +187,7 @@ impl<'a> Check<'a> {
             // No name follows in messages such as "the PodDisruptionBudget has changed".
             let is_name = plain
                 && !name.is_empty()
-                && !["has", "is", "does", "that", "which", "of", "to"].contains(&name);
+                && !["allows", "has", "is", "does", "that", "which", "of", "to"].contains(&name);
             if is_name && !budgets.iter().any(|budget| budget.name() == name) {
                 return Err(format!("PodDisruptionBudget {name} does not exist or does not cover the pod"));
             }
@@ -223,7 +223,15 @@ impl<'a> Check<'a> {
     fn several_budgets(&self) -> CheckResult {
         let budgets = self.view.covering(self.staying()?);
         ensure(budgets.len() > 1, || format!("{} PodDisruptionBudgets cover the pod", budgets.len()))?;
-        self.names_budgets_of(&budgets)
+        // Such as "The pod is covered by web, web-2."
+        let listed = self.claim.message.split_once("is covered by ").map_or("", |(_, listed)| listed);
+        let unknown = listed.trim_end_matches('.').split(", ").find(|name| {
+            !name.is_empty() && !name.contains(' ') && !budgets.iter().any(|budget| budget.name() == *name)
+        });
+        match unknown {
+            Some(name) => Err(format!("PodDisruptionBudget {name} does not exist or does not cover the pod")),
+            None => self.names_budgets_of(&budgets),
+        }
     }
 
     /// Evictions are rejected now; or the last attempt was rejected and the next one is not overdue: 5 seconds after
