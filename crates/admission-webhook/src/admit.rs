@@ -201,7 +201,7 @@ impl AdmissionRules {
                     nodes => format!("nodes {}", nodes.join(", ")),
                 };
                 format!(
-                    "{} may not delete {nodes}, as spec.nodeSelector requires: ask for the verb delete on nodes, or \
+                    "spec.nodeSelector: {} needs permission to delete {nodes}: ask for the verb delete on nodes, or \
                      remove the nodes from the selector",
                     described(user)
                 )
@@ -211,10 +211,10 @@ impl AdmissionRules {
                     return Ok(());
                 }
                 format!(
-                    "{} may not delete all nodes, as spec.nodeSelector requires because {why}: name at most {} nodes \
+                    "spec.nodeSelector: {} needs permission to delete all nodes, because {why}: name at most {} nodes \
                      with matchFields, key metadata.name and operator In, or ask for the verb delete on nodes",
                     described(user),
-                    node_maintenance::MAX_NAMED
+                    node_maintenance::MAX_NAMED_NODES
                 )
             }
         };

@@ -130,7 +130,7 @@ impl ApiServer {
         }));
         let answer = answer.await;
         self.metrics.access_review(match &answer {
-            Ok(entry) if entry.is_fresh() => "asked",
+            Ok(entry) if entry.is_fresh() => "live",
             Ok(_) => "cached",
             Err(_) => "failed",
         });

@@ -22,7 +22,7 @@ pub struct Metrics {
     durations: Family<Labels<2>, Histogram>,
     denials: Family<Labels<2>, Counter>,
     connections: Gauge,
-    cut: Family<Labels<1>, Counter>,
+    closed: Family<Labels<1>, Counter>,
     pod_lookups: Family<Labels<1>, Counter>,
     access_reviews: Family<Labels<1>, Counter>,
     certificate_expiry: Family<Labels<1>, Gauge>,
@@ -45,8 +45,8 @@ impl Metrics {
             ),
             denials: all.add("haulout_admission_denials", "Number of denied requests by resource and cause"),
             connections: all.add("haulout_admission_connections", "Number of open connections"),
-            cut: all.add(
-                "haulout_admission_connections_cut",
+            closed: all.add(
+                "haulout_admission_connections_closed",
                 "Number of connections closed by the webhook, by cause: failed or slow TLS handshake, or idle",
             ),
             pod_lookups: all.add(
@@ -98,8 +98,8 @@ impl Metrics {
     }
 
     /// Counts a connection that the webhook closed.
-    pub fn cut(&self, cause: &'static str) {
-        self.cut.get_or_create(&[("cause", cause)]).inc();
+    pub fn closed(&self, cause: &'static str) {
+        self.closed.get_or_create(&[("cause", cause)]).inc();
     }
 
     /// Counts a pod lookup.

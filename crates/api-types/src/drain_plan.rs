@@ -78,7 +78,7 @@ impl EntryMatcher {
     pub fn includes(&self, other: &Self) -> bool {
         self.pod_type == other.pod_type
             && other.pod_priority <= self.pod_priority
-            && other.selector.narrows(&self.selector)
+            && other.selector.is_subset_of(&self.selector)
     }
 
     /// An entry that selects what both select. `None` if their types differ.

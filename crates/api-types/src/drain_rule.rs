@@ -98,7 +98,7 @@ pub struct DrainRuleNodes {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("has(self.selector) || has(self.namespaceSelector) || has(self.podTypes)")
-        .message("say which pods: give selector, namespaceSelector or podTypes; all pods are selector: {}"),
+        .message("set selector, namespaceSelector or podTypes; to select all pods, set selector: {}"),
 )]
 pub struct DrainRulePods {
     /// Labels of the pod. Absent or empty: all pods.

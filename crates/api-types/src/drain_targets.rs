@@ -116,8 +116,10 @@ impl DrainTargets {
 
     /// The priority up to which all pods of this type and selector are reached.
     pub fn reach(&self, pod_type: PodType, selector: &LabelMatcher) -> Option<i32> {
-        let covering =
-            self.0.iter().filter(|entry| entry.pod_type == pod_type && selector.narrows(&entry.selector));
+        let covering = self
+            .0
+            .iter()
+            .filter(|entry| entry.pod_type == pod_type && selector.is_subset_of(&entry.selector));
         covering.map(|entry| entry.pod_priority).max()
     }
 

@@ -30,7 +30,7 @@ pub const DEFAULT_PROGRESS_DEADLINE_SECONDS: i32 = 1800;
     selectable = ".spec.podRef.uid",
     selectable = ".status.activeEvacuatorClass",
     printcolumn(name = "Pod", type_ = "string", json_path = ".spec.podRef.name", description = "Pod that should leave."),
-    printcolumn(name = "Evacuator", type_ = "string", json_path = ".status.activeEvacuatorClass", description = "Active evacuator. If empty, the pod is evicted."),
+    printcolumn(name = "Evacuator", type_ = "string", json_path = ".status.activeEvacuatorClass", description = "Active evacuator, or the last one while the pod is being evicted."),
     printcolumn(name = "Blocked", type_ = "string", json_path = r#".status.conditions[?(@.type=="Blocked")].reason"#, description = "What blocks the pod. NotBlocked or Evacuating: nothing blocks it any more."),
     printcolumn(name = "Failed Evictions", type_ = "integer", json_path = ".status.failedEvictionCounter", description = "Number of failed evictions."),
     printcolumn(name = "Expected", type_ = "string", json_path = ".status.expectedEvacuationFinishTime", description = "When the evacuator expects to finish.", priority = 1),
@@ -91,7 +91,7 @@ fn named_after_pod() -> Rule {
          && self.spec.podRef.name.substring(size(self.metadata.name) - 37, 150).matches('^[-.]*$'))",
     )
     .message(
-        "metadata.name must be <spec.podRef.uid>-<spec.podRef.name>; of a longer pod name exactly the first 150 characters, without a trailing - or .",
+        "metadata.name must be <spec.podRef.uid>-<spec.podRef.name>; if the pod name is longer than 150 characters, use its first 150 without a trailing - or .",
     )
 }
 
@@ -130,7 +130,7 @@ pub struct LocalPodReference {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("(has(self.role) && self.role == 'controller') == (self.priority == 10000)")
-        .message("priority 10000 belongs to the role controller and to no other: give both or neither"),
+        .message("priority 10000 is reserved for the role controller: set both or neither"),
     validation = Rule::new("self.evacuatorClass != 'nodemaintenance.k8s.io' && !self.evacuatorClass.endsWith('.nodemaintenance.k8s.io')")
         .message("evacuator classes in nodemaintenance.k8s.io are reserved for Haulout's own instigators"),
 )]

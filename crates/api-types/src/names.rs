@@ -104,7 +104,7 @@ pub mod reason {
         pub const EVICTION_FORBIDDEN: &str = "EvictionForbidden";
         /// A webhook rejects the eviction because another program moves the pod, as KubeVirt does during a live migration.
         pub const HANDLED_ELSEWHERE: &str = "HandledElsewhere";
-        /// The API server is overloaded, failed, or did not answer.
+        /// The API server limits the rate of requests, failed, or did not answer.
         pub const SERVER_BUSY: &str = "ServerBusy";
         /// The evacuation is over, and finalizers hold the Evacuation.
         pub const EVACUATION_HELD: &str = "EvacuationHeld";
@@ -162,14 +162,14 @@ pub mod reason {
         pub const EVACUATION_REQUESTED: &str = "EvacuationRequested";
         /// A DrainRule orders other pods on the node before this pod.
         pub const WAITING_FOR_ORDER: &str = "WaitingForOrder";
-        /// No evacuation controller has renewed its Lease, so no pod leaves.
+        /// No evacuation controller has renewed its Lease, so no evacuator is activated and no pod is evicted.
         pub const EVACUATION_CONTROLLER_UNAVAILABLE: &str = "EvacuationControllerUnavailable";
         /// The API server rejects a write of the pod's Evacuation.
-        pub const EVACUATION_REFUSED: &str = "EvacuationRefused";
+        pub const EVACUATION_REJECTED: &str = "EvacuationRejected";
         /// The API server rejects a write of the node.
-        pub const NODE_UPDATE_REFUSED: &str = "NodeUpdateRefused";
+        pub const NODE_UPDATE_REJECTED: &str = "NodeUpdateRejected";
         /// The API server rejects a write of the NodeMaintenance.
-        pub const MAINTENANCE_UPDATE_REFUSED: &str = "MaintenanceUpdateRefused";
+        pub const MAINTENANCE_UPDATE_REJECTED: &str = "MaintenanceUpdateRejected";
         /// A reason of another program that Haulout does not know.
         pub const OTHER: &str = "Other";
     }

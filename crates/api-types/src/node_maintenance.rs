@@ -159,9 +159,9 @@ fn legal_transition() -> Rule {
          || (oldSelf.stage == 'Drain' && self.stage == 'Complete')",
     )
     .message(Message::Expression(
-        "'stage cannot go from ' + oldSelf.stage + ' to ' + self.stage + ': ' \
-         + (oldSelf.stage == 'Cordon' ? 'after Cordon come Drain and Complete' \
-         : oldSelf.stage == 'Drain' ? 'after Drain comes only Complete' \
+        "'stage cannot change from ' + oldSelf.stage + ' to ' + self.stage + ': ' \
+         + (oldSelf.stage == 'Cordon' ? 'only Drain or Complete can follow Cordon' \
+         : oldSelf.stage == 'Drain' ? 'only Complete can follow Drain' \
          : 'Complete is the last stage, create another NodeMaintenance')"
             .into(),
     ))

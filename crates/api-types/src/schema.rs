@@ -59,7 +59,7 @@ pub(crate) fn label_selector(_: &mut SchemaGenerator) -> Schema {
                 "x-kubernetes-validations": [
                     {
                         "rule": "self.all(key, dyn(self[key]) != null)",
-                        "message": "every label in matchLabels needs a value; an empty one is written \"\""
+                        "message": "every label in matchLabels needs a value; use \"\" for an empty one"
                     },
                     {
                         "rule": format!("self.all(key, size(key) <= 317 && key.matches('{LABEL_KEY}'))"),
@@ -119,7 +119,7 @@ pub(crate) fn node_selector(_: &mut SchemaGenerator) -> Schema {
 
 fn label_key() -> Value {
     json!({"type": "string", "maxLength": 317, "pattern": LABEL_KEY,
-           "description": "The label key that the requirement is about."})
+           "description": "Label key to match."})
 }
 
 fn requirements(items: &Value, description: &str) -> Value {

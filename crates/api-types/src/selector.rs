@@ -98,7 +98,7 @@ impl LabelMatcher {
     }
 
     /// Whether this selector has all requirements of `other`, so that it cannot match more.
-    pub fn narrows(&self, other: &Self) -> bool {
+    pub fn is_subset_of(&self, other: &Self) -> bool {
         other.0.iter().all(|requirement| self.0.binary_search(requirement).is_ok())
     }
 

@@ -16,7 +16,7 @@ impl Uid {
 
 /// Text that is not a UID.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("{0:?} is not a UID, such as 1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11")]
+#[error("{0:?} is not a UID; expected for example 1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11")]
 pub struct InvalidUid(String);
 
 impl FromStr for Uid {

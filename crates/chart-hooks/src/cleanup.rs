@@ -61,7 +61,7 @@ pub struct Args {
 #[derive(Debug, Error)]
 pub enum CleanupError {
     /// A request to the API server failed.
-    #[error("{0}; the cleanup is incomplete, run it again")]
+    #[error("{0}; not finished, run the command again")]
     Api(#[from] RequestError),
     /// Evacuations forbid cancellation, and their pods exist.
     #[error(

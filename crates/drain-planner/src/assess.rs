@@ -17,7 +17,7 @@ use haulout_api_types::uid::Uid;
 use jiff::Timestamp;
 
 use crate::blockers::{self, Blocker};
-use crate::facts::{EvacuationInstigator, PodFacts, PodKey};
+use crate::facts::{EvacuationOwnership, PodFacts, PodKey};
 use crate::node::{Cordon, Drain, NodeRecord};
 use crate::own_pods::OwnPods;
 use crate::plan::{Plan, ServedPodTypes, StepNumber, is_targeted};
@@ -48,7 +48,7 @@ pub(crate) struct PodAssessment {
     /// Whether it has to leave.
     pub leaving: bool,
     /// Whether it had an Evacuation.
-    pub evacuation: EvacuationInstigator,
+    pub evacuation: EvacuationOwnership,
     pub desired: Option<Desired>,
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct Assessment {
     pub skipped: Vec<PodKey>,
     pub blockers: Vec<Blocker>,
     /// Rejected writes, which concern all maintenances of the node.
-    pub refused: Vec<Blocker>,
+    pub failed_writes: Vec<Blocker>,
     /// The first pods that are leaving, in order.
     pub waiting_for: Vec<WaitingPod>,
     /// Whether later pod types wait for a Default pod that stays for now.
@@ -121,7 +121,7 @@ pub struct Counts {
     /// Pods that the drain waits for until they finish.
     pub completing: u32,
     /// Haulout's own pods that no other node accepts.
-    pub stranded: u32,
+    pub has_no_alternative: u32,
     /// Volumes that the drain waits for after all Default pods have left.
     pub volumes: u32,
     /// Volumes that are still attached but that the drain does not wait for.
@@ -135,10 +135,10 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Pods and volumes that do not wait for another maintenance: pods that are leaving, finishing or stranded, and volumes
+    /// Pods and volumes that do not wait for another maintenance: pods that are leaving, finishing or has_no_alternative, and volumes
     /// that are being detached.
     pub fn moving(&self) -> u32 {
-        let staying = self.completing.saturating_add(self.stranded);
+        let staying = self.completing.saturating_add(self.has_no_alternative);
         self.targeted.saturating_add(self.volumes).saturating_add(staying)
     }
 }
@@ -176,7 +176,7 @@ struct Pod<'a, L> {
     disposition: Disposition,
     /// Whether it stays because it is one of Haulout's own pods and no other node accepts it. Without it, the drain could
     /// neither continue nor report why.
-    stranded: bool,
+    has_no_alternative: bool,
 }
 
 impl<L> Pod<'_, L> {
@@ -207,7 +207,7 @@ impl<L> Pod<'_, L> {
     }
 
     fn is_evacuating(&self) -> bool {
-        self.facts.terminating || self.facts.evacuation != EvacuationInstigator::None
+        self.facts.terminating || self.facts.evacuation != EvacuationOwnership::NoEvacuation
     }
 
     /// When its grace period ends, and when it is reported as overdue.
@@ -248,8 +248,8 @@ impl<L> Pod<'_, L> {
 struct NodeContext {
     /// Whether the drain waits until one of them has finished.
     completing: bool,
-    /// Whether one of them is stranded.
-    stranded: bool,
+    /// Whether one of them is has_no_alternative.
+    has_no_alternative: bool,
     /// The lowest order among the pods of each type that have to leave and can.
     lowest: BTreeMap<PodType, i32>,
 }
@@ -257,20 +257,20 @@ struct NodeContext {
 impl NodeContext {
     fn new<L>(pods: &[Pod<'_, L>]) -> Self {
         let mut lowest = BTreeMap::new();
-        for pod in pods.iter().filter(|pod| pod.leaves() && !pod.stranded) {
+        for pod in pods.iter().filter(|pod| pod.leaves() && !pod.has_no_alternative) {
             let order = lowest.entry(pod.facts.pod_type).or_insert(pod.evaluation.order);
             *order = pod.evaluation.order.min(*order);
         }
         Self {
             completing: pods.iter().any(Pod::completes),
-            stranded: pods.iter().any(|pod| pod.stranded),
+            has_no_alternative: pods.iter().any(|pod| pod.has_no_alternative),
             lowest,
         }
     }
 
     /// Whether later pod types wait for a Default pod that stays for now.
     fn defers_later_types(&self) -> bool {
-        self.completing || self.stranded
+        self.completing || self.has_no_alternative
     }
 
     /// Whether a pod leaves only after pods that stay for now: it has a later type, or a higher order than the pods that the
@@ -301,7 +301,9 @@ pub(crate) fn assess<L: Labels>(view: &View<'_, L>, pods: &[PodFacts<L>], now: T
         defers_later_types: context.defers_later_types(),
         ..Assessment::default()
     };
-    found.refused.extend(view.node.facts.refused.as_ref().map(|refused| Blocker::new(None, refused)));
+    found
+        .failed_writes
+        .extend(view.node.facts.failed_write.as_ref().map(|failed_writes| Blocker::new(None, failed_writes)));
     for pod in &pods {
         found.assess_pod(view, &context, pod, now);
     }
@@ -330,11 +332,12 @@ impl Assessment {
         let (facts, counts) = (pod.facts, &mut self.counts);
         let unneeded = view.has_unneeded_evacuation(pod);
         if unneeded {
-            let refused = facts
+            let failed_writes = facts
                 .blocked
                 .as_ref()
-                .filter(|blocked| &*blocked.reason == reason::EVACUATION_REFUSED && pod.overdue().is_none());
-            self.refused.extend(refused.map(|refused| Blocker::new(Some(&facts.key), refused)));
+                .filter(|blocked| &*blocked.reason == reason::EVACUATION_REJECTED && pod.overdue().is_none());
+            self.failed_writes
+                .extend(failed_writes.map(|failed_writes| Blocker::new(Some(&facts.key), failed_writes)));
         }
         let withdraw = (unneeded && !view.keeps_evacuations()).then_some(Desired::Withdraw);
         if view.drains.is_empty() {
@@ -367,8 +370,8 @@ impl Assessment {
             self.blockers.extend(pod.blocker(now));
             return self.record_pod(pod, withdraw);
         }
-        if pod.stranded {
-            counts.stranded += 1;
+        if pod.has_no_alternative {
+            counts.has_no_alternative += 1;
             self.blockers.push(Blocker::new(Some(&facts.key), &blockers::no_node_for_own_pod()));
             return self.record_pod(pod, withdraw);
         }
@@ -428,7 +431,7 @@ impl Assessment {
         let reason = match facts.evacuation {
             _ if facts.terminating => WaitReason::GracePeriod,
             _ if turn.is_some() => WaitReason::EvacuatorActive,
-            EvacuationInstigator::Us | EvacuationInstigator::UsUncancellable => WaitReason::Requested,
+            EvacuationOwnership::Ours | EvacuationOwnership::OursUncancellable => WaitReason::Requested,
             _ if !context.is_next(pod) => WaitReason::Order,
             _ if !node_ready => WaitReason::Node,
             _ => WaitReason::Pending,
@@ -486,13 +489,13 @@ impl<L: Labels> View<'_, L> {
             () if self.served.serves(facts.pod_type) => Disposition::Leaving,
             () => Disposition::Unsupported,
         };
-        let mut pod = Pod { facts, evaluation, disposition, stranded: false };
-        pod.stranded = self.own_pods.has_no_alternative(facts.key.uid)
+        let mut pod = Pod { facts, evaluation, disposition, has_no_alternative: false };
+        pod.has_no_alternative = self.own_pods.has_no_alternative(facts.key.uid)
             && pod.is_default()
             && evaluation.behavior == DrainBehavior::Drain
             && !pod.is_undecided()
             && !facts.terminating
-            && facts.evacuation != EvacuationInstigator::UsUncancellable
+            && facts.evacuation != EvacuationOwnership::OursUncancellable
             && pod.leaves();
         pod
     }
@@ -528,9 +531,9 @@ impl<L: Labels> View<'_, L> {
     fn has_unneeded_evacuation(&self, pod: &Pod<'_, L>) -> bool {
         let evacuated = pod.leaves()
             && (pod.evaluation.behavior == DrainBehavior::Drain || pod.is_undecided())
-            && !pod.stranded
+            && !pod.has_no_alternative
             && !self.drains.is_empty();
-        pod.facts.evacuation == EvacuationInstigator::Us && !pod.facts.finished && !evacuated
+        pod.facts.evacuation == EvacuationOwnership::Ours && !pod.facts.finished && !evacuated
     }
 
     /// Whether Evacuations stay although no known maintenance needs them, because an unreadable maintenance may.

@@ -51,7 +51,7 @@ pub(crate) fn namespace_unknown(rule: &str) -> Blocked {
 }
 
 pub(crate) fn waiting_for_completion() -> Blocked {
-    let message = "a DrainRule or the pod's label cluster.x-k8s.io/drain requires waiting until the pod has finished; wait, or delete the pod";
+    let message = "a DrainRule or the pod's label cluster.x-k8s.io/drain requires waiting until the pod has finished; wait, or remove the label or the rule to evacuate the pod";
     Blocked { reason: reason::WAITING_FOR_COMPLETION.into(), message: message.into(), since: None }
 }
 

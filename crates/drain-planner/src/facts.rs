@@ -43,7 +43,7 @@ pub struct PodFacts<L> {
     /// When its grace period ends, if it is terminating and has one.
     pub deadline: Option<Timestamp>,
     /// Whether it has an Evacuation, and whether we are an instigator.
-    pub evacuation: EvacuationInstigator,
+    pub evacuation: EvacuationOwnership,
     /// The persistent volumes that it uses, by name.
     pub volumes: Arc<[Arc<str>]>,
     /// Set if it was created on the node after the drain had started.
@@ -96,16 +96,16 @@ pub enum ReturnCause {
 
 /// Whether a pod has an Evacuation, and whether we are one of its instigators.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum EvacuationInstigator {
+pub enum EvacuationOwnership {
     /// There is no Evacuation.
     #[default]
-    None,
+    NoEvacuation,
     /// There is an Evacuation without our instigator finalizer.
-    Others,
+    Foreign,
     /// There is an Evacuation with our instigator finalizer.
-    Us,
-    /// As `Us`, and the Evacuation cannot be cancelled while its pod exists.
-    UsUncancellable,
+    Ours,
+    /// As `Ours`, and the Evacuation cannot be cancelled while its pod exists.
+    OursUncancellable,
 }
 
 /// Why a pod cannot leave, or why an object cannot be written.
@@ -139,7 +139,7 @@ pub struct NodeFacts<L> {
     /// The persistent volumes that are attached to it, by name.
     pub volumes: Arc<BTreeSet<Arc<str>>>,
     /// Why it cannot be written, if it cannot.
-    pub refused: Option<Blocked>,
+    pub failed_write: Option<Blocked>,
     /// Whether a drain does not wait for its volumes to be detached.
     pub ignores_volumes: bool,
     /// How long a drain has waited for its volumes, if the wait has a timeout.

@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::NodePlan;
 use crate::assess::MAX_SKIPPED;
 use crate::facts::{
-    Blocked, EvacuationInstigator, MaintenanceFacts, NodeFacts, PodFacts, PodKey, ReturnCause, Returned,
+    Blocked, EvacuationOwnership, MaintenanceFacts, NodeFacts, PodFacts, PodKey, ReturnCause, Returned,
 };
 use crate::placement::{NodeSelection, Placement, Taint};
 use crate::plan::{ServedPodTypes, is_targeted};
@@ -163,7 +163,7 @@ impl Comparison {
             .collect();
         for key in wanted {
             let mut pod = self.reference.pods[&key].clone();
-            pod.evacuation = EvacuationInstigator::Us;
+            pod.evacuation = EvacuationOwnership::Ours;
             self.apply(Change::Pod(pod));
         }
     }
@@ -239,11 +239,11 @@ impl Comparison {
         Ok(())
     }
 
-    /// Each pod that should leave now, has to finish or is stranded is either blocked or listed with a wait reason. Of pods that
+    /// Each pod that should leave now, has to finish or is has_no_alternative is either blocked or listed with a wait reason. Of pods that
     /// leave after these, only blockers are reported, and only if they are already evacuating.
     fn check_cases(&self, name: &Arc<str>, plan: &NodePlan) -> Result<(), TestCaseError> {
         let (mut expected, to_advance) = self.reference.cases(name);
-        let staying = plan.counts.completing + plan.counts.stranded;
+        let staying = plan.counts.completing + plan.counts.has_no_alternative;
         let concerned = (plan.counts.targeted + staying) as usize;
         prop_assert_eq!(concerned, expected.len(), "pods of {} that should leave or are waited for", name);
         expected.extend(to_advance);
@@ -319,7 +319,9 @@ impl Comparison {
     fn remove_something(&mut self, choice: usize) -> bool {
         let pods = self.reference.pods.values();
         let leaving = |pod: &&PodFacts<Map>| {
-            pod.evacuation != EvacuationInstigator::None || pod.terminating || pod.labels["app"] == "wait"
+            pod.evacuation != EvacuationOwnership::NoEvacuation
+                || pod.terminating
+                || pod.labels["app"] == "wait"
         };
         let keys: Vec<_> =
             pods.filter(|pod| leaving(pod) && !pod.finished).map(|pod| pod.key.clone()).collect();

@@ -8,7 +8,7 @@ use haulout_api_types::drain_rule::DrainBehavior;
 use haulout_api_types::drain_rules::DrainRules;
 use haulout_api_types::node_maintenance::{PodType, Stage};
 
-use crate::facts::{EvacuationInstigator, MaintenanceFacts, NodeFacts, PodFacts, PodKey};
+use crate::facts::{EvacuationOwnership, MaintenanceFacts, NodeFacts, PodFacts, PodKey};
 use crate::plan::{Plan, ServedPodTypes, StepNumber, is_targeted};
 use crate::testing::{Change, Evacuate, Map, at};
 
@@ -211,13 +211,13 @@ impl Reference {
         self.remaining(node).into_iter().filter_map(uncounted).collect()
     }
 
-    /// The pods of a node that should leave now, have to finish or are stranded; and the pods that leave after these but are
+    /// The pods of a node that should leave now, have to finish or are has_no_alternative; and the pods that leave after these but are
     /// already evacuating and are blocked.
     pub fn cases(&self, node: &str) -> (Vec<PodKey>, Vec<PodKey>) {
         let (mut concerned, mut to_advance) = (Vec::new(), Vec::new());
         for item in self.remaining(node).into_iter().filter(|_| !self.draining(node).is_empty()) {
             let Item::Pod(pod) = &item else { continue };
-            let is_evacuating = pod.terminating || pod.evacuation != EvacuationInstigator::None;
+            let is_evacuating = pod.terminating || pod.evacuation != EvacuationOwnership::NoEvacuation;
             let stays = self.waits(pod) || self.is_stranded(pod);
             if stays || (self.counts(node, &item) && self.is_targeted(node, &item)) {
                 concerned.push(pod.key.clone());
@@ -400,7 +400,7 @@ impl Reference {
                 && !self.draining(node).is_empty()
         };
         let ours =
-            self.pods_on(node).filter(|pod| pod.evacuation == EvacuationInstigator::Us && !pod.finished);
+            self.pods_on(node).filter(|pod| pod.evacuation == EvacuationOwnership::Ours && !pod.finished);
         ours.filter(|pod| !wanted(pod)).map(|pod| pod.key.clone()).collect()
     }
 
@@ -463,10 +463,10 @@ impl Reference {
         let s = |number: usize| if number == 1 { "" } else { "s" };
         let moving: Vec<_> = items.iter().filter(|(node, item)| self.is_targeted(node, item)).collect();
         let volumes = moving.iter().filter(|(_, item)| matches!(item, Item::Volume)).count();
-        let stranded =
+        let has_no_alternative =
             nodes.iter().flat_map(|node| self.pods_on(node)).filter(|pod| self.is_stranded(pod)).count();
-        if moving.is_empty() && finishing == 0 && stranded > 0 {
-            format!("Waiting for a node for {stranded} pod{} of Haulout.", s(stranded))
+        if moving.is_empty() && finishing == 0 && has_no_alternative > 0 {
+            format!("Waiting for a node for {has_no_alternative} pod{} of Haulout.", s(has_no_alternative))
         } else if moving.is_empty() && finishing == 0 {
             format!("Waiting for {}.", self.list(roots()))
         } else if moving.is_empty() {
@@ -527,7 +527,7 @@ impl Reference {
     pub fn numbers(&self, nodes: &[Name]) -> (usize, usize) {
         let items = nodes.iter().flat_map(|node| self.remaining(node));
         let is_evacuating = |item: Item| match item {
-            Item::Pod(pod) => Some(pod.terminating || pod.evacuation != EvacuationInstigator::None),
+            Item::Pod(pod) => Some(pod.terminating || pod.evacuation != EvacuationOwnership::NoEvacuation),
             Item::Volume => None,
         };
         let (yes, no): (Vec<_>, Vec<_>) = items.filter_map(is_evacuating).partition(|yes| *yes);

@@ -14,7 +14,7 @@ use jiff::{SignedDuration, Timestamp};
 use crate::announce;
 use crate::assess::{self, Assessment, Counts, MAX_SKIPPED};
 use crate::blockers::{self, Blocker};
-use crate::facts::{Blocked, EvacuationInstigator, MaintenanceFacts, PodKey};
+use crate::facts::{Blocked, EvacuationOwnership, MaintenanceFacts, PodKey};
 use crate::node::{Cordon, NodeRecord};
 use crate::planner::{Id, Planner};
 use crate::waiting::WaitingPod;
@@ -198,7 +198,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
             Some(assess::Desired::Evacuate { announced, .. }) => {
                 let ours = matches!(
                     pod.evacuation,
-                    EvacuationInstigator::Us | EvacuationInstigator::UsUncancellable
+                    EvacuationOwnership::Ours | EvacuationOwnership::OursUncancellable
                 );
                 *announced && *cordoned && !ours
             }
@@ -307,10 +307,12 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
         // Deleted nodes come first: only the status remembers them.
         let drained_nodes = maintenance.deleted.iter().chain(&totals.drained_nodes);
         let blocked = self.found_on(&totals.blocked_nodes, |found| &found.blockers).take(MAX_BLOCKERS);
-        let refused = self.found_on(&totals.refused_nodes, |found| &found.refused).take(MAX_BLOCKERS);
+        let failed_writes =
+            self.found_on(&totals.nodes_with_failed_writes, |found| &found.failed_writes).take(MAX_BLOCKERS);
         let is_missing = |name: &Arc<str>| (name.clone(), Blocker::new(None, &blockers::node_missing()));
         let absent = missing.iter().filter(|_| draining).map(is_missing).take(MAX_BLOCKERS);
-        let blockers = blocked.chain(refused).chain(absent).map(|(node, blocker)| (Some(node), blocker));
+        let blockers =
+            blocked.chain(failed_writes).chain(absent).map(|(node, blocker)| (Some(node), blocker));
         let blockers = blockers.collect();
         let waiting_for = self.found_on(&totals.leaving_nodes, |found| &found.waiting_for);
         let skipped = self.found_on(&totals.skipped_nodes, |found| &found.skipped).map(|(_, pod)| pod);
@@ -384,7 +386,7 @@ impl<L: Labels + Clone + PartialEq> Planner<L> {
                     *summary.blockers.entry(blocker.reason.clone()).or_default() += 1;
                 }
             };
-            count(&record.assessment.refused);
+            count(&record.assessment.failed_writes);
             count(&record.assessment.blockers);
             let state = match state(record) {
                 NodeState::Idle if record.cordon == Cordon::Wanted => "cordoned",
@@ -424,7 +426,7 @@ fn state<L>(record: &NodeRecord<L>) -> NodeState {
 fn waiting_without_targets(counts: &Counts) -> String {
     let number = |number: u32, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
     match (counts.volumes, counts.completing) {
-        (0, 0) => format!("Waiting for a node for {} of Haulout.", number(counts.stranded, "pod")),
+        (0, 0) => format!("Waiting for a node for {} of Haulout.", number(counts.has_no_alternative, "pod")),
         (0, pods) => format!("Waiting for {} to complete.", number(pods, "pod")),
         (volumes, 0) => format!("Waiting for {} to be detached.", number(volumes, "volume")),
         (volumes, pods) => {

@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::assess::Desired;
-use crate::facts::{EvacuationInstigator, MaintenanceFacts, NodeFacts, PodFacts, PodKey};
+use crate::facts::{EvacuationOwnership, MaintenanceFacts, NodeFacts, PodFacts, PodKey};
 use crate::plan::{Plan, ServedPodTypes};
 use crate::planner::{Planner, PodScope};
 
@@ -60,7 +60,7 @@ pub(crate) fn pod(node: &str, name: &str, priority: i32) -> PodFacts<Map> {
         finished: false,
         terminating: false,
         deadline: None,
-        evacuation: EvacuationInstigator::None,
+        evacuation: EvacuationOwnership::NoEvacuation,
         volumes: Arc::from([]),
         returned: None,
         placement: None,
@@ -82,7 +82,7 @@ pub(crate) fn node(name: &str) -> NodeFacts<Map> {
         volumes: Arc::default(),
         ignores_volumes: false,
         volume_wait: None,
-        refused: None,
+        failed_write: None,
         reached: DrainTargets::default(),
         maintenances: None,
     }
@@ -206,7 +206,7 @@ impl Cluster {
         match change {
             Change::Pod(pod) => {
                 let (node, key, has_evacuation) =
-                    (pod.node.clone(), pod.key.clone(), pod.evacuation != EvacuationInstigator::None);
+                    (pod.node.clone(), pod.key.clone(), pod.evacuation != EvacuationOwnership::NoEvacuation);
                 let earlier = self.pods.insert(key, pod);
                 for node in earlier.map(|pod| pod.node).into_iter().chain([node]) {
                     self.planner.pod_changed(&node, has_evacuation);
@@ -261,7 +261,7 @@ impl Cluster {
 fn on_node(pods: &BTreeMap<PodKey, PodFacts<Map>>, node: &str, scope: PodScope) -> Vec<PodFacts<Map>> {
     let read = |pod: &&PodFacts<Map>| {
         pod.node.as_ref() == node
-            && (scope != PodScope::WithEvacuation || pod.evacuation != EvacuationInstigator::None)
+            && (scope != PodScope::WithEvacuation || pod.evacuation != EvacuationOwnership::NoEvacuation)
     };
     pods.values().filter(read).cloned().collect()
 }

@@ -12,7 +12,7 @@ use haulout_api_types::drain_rules::DrainRules;
 use haulout_api_types::drain_targets::DrainTargets;
 use haulout_api_types::node_maintenance::Stage;
 
-use crate::facts::{EvacuationInstigator, MaintenanceFacts, NodeFacts, PodFacts, PodKey};
+use crate::facts::{EvacuationOwnership, MaintenanceFacts, NodeFacts, PodFacts, PodKey};
 use crate::plan::ServedPodTypes;
 use crate::testing::*;
 use crate::{Blocker, MaintenancePlan, NodeState, WaitReason};
@@ -57,8 +57,8 @@ impl Simulation {
             for name in self.planner.take_changed_nodes() {
                 for evacuate in self.planner.evacuate(&name) {
                     let pod = self.pods.get_mut(&evacuate.pod).unwrap();
-                    if pod.evacuation != EvacuationInstigator::Us {
-                        pod.evacuation = EvacuationInstigator::Us;
+                    if pod.evacuation != EvacuationOwnership::Ours {
+                        pod.evacuation = EvacuationOwnership::Ours;
                         self.planner.apply(Change::Pod(pod.clone()));
                         acted = true;
                     }
@@ -72,7 +72,7 @@ impl Simulation {
 
     /// The pods that have an Evacuation of ours.
     fn leaving(&self) -> Vec<&str> {
-        let leaving = self.pods.values().filter(|pod| pod.evacuation == EvacuationInstigator::Us);
+        let leaving = self.pods.values().filter(|pod| pod.evacuation == EvacuationOwnership::Ours);
         leaving.map(|pod| pod.key.name.as_ref()).collect()
     }
 
@@ -85,7 +85,7 @@ impl Simulation {
     /// Removes this number of evacuating pods from a node.
     fn leave(&mut self, node: &str, number: usize) {
         let of_node =
-            |pod: &&PodFacts<Map>| pod.node.as_ref() == node && pod.evacuation == EvacuationInstigator::Us;
+            |pod: &&PodFacts<Map>| pod.node.as_ref() == node && pod.evacuation == EvacuationOwnership::Ours;
         let keys: Vec<_> =
             self.pods.values().filter(of_node).take(number).map(|pod| pod.key.clone()).collect();
         assert_eq!(keys.len(), number, "number of evacuating pods on {node}");

@@ -39,7 +39,7 @@ pub(crate) struct Totals {
     pub skipped_nodes: BTreeSet<Arc<str>>,
     pub blocked_nodes: BTreeSet<Arc<str>>,
     /// Nodes with rejected writes.
-    pub refused_nodes: BTreeSet<Arc<str>>,
+    pub nodes_with_failed_writes: BTreeSet<Arc<str>>,
     /// Nodes with pods that are leaving.
     pub leaving_nodes: BTreeSet<Arc<str>>,
     pub reasons: BTreeMap<Arc<str>, u32>,
@@ -119,10 +119,10 @@ impl Totals {
             (Sign::Plus, Some(due)) => drop(self.cordons_due.insert(node.clone(), due)),
             _ => drop(self.cordons_due.remove(node)),
         }
-        for blocker in &found.refused {
+        for blocker in &found.failed_writes {
             sign.apply_to(&mut self.reasons, blocker.reason.clone());
         }
-        sign.apply_to_set(&mut self.refused_nodes, node, !found.refused.is_empty());
+        sign.apply_to_set(&mut self.nodes_with_failed_writes, node, !found.failed_writes.is_empty());
     }
 
     /// Adds or subtracts the assessment of a node that the maintenance drains. `oldest` says whether it is the oldest
@@ -147,7 +147,7 @@ impl Totals {
         sign.apply(&mut totals.skipped, counts.skipped);
         sign.apply(&mut totals.targeted, counts.targeted);
         sign.apply(&mut totals.completing, counts.completing);
-        sign.apply(&mut totals.stranded, counts.stranded);
+        sign.apply(&mut totals.has_no_alternative, counts.has_no_alternative);
         sign.apply(&mut totals.volumes, counts.volumes);
         sign.apply(&mut totals.volumes_ignored, counts.volumes_ignored);
         sign.apply(&mut totals.remaining, counts.remaining);

@@ -120,14 +120,14 @@ impl Budget {
     fn disrupted_pods(&self) -> String {
         let until = |since: &Timestamp| after(*since, DISRUPTION_TIMEOUT);
         let describe = |(pod, since)| format!("pod {pod} counts as disrupted until {}", until(since));
-        first_few(self.disrupted.iter().map(describe), ", and so do others")
+        first_few(self.disrupted.iter().map(describe), ", and others")
     }
 
     /// The first few covered pods that are not healthy.
     fn unhealthy_pods<'a>(&self, unhealthy: impl IntoIterator<Item = &'a Pod>) -> String {
         let state = |pod: &Pod| if pod.terminating { "terminating" } else { "not ready" };
         let covered = unhealthy.into_iter().filter(|pod| self.covers(pod));
-        first_few(covered.map(|pod| format!("pod {} is {}", pod.name, state(pod))), ", and so are others")
+        first_few(covered.map(|pod| format!("pod {} is {}", pod.name, state(pod))), ", and others")
     }
 }
 

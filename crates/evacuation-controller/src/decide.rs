@@ -13,8 +13,8 @@ use haulout_service_runtime::pods::Pod;
 use jiff::Timestamp;
 
 pub use self::cleanup::end_after_pod;
-use self::turns::Turn;
-pub use self::turns::{TurnEnd, is_evicting};
+use self::turns::TurnDecision;
+pub use self::turns::{EvictionCause, is_evicting};
 use crate::backoff::{self, after};
 use crate::record::Record;
 use crate::status;
@@ -99,14 +99,14 @@ pub enum Action {
         /// The class that becomes active.
         to: String,
         /// Why the turn of `from` ended.
-        turn_end: TurnEnd,
+        eviction_cause: EvictionCause,
     },
     /// Replace a progress time in the future by the current time.
     Clamp,
     /// Evict the pod.
     Evict {
         /// Why no evacuator is active.
-        turn_end: TurnEnd,
+        eviction_cause: EvictionCause,
         /// The status write before the eviction.
         before: BeforeEviction,
     },
@@ -183,13 +183,13 @@ pub fn decide(record: &Record, pod: PodState<'_>, local: &LocalState, moment: Mo
         return terminating(record, pod, moment);
     }
     match turns::turn(record, moment) {
-        Turn::Act(action) => action,
+        TurnDecision::Act(action) => action,
         // Earlier rejected evictions do not matter while an evacuator is active.
-        Turn::Wait { overdue: false, until } => {
+        TurnDecision::Wait { overdue: false, until } => {
             unblock_or_wait(record, reason::NOT_BLOCKED, || status::progress_resumed(record), until)
         }
-        Turn::Wait { until, .. } => Action::Wait { until },
-        Turn::Evict(turn_end) => evict(record, pod, local, moment, turn_end),
+        TurnDecision::Wait { until, .. } => Action::Wait { until },
+        TurnDecision::Evict(eviction_cause) => evict(record, pod, local, moment, eviction_cause),
     }
 }
 
@@ -223,15 +223,21 @@ fn terminating(record: &Record, pod: &Pod, moment: Moment) -> Action {
         return WAIT;
     }
     let held = if pod.has_finalizers {
-        "a finalizer holds it"
+        "a finalizer holds it; its owner has to remove the finalizer"
     } else {
-        "its node may be unreachable or its containers may hang"
+        "its node may be unreachable, or its containers may hang; check the node and its kubelet"
     };
     let message = format!("Pod {} should have terminated by {end}: {held}.", pod.name);
     Action::Block { reason: reason::TERMINATING, message }
 }
 
-fn evict(record: &Record, pod: &Pod, local: &LocalState, moment: Moment, turn_end: TurnEnd) -> Action {
+fn evict(
+    record: &Record,
+    pod: &Pod,
+    local: &LocalState,
+    moment: Moment,
+    eviction_cause: EvictionCause,
+) -> Action {
     if pod.pod_type != PodType::Default {
         if record.blocked_by() == Some(reason::UNSUPPORTED) {
             return WAIT;
@@ -246,7 +252,7 @@ fn evict(record: &Record, pod: &Pod, local: &LocalState, moment: Moment, turn_en
     if let Some(evicted) = local.evicted {
         let retry_at = after(evicted, EVICTION_TIMEOUT);
         if moment.now < retry_at {
-            let message = || status::evicting(record, turn_end);
+            let message = || status::evicting(record, eviction_cause);
             return unblock_or_wait(record, reason::EVACUATING, message, Some(retry_at));
         }
     }
@@ -258,12 +264,14 @@ fn evict(record: &Record, pod: &Pod, local: &LocalState, moment: Moment, turn_en
     if let Some(due) = due.filter(|due| *due > moment.now) {
         return Action::Wait { until: Some(due) };
     }
-    let before = match turn_end {
-        TurnEnd::TimedOut if record.blocked_by().is_some_and(is_failure) => BeforeEviction::CheckVersion,
-        TurnEnd::TimedOut => BeforeEviction::WriteMessage,
-        TurnEnd::NoEvacuator | TurnEnd::Completed => BeforeEviction::Nothing,
+    let before = match eviction_cause {
+        EvictionCause::TimedOut if record.blocked_by().is_some_and(is_failure) => {
+            BeforeEviction::CheckVersion
+        }
+        EvictionCause::TimedOut => BeforeEviction::WriteMessage,
+        EvictionCause::NoEvacuator | EvictionCause::Completed => BeforeEviction::Nothing,
     };
-    Action::Evict { turn_end, before }
+    Action::Evict { eviction_cause, before }
 }
 
 #[cfg(test)]

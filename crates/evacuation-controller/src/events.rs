@@ -6,7 +6,7 @@ use haulout_service_runtime::events::{NewEvent, Severity};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Resource as _;
 
-use crate::decide::{End, TurnEnd};
+use crate::decide::{End, EvictionCause};
 use crate::record::Record;
 
 /// The first evacuator is active.
@@ -15,14 +15,16 @@ pub fn activated(record: &Record, message: &str) -> NewEvent {
 }
 
 /// The next evacuator is active.
-pub fn switched(record: &Record, turn_end: TurnEnd, message: &str) -> NewEvent {
-    let severity = if turn_end == TurnEnd::TimedOut { Severity::Warning } else { Severity::Normal };
+pub fn switched(record: &Record, eviction_cause: EvictionCause, message: &str) -> NewEvent {
+    let severity =
+        if eviction_cause == EvictionCause::TimedOut { Severity::Warning } else { Severity::Normal };
     new_event(record, severity, event::EVACUATOR_SWITCHED, "Switch", message.to_owned())
 }
 
 /// The Eviction API has accepted the eviction.
-pub fn evicting(record: &Record, turn_end: TurnEnd) -> NewEvent {
-    let note = format!("Pod {} is being evicted: {}.", record.pod_name, describe_turn_end(record, turn_end));
+pub fn evicting(record: &Record, eviction_cause: EvictionCause) -> NewEvent {
+    let note =
+        format!("Pod {} is being evicted: {}.", record.pod_name, describe_turn_end(record, eviction_cause));
     new_event(record, Severity::Normal, event::EVICTING, "Evict", note)
 }
 
@@ -58,12 +60,14 @@ pub fn ended(record: &Record, end: End) -> NewEvent {
 }
 
 /// Why the pod is evicted now.
-pub fn describe_turn_end(record: &Record, turn_end: TurnEnd) -> String {
+pub fn describe_turn_end(record: &Record, eviction_cause: EvictionCause) -> String {
     let active = record.active.as_deref().unwrap_or("of the pod");
-    match turn_end {
-        TurnEnd::NoEvacuator => "it has no evacuator".to_owned(),
-        TurnEnd::Completed => format!("evacuator {active} has completed and no other evacuator is left"),
-        TurnEnd::TimedOut => {
+    match eviction_cause {
+        EvictionCause::NoEvacuator => "it has no evacuator".to_owned(),
+        EvictionCause::Completed => {
+            format!("evacuator {active} has completed and no other evacuator is left")
+        }
+        EvictionCause::TimedOut => {
             let seconds = record.progress_deadline.as_secs();
             format!(
                 "evacuator {active} has reported no progress for {seconds} s and no other evacuator is left"

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 
 use crate::backoff::{self, after};
-use crate::decide::{Action, BeforeEviction, End, Moment, PodState, TurnEnd, decide, end_after_pod};
+use crate::decide::{Action, BeforeEviction, End, EvictionCause, Moment, PodState, decide, end_after_pod};
 use crate::metrics::Metrics;
 use crate::record::Record;
 use crate::state::{Key, Queued, State, View};
@@ -150,7 +150,7 @@ impl Controller {
                 Written::Conflict => return Ok(Outcome::Failed),
             }
         }
-        warn!(%key, "Evacuation not finished after {MAX_STEPS} steps, retrying");
+        warn!(%key, "Evacuation still changing after {MAX_STEPS} steps, retrying");
         Ok(Outcome::Failed)
     }
 
@@ -188,8 +188,8 @@ impl Controller {
                 }
                 self.write_and_publish(record, status, events::activated(record, &message)).await
             }
-            Action::Switch { from, to, turn_end } => {
-                let message = status::switched(from, to, *turn_end, record.progress_deadline);
+            Action::Switch { from, to, eviction_cause } => {
+                let message = status::switched(from, to, *eviction_cause, record.progress_deadline);
                 let mut status = json!({
                     "activeEvacuatorClass": to,
                     "activeEvacuatorCompleted": false,
@@ -200,15 +200,16 @@ impl Controller {
                 if let (Some(_), Some(status)) = (record.blocked_by(), status.as_object_mut()) {
                     status.append(&mut status::unblocked(record, reason::NOT_BLOCKED, &message, now));
                 }
-                self.write_and_publish(record, status, events::switched(record, *turn_end, &message)).await
+                self.write_and_publish(record, status, events::switched(record, *eviction_cause, &message))
+                    .await
             }
             Action::Clamp => {
                 let Record { namespace, name, active, progress, .. } = record;
                 warn!(%namespace, %name, class = ?active, ?progress, "progress time is in the future, set to now");
                 self.write(record, json!({"evacuationProgressTimestamp": Time(now)})).await
             }
-            Action::Evict { turn_end, before } => match pod {
-                Some(pod) => self.evict(record, pod, *turn_end, *before).await,
+            Action::Evict { eviction_cause, before } => match pod {
+                Some(pod) => self.evict(record, pod, *eviction_cause, *before).await,
                 None => Ok(Written::Conflict),
             },
             Action::Block { reason, message } => {
@@ -247,12 +248,14 @@ impl Controller {
         &self,
         record: &Record,
         pod: &Pod,
-        turn_end: TurnEnd,
+        eviction_cause: EvictionCause,
         before: BeforeEviction,
     ) -> StepResult {
         let status = match before {
             BeforeEviction::Nothing => None,
-            BeforeEviction::WriteMessage => Some(json!({"message": status::evicting(record, turn_end)})),
+            BeforeEviction::WriteMessage => {
+                Some(json!({"message": status::evicting(record, eviction_cause)}))
+            }
             BeforeEviction::CheckVersion => Some(json!({})),
         };
         if let Some(status) = status {
@@ -273,7 +276,7 @@ impl Controller {
         match answer {
             Answer::Evicted => {
                 self.state().evicted(record.uid, now);
-                self.events.publish(events::evicting(record, turn_end));
+                self.events.publish(events::evicting(record, eviction_cause));
             }
             Answer::Gone => {
                 info!(namespace = %pod.namespace, pod = %pod.name, "pod is gone, cache is stale");

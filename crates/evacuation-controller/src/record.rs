@@ -82,7 +82,7 @@ pub fn fingerprint(text: impl Hash) -> u32 {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum InvalidEvacuation {
     /// A metadata field is missing that the API server always sets.
-    #[error("it has no metadata.{0}")]
+    #[error("metadata.{0} is missing")]
     Incomplete(&'static str),
     /// A UID is invalid.
     #[error("{0}: {1}")]

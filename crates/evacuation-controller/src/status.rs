@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Map, Value, json};
 
-use crate::decide::TurnEnd;
+use crate::decide::EvictionCause;
 use crate::events::describe_turn_end;
 use crate::record::Record;
 
@@ -54,17 +54,19 @@ pub fn activated(class: &str) -> String {
 }
 
 /// The message when the next evacuator becomes active.
-pub fn switched(from: &str, to: &str, turn_end: TurnEnd, deadline: Duration) -> String {
-    let what = match turn_end {
-        TurnEnd::TimedOut => format!("has reported no progress for {} s", deadline.as_secs()),
-        TurnEnd::NoEvacuator | TurnEnd::Completed => "has completed, but the pod still exists".to_owned(),
+pub fn switched(from: &str, to: &str, eviction_cause: EvictionCause, deadline: Duration) -> String {
+    let what = match eviction_cause {
+        EvictionCause::TimedOut => format!("has reported no progress for {} s", deadline.as_secs()),
+        EvictionCause::NoEvacuator | EvictionCause::Completed => {
+            "has completed, but the pod still exists".to_owned()
+        }
     };
     format!("Evacuator {from} {what}: evacuator {to} is active now.")
 }
 
 /// The message before the Eviction API is called.
-pub fn evicting(record: &Record, turn_end: TurnEnd) -> String {
-    format!("The pod is being evicted: {}.", describe_turn_end(record, turn_end))
+pub fn evicting(record: &Record, eviction_cause: EvictionCause) -> String {
+    format!("The pod is being evicted: {}.", describe_turn_end(record, eviction_cause))
 }
 
 /// The message when an evacuator reports progress after its deadline has passed.

@@ -5,13 +5,12 @@ use haulout_api_types::names::event;
 use haulout_service_runtime::events::{NewEvent, Severity, reference};
 use k8s_openapi::api::core::v1::ObjectReference;
 
-use crate::status::MaintenanceEvent;
+use crate::status::{MaintenanceEvent, unreadable_message};
 
 /// The event of an unreadable object.
 pub fn unreadable(regarding: ObjectReference, error: &str) -> NewEvent {
     let kind = regarding.kind.as_deref().unwrap_or("object");
-    let message =
-        format!("The {kind} is unreadable: {error}; correct or delete it, or upgrade the controller");
+    let message = unreadable_message(kind, error);
     new_event(regarding, MaintenanceEvent { reason: event::UNREADABLE, warning: true, message })
 }
 
@@ -39,7 +38,7 @@ fn new_event(regarding: ObjectReference, event: MaintenanceEvent) -> NewEvent {
     let action = match reason {
         event::CORDON_RACE => "Cordon",
         event::LEFT_CORDONED => "Complete",
-        event::STAGE_STARTED => "Begin",
+        event::STAGE_STARTED => "Start",
         event::UNREADABLE => "Read",
         _ => "Drain",
     };

@@ -29,7 +29,7 @@ use crate::status::{self, MaintenanceEvent};
 use crate::writes::Failure;
 
 /// The blocker message of a node that lacks a change although the write succeeded.
-const CHANGE_DROPPED: &str = "the change is accepted, but missing from the node afterwards; check for a mutating webhook or policy that removes it";
+const CHANGE_DROPPED: &str = "the API server accepted a change of the node, but the node lacks it; check for a mutating webhook or policy that removes it";
 /// Maximum number of steps in one reconciliation. No key needs as many.
 const MAX_STEPS: usize = 10;
 

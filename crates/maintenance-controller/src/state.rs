@@ -33,7 +33,8 @@ const MAX_PLANNER_STEPS: usize = 64;
 /// How long an Evacuation that was created may be missing from the watch before it is created again.
 const CREATE_TIMEOUT: SignedDuration = SignedDuration::from_secs(10);
 /// The blocker message of a node on which another program reverts our changes.
-const CHANGE_REVERTED: &str = "the change is accepted, but another program reverts it each time; find out what changes the annotations and conditions of the node";
+const CHANGE_REVERTED: &str =
+    "another program reverts each change of the node; find out what changes its annotations and conditions";
 
 /// A key of the work queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -150,8 +151,8 @@ impl State {
             pods: PodState::new(now),
             pending_creates: HashMap::new(),
             rules: BTreeMap::new(),
-            node_writes: WriteLog::new(reason::NODE_UPDATE_REFUSED, "the node"),
-            maintenance_writes: WriteLog::new(reason::MAINTENANCE_UPDATE_REFUSED, "the NodeMaintenance"),
+            node_writes: WriteLog::new(reason::NODE_UPDATE_REJECTED, "the node"),
+            maintenance_writes: WriteLog::new(reason::MAINTENANCE_UPDATE_REJECTED, "the NodeMaintenance"),
             no_leader_since: None,
             pending: BTreeSet::new(),
             forwarded: HashMap::new(),
@@ -214,8 +215,8 @@ impl State {
             if let Some(since) = self.no_leader_since.filter(|_| plan.counts.to_evacuate > 0) {
                 plan.block(&evacuation_controller_unavailable(since));
             }
-            if let Some(refused) = self.maintenance_writes.blocked(name) {
-                plan.block(&refused);
+            if let Some(failed) = self.maintenance_writes.blocked(name) {
+                plan.block(&failed);
             }
             (observed.clone(), plan)
         }))
@@ -425,7 +426,7 @@ impl State {
             has_markers: observed.markers.has_markers(),
             taints: observed.taints.clone(),
             volumes: Arc::new(self.pods.volumes.attached_to(name, &observed.volumes)),
-            refused: self.node_writes.blocked(name),
+            failed_write: self.node_writes.blocked(name),
             ignores_volumes: observed.markers.ignores_volumes(),
             reached: cordon::reached(&status),
             volume_wait: status.volume_wait,
@@ -607,7 +608,7 @@ fn reader<'a>(
 /// The blocker while the evacuation controller has no leader.
 fn evacuation_controller_unavailable(since: Timestamp) -> Blocked {
     let message = format!(
-        "no evacuation controller has renewed its Lease {} for one minute, so no pod leaves; check its pods and logs",
+        "no evacuation controller has renewed its Lease {} for one minute, so no evacuator is activated and no pod is evicted; check its pods and logs",
         lease_name("evacuation-controller")
     );
     let reason = reason::EVACUATION_CONTROLLER_UNAVAILABLE;

@@ -56,7 +56,7 @@ pub fn status(context: Context<'_>, plan: &MaintenancePlan) -> NodeMaintenanceSt
         let known = next.conditions.iter().any(|known| known.type_ == condition::BLOCKED);
         let unblocked =
             || desired(condition::BLOCKED, false, reason::NOT_BLOCKED, "No drain is in progress".into());
-        all.extend(refused(plan).or_else(|| known.then(unblocked)));
+        all.extend(failed_writes(plan).or_else(|| known.then(unblocked)));
     }
     let was_drained = next.conditions.iter().find(|known| known.type_ == condition::DRAINED);
     if let Some(was_drained) = was_drained.filter(|_| stage == Stage::Complete) {
@@ -123,6 +123,15 @@ fn completed(drain: DrainStatus, plan: &MaintenancePlan, now: Timestamp) -> Drai
     }
 }
 
+/// The message of an unreadable object. Most of a NodeMaintenance is immutable, so users can rarely correct it.
+pub fn unreadable_message(kind: &str, error: &str) -> String {
+    let fix = match kind {
+        "NodeMaintenance" => "upgrade the controller, or delete the NodeMaintenance and remove its finalizer",
+        _ => "correct or delete it, or upgrade the controller",
+    };
+    format!("The {kind} is unreadable: {error}; {fix}")
+}
+
 /// The status of an unreadable maintenance.
 pub fn unreadable(
     old: &NodeMaintenanceStatus,
@@ -131,9 +140,7 @@ pub fn unreadable(
     now: Timestamp,
 ) -> NodeMaintenanceStatus {
     let mut next = old.clone();
-    let message = format!(
-        "The NodeMaintenance is unreadable: {error}; correct or delete it, or upgrade the controller"
-    );
+    let message = unreadable_message("NodeMaintenance", error);
     let blocked = desired(condition::BLOCKED, true, reason::UNREADABLE, message);
     set(&mut next.conditions, &blocked, generation, now);
     next
@@ -361,8 +368,8 @@ fn drained(plan: &MaintenancePlan, had_nodes: bool) -> DesiredCondition {
         }
         () => {
             let left = counts.pending.saturating_add(counts.evacuating);
-            let pods = if left == 1 { "1 pod has".into() } else { format!("{left} pods have") };
-            (false, reason::EVACUATING, format!("{pods} yet to leave"))
+            let pods = if left == 1 { "1 pod still has".into() } else { format!("{left} pods still have") };
+            (false, reason::EVACUATING, format!("{pods} to leave"))
         }
     };
     desired(condition::DRAINED, status, reason, message + &unsupported + &skipped(plan))
@@ -412,15 +419,15 @@ fn reasons(plan: &MaintenancePlan) -> Option<(&str, String)> {
     Some((first, listed.join(", ")))
 }
 
-/// The condition `Blocked` outside of stage Drain: rejected writes, if there are any.
-fn refused(plan: &MaintenancePlan) -> Option<DesiredCondition> {
+/// The condition `Blocked` outside of stage Drain: failed writes, if there are any.
+fn failed_writes(plan: &MaintenancePlan) -> Option<DesiredCondition> {
     let (reason, listed) = reasons(plan)?;
     let first = plan.blockers.first().map(|(node, blocker)| {
         let node = node.as_ref().map(|node| format!("node {node}: ")).unwrap_or_default();
         let pod = blocker.pod.as_ref().map(|pod| format!("pod {}/{}: ", pod.namespace, pod.name));
         format!("; {node}{}{}", pod.unwrap_or_default(), bounded::text(&blocker.message))
     });
-    let message = format!("Rejected writes: {listed}{}", first.unwrap_or_default());
+    let message = format!("Failed writes: {listed}{}", first.unwrap_or_default());
     Some(desired(condition::BLOCKED, true, reason, message))
 }
 
@@ -464,7 +471,7 @@ pub fn transition_events(old: &NodeMaintenanceStatus, new: &NodeMaintenanceStatu
     }
     match (is(old, condition::BLOCKED), is(new, condition::BLOCKED)) {
         (false, true) => add(event::BLOCKED, true, message(condition::BLOCKED)),
-        (true, false) => add(event::UNBLOCKED, false, "No pod is blocked any longer".into()),
+        (true, false) => add(event::UNBLOCKED, false, "Nothing blocks the drain any longer".into()),
         _ => {}
     }
     events
@@ -478,7 +485,7 @@ pub fn fast_forwarded(plan: &MaintenancePlan, known: &mut BTreeSet<Arc<str>>) ->
         return None;
     }
     let message = format!(
-        "Fast-forwarded: on nodes shared with {}, pods leave earlier than in the drain plan of this maintenance",
+        "Fast-forwarded: on nodes that are or were shared with {}, pods leave earlier than in the drain plan of this maintenance",
         new.join(", ")
     );
     known.extend(plan.forwarded_by.iter().cloned());

@@ -24,40 +24,50 @@ const REPORT_AFTER_FAILURES: u32 = 3;
 /// Why a write failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The API server's message.
+    /// The API server's message, or ours.
     message: String,
-    /// Whether the write was rejected, as opposed to a temporary failure.
-    rejected: bool,
-    /// Whether the namespace is being deleted, so that nothing can be created in it.
-    terminating: bool,
+    cause: FailureCause,
+}
+
+/// The cause determines the message and how soon the failure is reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FailureCause {
+    /// The API server is unreachable or overloaded, or the object changed at the same time.
+    Temporary,
+    /// The API server, a policy or a webhook rejected the write.
+    Rejected,
+    /// The namespace is being deleted, so that nothing can be created in it.
+    NamespaceTerminating,
+    /// Anything else that retries do not fix. The message is complete.
+    Permanent,
 }
 
 impl Failure {
     /// A failure that retries alone do not fix.
     pub fn permanent(message: &dyn std::fmt::Display) -> Self {
-        Self { message: bounded::text(&message.to_string()), rejected: true, terminating: false }
+        Self { message: bounded::text(&message.to_string()), cause: FailureCause::Permanent }
     }
 }
 
 impl From<&kube::Error> for Failure {
     fn from(error: &kube::Error) -> Self {
         let kube::Error::Api(status) = error else {
-            return Self { message: bounded::text(&error.to_string()), rejected: false, terminating: false };
+            return Self { message: bounded::text(&error.to_string()), cause: FailureCause::Temporary };
         };
-        let causes = status.details.iter().flat_map(|details| &details.causes);
+        let mut causes = status.details.iter().flat_map(|details| &details.causes);
         // An unreachable webhook is reported as an internal error. Conflicts and missing objects are resolved by the next
         // watch event. The remaining codes mean that the API server is overloaded.
         // https://github.com/kubernetes/kubernetes/blob/v1.36.0/staging/src/k8s.io/apiserver/pkg/admission/plugin/webhook/errors/statuserror.go
-        let rejected = match status.code {
-            404 | 408 | 409 | 429 => false,
-            400..500 => true,
-            _ => status.message.contains("webhook"),
+        let cause = match status.code {
+            _ if causes.any(|cause| cause.reason == "NamespaceTerminating") => {
+                FailureCause::NamespaceTerminating
+            }
+            404 | 408 | 409 | 429 => FailureCause::Temporary,
+            400..500 => FailureCause::Rejected,
+            _ if status.message.contains("webhook") => FailureCause::Rejected,
+            _ => FailureCause::Temporary,
         };
-        Self {
-            message: bounded::text(&status.message),
-            rejected,
-            terminating: causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating"),
-        }
+        Self { message: bounded::text(&status.message), cause }
     }
 }
 
@@ -143,14 +153,17 @@ impl<K: Hash + Eq> WriteLog<K> {
     /// The blocker to report about an object.
     pub fn blocked(&self, key: &K) -> Option<Blocked> {
         let failed = self.all.get(key)?.failed.as_ref()?;
-        let Failure { message, rejected, terminating } = &failed.failure;
-        if !rejected && failed.failures < REPORT_AFTER_FAILURES {
-            return None;
-        }
-        let (reason, message) = if *terminating {
-            (reason::NAMESPACE_TERMINATING, message.clone())
-        } else {
-            (self.reason, format!("failed to write {}: {message}", self.what))
+        let Failure { message, cause } = &failed.failure;
+        let (reason, message) = match cause {
+            FailureCause::Temporary if failed.failures < REPORT_AFTER_FAILURES => return None,
+            FailureCause::Temporary => {
+                (self.reason, format!("failed to write {}, retrying: {message}", self.what))
+            }
+            FailureCause::Rejected => {
+                (self.reason, format!("the API server rejected the write of {}: {message}", self.what))
+            }
+            FailureCause::NamespaceTerminating => (reason::NAMESPACE_TERMINATING, message.clone()),
+            FailureCause::Permanent => (self.reason, message.clone()),
         };
         Some(Blocked { reason: reason.into(), message: message.into(), since: Some(failed.since) })
     }
@@ -201,7 +214,7 @@ mod tests {
     use serde_json::json;
 
     fn log<K: Hash + Eq>() -> WriteLog<K> {
-        WriteLog::new(reason::NODE_UPDATE_REFUSED, "the node")
+        WriteLog::new(reason::NODE_UPDATE_REJECTED, "the node")
     }
 
     fn answer(code: u16, message: &str, cause: &str) -> kube::Error {
@@ -213,25 +226,16 @@ mod tests {
     fn rejections_are_reported_at_once_failures_when_repeated() {
         let denied = "admission webhook \"x\" denied the request: no";
         let unreachable = "Internal error occurred: failed calling webhook \"x\": connection refused";
-        let prefix = "failed to write the pod's Evacuation: ";
+        let rejected = |text| format!("the API server rejected the write of the pod's Evacuation: {text}");
+        let failed = |text| format!("failed to write the pod's Evacuation, retrying: {text}");
         let cases = [
-            (answer(403, denied, ""), 1, "EvacuationRefused", format!("{prefix}{denied}")),
-            (answer(422, "bad", ""), 1, "EvacuationRefused", format!("{prefix}bad")),
-            (answer(400, "bad", ""), 1, "EvacuationRefused", format!("{prefix}bad")),
-            (answer(500, unreachable, ""), 1, "EvacuationRefused", format!("{prefix}{unreachable}")),
-            (
-                answer(500, "etcdserver: no leader", ""),
-                3,
-                "EvacuationRefused",
-                format!("{prefix}etcdserver: no leader"),
-            ),
-            (
-                answer(429, "too many requests", ""),
-                3,
-                "EvacuationRefused",
-                format!("{prefix}too many requests"),
-            ),
-            (answer(409, "there is one", ""), 3, "EvacuationRefused", format!("{prefix}there is one")),
+            (answer(403, denied, ""), 1, "EvacuationRejected", rejected(denied)),
+            (answer(422, "bad", ""), 1, "EvacuationRejected", rejected("bad")),
+            (answer(400, "bad", ""), 1, "EvacuationRejected", rejected("bad")),
+            (answer(500, unreachable, ""), 1, "EvacuationRejected", rejected(unreachable)),
+            (answer(500, "no leader", ""), 3, "EvacuationRejected", failed("no leader")),
+            (answer(429, "too many", ""), 3, "EvacuationRejected", failed("too many")),
+            (answer(409, "there is one", ""), 3, "EvacuationRejected", failed("there is one")),
             (
                 answer(403, "it is being terminated", "NamespaceTerminating"),
                 1,
@@ -240,7 +244,7 @@ mod tests {
             ),
         ];
         for (error, reported, reason, message) in cases {
-            let mut log = WriteLog::new(reason::EVACUATION_REFUSED, "the pod's Evacuation");
+            let mut log = WriteLog::new(reason::EVACUATION_REJECTED, "the pod's Evacuation");
             for time in 1..=3 {
                 log.failed("a", Failure::from(&error), at(time), 1.0);
                 let found = log.blocked(&"a").map(|b| (b.reason.to_string(), b.message.to_string(), b.since));
@@ -252,7 +256,7 @@ mod tests {
 
     #[test]
     fn backoff_grows_and_ends_with_a_success() {
-        let mut log = WriteLog::new(reason::NODE_UPDATE_REFUSED, "the node");
+        let mut log = WriteLog::new(reason::NODE_UPDATE_REJECTED, "the node");
         let failure = Failure::permanent(&"x");
         let delays: Vec<_> = (0..10)
             .map(|_| log.failed("a", failure.clone(), at(0), 1.0).duration_since(at(0)).as_secs())

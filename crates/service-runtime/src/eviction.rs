@@ -202,7 +202,10 @@ impl Meaning {
                 "The namespace is being deleted, so evictions are forbidden; its pods are deleted with it."
                     .to_owned(),
             ),
-            429 => Self::failed(reason::SERVER_BUSY, format!("The API server is overloaded: {answer_text}")),
+            429 => Self::failed(
+                reason::SERVER_BUSY,
+                format!("The API server rejected the request because of its rate limits: {answer_text}"),
+            ),
             // The answer has neither a reason nor details.
             500 if status.message.contains("more than one PodDisruptionBudget") => Self::failed(
                 reason::SEVERAL_BUDGETS,

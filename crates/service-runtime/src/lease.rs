@@ -1,6 +1,6 @@
 //! Leader election on a Lease (`coordination.k8s.io/v1`).
 //!
-//! A leader acts only as long as its own clock allows: [`Leadership`] ends `act_for` after the last successful renewal
+//! A leader acts only as long as its own clock allows: [`Leadership`] ends `renew_deadline` after the last successful renewal
 //! was sent, well before a standby can take over the Lease. A standby only watches the Lease. The decisions of a
 //! candidate are in `decide`, its requests in `driver`. `fence` rejects writes of a candidate that does not lead.
 //!
@@ -67,7 +67,7 @@ impl Election {
     /// Runs the future of `lead` whenever this candidate leads. It is dropped when leadership is lost, and created
     /// again in the next term.
     ///
-    /// When `shutdown` is cancelled, the future, which should watch `shutdown` too, has `stop_within` to end while it
+    /// When `shutdown` is cancelled, the future, which should watch `shutdown` too, has `stop_timeout` to end while it
     /// still leads. Then the Lease is released. If the future ends by itself, the Lease is released and the output is
     /// returned. `None` means that the future was dropped or never created.
     ///
@@ -116,7 +116,7 @@ impl Election {
                         biased;
                         () = leadership.lost() => None,
                         output = &mut leading => Some(output),
-                        () = sleep(self.config.timing.stop_within) => {
+                        () = sleep(self.config.timing.stop_timeout) => {
                             let CandidateConfig { lease, identity, .. } = &self.config;
                             warn!(lease, identity, "leader did not stop in time, aborting it");
                             None

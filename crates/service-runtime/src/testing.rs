@@ -67,7 +67,7 @@ impl Writes {
 
 /// The answer of an API server that rejects a request, with this code and message.
 #[allow(clippy::unnecessary_wraps, reason = "it is the answer to a call")]
-pub fn refusal(code: u16, message: &str) -> Option<(u16, Value)> {
+pub fn rejection(code: u16, message: &str) -> Option<(u16, Value)> {
     Some((code, json!({"kind": "Status", "code": code, "message": message, "reason": "Test"})))
 }
 

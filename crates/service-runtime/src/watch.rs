@@ -474,7 +474,7 @@ impl<K, S: Sink> Reflector<K, S> {
             return self.sink.apply(key, object);
         }
         let (resource, Identity { namespace, name, uid, .. }) = (self.source.resource, object.identity());
-        warn!(resource, namespace, name, uid, "ignoring object without an identity");
+        warn!(resource, namespace, name, uid, "ignoring object without namespace, name or UID");
     }
 
     fn interrupt(&mut self, ago: Duration) {

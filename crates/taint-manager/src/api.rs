@@ -20,7 +20,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::decide::How;
+use crate::decide::RemovalAction;
 use crate::events::{CONDITION_MESSAGE, CONDITION_REASON, SOURCE};
 
 /// Why a request to the API server failed.
@@ -44,12 +44,17 @@ pub enum ApiError {
 }
 
 /// Removes a pod from its node. Returns `false` if it is gone already.
-pub async fn remove(client: &Client, pod: &Pod, how: How, now: Timestamp) -> Result<bool, ApiError> {
+pub async fn remove(
+    client: &Client,
+    pod: &Pod,
+    how: RemovalAction,
+    now: Timestamp,
+) -> Result<bool, ApiError> {
     match how {
-        How::Delete => delete(client, pod, false, now).await,
-        How::ForceDelete => delete(client, pod, true, now).await,
-        How::Evict => evict(client, pod).await,
-        How::Evacuate => evacuate(client, pod).await,
+        RemovalAction::Delete => delete(client, pod, false, now).await,
+        RemovalAction::ForceDelete => delete(client, pod, true, now).await,
+        RemovalAction::Evict => evict(client, pod).await,
+        RemovalAction::Evacuate => evacuate(client, pod).await,
     }
 }
 

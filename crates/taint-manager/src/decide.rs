@@ -55,7 +55,7 @@ impl View<'_> {
 
 /// How a pod is removed, from harsh to gentle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum How {
+pub enum RemovalAction {
     /// The pod is deleted without waiting for its node.
     ForceDelete,
     /// The pod is deleted.
@@ -66,7 +66,7 @@ pub enum How {
     Evacuate,
 }
 
-impl How {
+impl RemovalAction {
     /// Its name, for logs and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -93,7 +93,7 @@ pub enum Verdict {
     /// The pod has to leave now.
     Act {
         /// How it is removed.
-        how: How,
+        how: RemovalAction,
         /// Since when it has to leave.
         due: Timestamp,
         /// When a harsher action may become due.
@@ -175,7 +175,7 @@ fn evaluate(view: &View<'_>, now: Timestamp) -> (Verdict, Reason) {
         }
         let Deadline { how, due, .. } = deadline;
         let requeue_at = later.iter().filter(|other| other.how < how).map(|other| other.effective).min();
-        let continues = how == How::Evacuate && view.evacuation;
+        let continues = how == RemovalAction::Evacuate && view.evacuation;
         let verdict =
             if continues { Verdict::Leaving { requeue_at } } else { Verdict::Act { how, due, requeue_at } };
         return (verdict, deadline.reason());
@@ -190,7 +190,7 @@ fn evaluate(view: &View<'_>, now: Timestamp) -> (Verdict, Reason) {
 /// The deadline that one taint sets for a pod.
 struct Deadline<'a> {
     taint: &'a Taint,
-    how: How,
+    how: RemovalAction,
     tolerated: bool,
     /// When the pod has to leave.
     due: Timestamp,
@@ -204,10 +204,10 @@ fn deadline<'a>(view: &View<'_>, taint: &'a Taint) -> Result<Deadline<'a>, Reaso
     let Some(tolerated) = toleration_duration(&pod.tolerations, taint) else { return Err(Reason::Tolerated) };
     let how = match view.policy.removal(taint, &pod.labels, &view.namespace).action {
         Action::Ignore => return Err(Reason::Ignored(taint.clone())),
-        Action::Evict => How::Evict,
+        Action::Evict => RemovalAction::Evict,
         // DaemonSet and static pods are not evacuated, because they would be recreated on the node at once.
-        Action::Evacuate if pod.pod_type == PodType::Default => How::Evacuate,
-        Action::Delete | Action::Evacuate => How::Delete,
+        Action::Evacuate if pod.pod_type == PodType::Default => RemovalAction::Evacuate,
+        Action::Delete | Action::Evacuate => RemovalAction::Delete,
     };
     // A pod that was bound without the scheduler may have been on its node since its creation.
     let arrival = pod.scheduled_at().or(pod.created_at());

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{self as core, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::PartialObjectMetaExt as _;
 
-use crate::decide::{How, Reason, Verdict};
+use crate::decide::{Reason, RemovalAction, Verdict};
 
 /// The reason of kube-controller-manager's events.
 pub const EVICTION: &str = event::TAINT_MANAGER_EVICTION;
@@ -23,18 +23,18 @@ pub const CONDITION_MESSAGE: &str = "Taint manager: deleting due to NoExecute ta
 
 /// The pods that wait for a deadline or are being removed. An event is published only when this changes.
 #[derive(Debug, Default)]
-pub struct Announced(HashMap<Uid, Announcement>);
+pub struct PublishedEvents(HashMap<Uid, PodEvent>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Announcement {
+enum PodEvent {
     Waiting,
-    Leaving(How),
+    Leaving(RemovalAction),
 }
 
-impl Announced {
+impl PublishedEvents {
     /// Records a decision about a pod, and returns the event to publish, if any.
     pub fn record(&mut self, pod: &Pod, verdict: Verdict, reason: &Reason) -> Option<NewEvent> {
-        let announcement = match verdict {
+        let event = match verdict {
             Verdict::Hold => return None,
             Verdict::Keep => {
                 let was_leaving = self.0.remove(&pod.uid).is_some();
@@ -47,22 +47,22 @@ impl Announced {
             {
                 return None;
             }
-            Verdict::Wait { .. } => Announcement::Waiting,
-            Verdict::Leaving { .. } => Announcement::Leaving(How::Evacuate),
-            Verdict::Act { how, .. } => Announcement::Leaving(how),
+            Verdict::Wait { .. } => PodEvent::Waiting,
+            Verdict::Leaving { .. } => PodEvent::Leaving(RemovalAction::Evacuate),
+            Verdict::Act { how, .. } => PodEvent::Leaving(how),
         };
-        match (self.0.insert(pod.uid, announcement), verdict) {
-            (Some(before), _) if before == announcement => None,
+        match (self.0.insert(pod.uid, event), verdict) {
+            (Some(before), _) if before == event => None,
             (_, Verdict::Act { how, .. }) => Some(leaving(pod, how, reason)),
             // Its toleration was extended while it was leaving.
-            (Some(Announcement::Leaving(_)), Verdict::Wait { .. }) => Some(cancelled(pod)),
+            (Some(PodEvent::Leaving(_)), Verdict::Wait { .. }) => Some(cancelled(pod)),
             _ => None,
         }
     }
 
     /// The pod waits for the rate limit. This publishes no event.
     pub fn rate_limited(&mut self, pod: Uid) {
-        self.0.entry(pod).or_insert(Announcement::Waiting);
+        self.0.entry(pod).or_insert(PodEvent::Waiting);
     }
 
     /// The pod is gone.
@@ -77,13 +77,13 @@ impl Announced {
 }
 
 /// A pod is being removed.
-fn leaving(pod: &Pod, how: How, reason: &Reason) -> NewEvent {
+fn leaving(pod: &Pod, how: RemovalAction, reason: &Reason) -> NewEvent {
     let name = name(pod);
     let note = match how {
-        How::Delete => format!("Marking for deletion Pod {name}"),
-        How::Evict => format!("Marking for eviction Pod {name}"),
-        How::Evacuate => format!("Requesting evacuation of Pod {name}"),
-        How::ForceDelete => {
+        RemovalAction::Delete => format!("Marking for deletion Pod {name}"),
+        RemovalAction::Evict => format!("Marking for eviction Pod {name}"),
+        RemovalAction::Evacuate => format!("Requesting evacuation of Pod {name}"),
+        RemovalAction::ForceDelete => {
             let note = format!("Force-deleting Pod {name}: {reason}");
             return warning(regarding(pod), event::FORCED_DELETION, how.as_str(), note);
         }
@@ -97,12 +97,12 @@ fn cancelled(pod: &Pod) -> NewEvent {
 }
 
 /// The removal of a pod has failed and is retried.
-pub fn failed(pod: &Pod, how: How, problem: &str) -> NewEvent {
+pub fn failed(pod: &Pod, how: RemovalAction, problem: &str) -> NewEvent {
     let action = match how {
-        How::Delete => "delete",
-        How::Evict => "evict",
-        How::Evacuate => "request evacuation of",
-        How::ForceDelete => "force-delete",
+        RemovalAction::Delete => "delete",
+        RemovalAction::Evict => "evict",
+        RemovalAction::Evacuate => "request evacuation of",
+        RemovalAction::ForceDelete => "force-delete",
     };
     let note = format!("Failed to {action} Pod {}, retrying: {problem}", name(pod));
     warning(regarding(pod), event::TAINT_EVICTION_FAILED, how.as_str(), note)
@@ -121,7 +121,9 @@ pub fn conflict(own: &ObjectReference, source: &str) -> NewEvent {
 /// A Node cannot be parsed.
 pub fn unreadable(metadata: &ObjectMeta, problem: &str) -> NewEvent {
     let node = reference(&metadata.clone().into_response_partial::<core::Node>());
-    let problem = format!("The taint manager cannot parse this Node, so its pods stay: {problem}");
+    let problem = format!(
+        "The taint manager cannot parse this Node, so its pods stay: {problem}; upgrade the taint manager or correct the taints"
+    );
     warning(node, event::UNREADABLE, "Read", problem)
 }
 
@@ -156,18 +158,22 @@ mod tests {
         Verdict::Wait { until: at(9) }
     }
 
-    fn act(how: How) -> Verdict {
+    fn act(how: RemovalAction) -> Verdict {
         Verdict::Act { how, due: at(1), requeue_at: None }
     }
 
-    fn record(announced: &mut Announced, pod: &Pod, verdict: Verdict) -> Option<(&'static str, String)> {
-        let event = announced.record(pod, verdict, &Reason::StuckUnreachable)?;
+    fn record(
+        published: &mut PublishedEvents,
+        pod: &Pod,
+        verdict: Verdict,
+    ) -> Option<(&'static str, String)> {
+        let event = published.record(pod, verdict, &Reason::StuckUnreachable)?;
         Some((event.reason, event.note))
     }
 
     #[test]
     fn each_change_is_one_event() {
-        let (mut announced, pod) = (Announced::default(), pod(1).read());
+        let (mut published, pod) = (PublishedEvents::default(), pod(1).read());
         let marking = Some(("TaintManagerEviction", "Marking for deletion Pod default/pod-1".to_owned()));
         let cancelling =
             Some(("TaintManagerEviction", "Cancelling deletion of Pod default/pod-1".to_owned()));
@@ -183,49 +189,53 @@ mod tests {
             (Verdict::Keep, cancelling.clone(), 0),
             (Verdict::Keep, None, 0),
             (wait(), None, 1),
-            (act(How::Evacuate), requesting, 1),
+            (act(RemovalAction::Evacuate), requesting, 1),
             (leaving, None, 1),
-            (act(How::Evict), evicting, 1),
-            (act(How::Delete), marking, 1),
-            (act(How::Delete), None, 1),
+            (act(RemovalAction::Evict), evicting, 1),
+            (act(RemovalAction::Delete), marking, 1),
+            (act(RemovalAction::Delete), None, 1),
             (wait(), cancelling.clone(), 1),
             (Verdict::Keep, cancelling.clone(), 0),
             (leaving, None, 1),
             (Verdict::Keep, cancelling, 0),
         ];
         for (step, (verdict, expected, count)) in steps.into_iter().enumerate() {
-            assert_eq!(record(&mut announced, &pod, verdict), expected, "step {step}: {verdict:?}");
-            assert_eq!(announced.len(), count, "step {step}: {verdict:?}");
+            assert_eq!(record(&mut published, &pod, verdict), expected, "step {step}: {verdict:?}");
+            assert_eq!(published.len(), count, "step {step}: {verdict:?}");
         }
     }
 
     #[test]
     fn watch_gap_grace_period_cancels_nothing() {
-        let (mut announced, pod, on_node) = (Announced::default(), pod(1).read(), taint("k", 0));
+        let (mut published, pod, on_node) = (PublishedEvents::default(), pod(1).read(), taint("k", 0));
         let in_grace = Reason::WatchGapGrace(on_node);
-        assert_eq!(announced.record(&pod, wait(), &in_grace), None);
-        assert_eq!(announced.len(), 1, "it waits");
-        assert!(record(&mut announced, &pod, act(How::Delete)).is_some());
-        assert_eq!(announced.record(&pod, wait(), &in_grace), None);
-        assert_eq!(record(&mut announced, &pod, act(How::Delete)), None, "the event was published before");
+        assert_eq!(published.record(&pod, wait(), &in_grace), None);
+        assert_eq!(published.len(), 1, "it waits");
+        assert!(record(&mut published, &pod, act(RemovalAction::Delete)).is_some());
+        assert_eq!(published.record(&pod, wait(), &in_grace), None);
+        assert_eq!(
+            record(&mut published, &pod, act(RemovalAction::Delete)),
+            None,
+            "the event was published before"
+        );
     }
 
     #[test]
     fn pod_that_left_or_finished_is_not_cancelled() {
         for pod in [pod(1).terminating(30, 30), pod(1).with("/status/phase", "Succeeded")] {
-            let (mut announced, pod) = (Announced::default(), pod.read());
-            announced.rate_limited(pod.uid);
-            assert_eq!(record(&mut announced, &pod, Verdict::Keep), None);
-            assert_eq!(announced.len(), 0);
+            let (mut published, pod) = (PublishedEvents::default(), pod.read());
+            published.rate_limited(pod.uid);
+            assert_eq!(record(&mut published, &pod, Verdict::Keep), None);
+            assert_eq!(published.len(), 0);
         }
     }
 
     #[test]
     fn forced_deletion_is_a_warning_with_its_reason() {
-        let (mut announced, pod) = (Announced::default(), pod(1).terminating(30, 30).read());
+        let (mut published, pod) = (PublishedEvents::default(), pod(1).terminating(30, 30).read());
         let note = "Force-deleting Pod default/pod-1: it is stuck in termination on an unreachable node";
         assert_eq!(
-            record(&mut announced, &pod, act(How::ForceDelete)),
+            record(&mut published, &pod, act(RemovalAction::ForceDelete)),
             Some(("ForcedDeletion", note.into()))
         );
     }
@@ -237,7 +247,7 @@ mod tests {
         let named = |kind: &str, name: &str| (Some("v1".into()), Some(kind.into()), Some(name.into()));
         let node = ObjectMeta { name: Some("node".into()), ..ObjectMeta::default() };
         assert_eq!(kind(unreadable(&node, "x")), named("Node", "node"));
-        let pod_event = failed(&pod(1).read(), How::Evict, "x");
+        let pod_event = failed(&pod(1).read(), RemovalAction::Evict, "x");
         assert_eq!(pod_event.regarding.namespace.as_deref(), Some("default"));
         assert_eq!(pod_event.regarding.uid, Some(uid(1).to_string()));
         assert_eq!(kind(pod_event), named("Pod", "pod-1"));

@@ -15,16 +15,16 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 
-use crate::decide::How;
+use crate::decide::RemovalAction;
 use crate::state::State;
 
 /// The buckets of taint-eviction-controller, in seconds: from 5 ms to 4 min.
 const BUCKETS: [f64; 12] = [0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0, 120.0, 180.0, 240.0];
 
 /// The label with the action.
-type HowLabel = [(&'static str, &'static str); 1];
+type ActionLabel = [(&'static str, &'static str); 1];
 
-fn label(how: How) -> HowLabel {
+fn label(how: RemovalAction) -> ActionLabel {
     [("action", how.as_str())]
 }
 
@@ -33,9 +33,9 @@ fn label(how: How) -> HowLabel {
 pub struct Metrics {
     deletions: Counter,
     latency: Histogram,
-    removals: Family<HowLabel, Counter>,
-    removal_delay: Family<HowLabel, Histogram>,
-    failures: Family<HowLabel, Counter>,
+    removals: Family<ActionLabel, Counter>,
+    removal_delay: Family<ActionLabel, Histogram>,
+    failures: Family<ActionLabel, Counter>,
     conflicts: Counter,
     policy_rejected: Gauge,
     gauges: Gauges,
@@ -55,7 +55,7 @@ impl Metrics {
                 "Delay from the deadline of a pod to its deletion",
                 Histogram::new(BUCKETS),
             ),
-            removals: all.add("haulout_taint_manager_removals", "Pods that were removed from tainted nodes, by action"),
+            removals: all.add("haulout_taint_manager_removals", "Pods that were deleted, evicted or requested to be evacuated, by action"),
             removal_delay: all.add_seconds(
                 "haulout_taint_manager_removal_delay",
                 "Delay from the deadline of a pod to its deletion, its eviction or the request for its evacuation, by action",
@@ -85,18 +85,18 @@ impl Metrics {
     }
 
     /// Counts a removed pod, and its delay after the deadline.
-    pub fn removed(&self, how: How, delay: Duration) {
+    pub fn removed(&self, how: RemovalAction, delay: Duration) {
         let label = label(how);
         self.removals.get_or_create(&label).inc();
         self.removal_delay.get_or_create(&label).observe(delay.as_secs_f64());
-        if matches!(how, How::Delete | How::ForceDelete) {
+        if matches!(how, RemovalAction::Delete | RemovalAction::ForceDelete) {
             self.deletions.inc();
             self.latency.observe(delay.as_secs_f64());
         }
     }
 
     /// Counts a failed removal.
-    pub fn failed(&self, how: How) {
+    pub fn failed(&self, how: RemovalAction) {
         self.failures.get_or_create(&label(how)).inc();
     }
 
@@ -147,7 +147,12 @@ mod tests {
     fn every_action_has_a_removal_delay() {
         let all = Runtime::new("test", "0");
         let metrics = Metrics::new(&all);
-        let actions = [How::Delete, How::ForceDelete, How::Evict, How::Evacuate];
+        let actions = [
+            RemovalAction::Delete,
+            RemovalAction::ForceDelete,
+            RemovalAction::Evict,
+            RemovalAction::Evacuate,
+        ];
         for how in actions {
             metrics.removed(how, Duration::from_millis(30));
         }

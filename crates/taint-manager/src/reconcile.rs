@@ -19,7 +19,7 @@ use tracing::field::display;
 use tracing::{debug, info};
 
 use crate::api::{self, ApiError};
-use crate::decide::{How, Reason};
+use crate::decide::{Reason, RemovalAction};
 use crate::events;
 use crate::metrics::Metrics;
 use crate::state::watch_gap::Watch;
@@ -137,7 +137,7 @@ impl Controller {
         if self.dry_run {
             if let Some((how, _)) = step.act {
                 let message = step.reason.to_string();
-                info!(%namespace, %name, node = %key.node, how = how.as_str(), message, "would act");
+                info!(%namespace, %name, node = %key.node, action = how.as_str(), message, "dry run: would remove pod");
             }
             return Ok(step.requeue_at.map_or(Outcome::Done, Outcome::Until));
         }
@@ -183,7 +183,7 @@ impl Controller {
     async fn remove(
         &self,
         pod: &Pod,
-        how: How,
+        how: RemovalAction,
         due: Timestamp,
         reason: &Reason,
     ) -> Result<(), ReconcileError> {
@@ -194,8 +194,8 @@ impl Controller {
                 let delay = self.clock.now().duration_since(due).try_into().unwrap_or_default();
                 self.metrics.removed(how, delay);
                 let (node, message) = (node.as_deref().map(display), reason.to_string());
-                info!(%namespace, %name, node, how = how.as_str(), message, "pod removal requested");
-                if how == How::Evacuate {
+                info!(%namespace, %name, node, action = how.as_str(), message, "pod removal requested");
+                if how == RemovalAction::Evacuate {
                     let now = self.clock.now();
                     self.update(|state, _| state.evacuation_created(pod, now));
                 }

@@ -19,8 +19,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use self::rate_limit::RateLimit;
 use self::watch_gap::{Watch, WatchGaps};
-use crate::decide::{Decision, How, NodeFacts, Reason, Verdict, View, decide};
-use crate::events::Announced;
+use crate::decide::{Decision, NodeFacts, Reason, RemovalAction, Verdict, View, decide};
+use crate::events::PublishedEvents;
 use crate::policy::Policy;
 use crate::taint::{FirstSeen, Observed, taints_changed};
 
@@ -88,7 +88,7 @@ pub struct State {
     /// The gaps of our watches.
     pub gaps: WatchGaps,
     rate_limit: RateLimit,
-    announced: Announced,
+    published: PublishedEvents,
     /// Other controllers that act on the same taints.
     conflicts: BTreeSet<String>,
 }
@@ -97,7 +97,7 @@ pub struct State {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     /// Remove the pod in this way, which was due at this time.
-    pub act: Option<(How, Timestamp)>,
+    pub act: Option<(RemovalAction, Timestamp)>,
     /// Remove our instigator finalizer from its Evacuation.
     pub release: bool,
     /// Publish this event.
@@ -121,7 +121,7 @@ impl State {
             uncancellable: HashSet::new(),
             gaps: WatchGaps::new(grace),
             rate_limit: RateLimit::per_second(rate),
-            announced: Announced::default(),
+            published: PublishedEvents::default(),
             conflicts: BTreeSet::new(),
         }
     }
@@ -156,7 +156,7 @@ impl State {
 
     /// The number of pods that wait for a deadline or are being removed.
     pub fn pending_pods(&self) -> usize {
-        self.announced.len()
+        self.published.len()
     }
 
     /// A node was added or has changed. Returns the pods to reconcile.
@@ -215,7 +215,7 @@ impl State {
     /// A pod was added, has changed or was deleted. Returns its key if it has to be reconciled.
     pub fn apply_pod(&mut self, change: &Change) -> Option<Key> {
         if let (Some(deleted), None) = (&change.old, &change.new) {
-            self.announced.delete(deleted.uid);
+            self.published.delete(deleted.uid);
             self.pending_creates.remove(&deleted.uid);
             self.rate_limit.cancel(deleted.uid);
         }
@@ -301,9 +301,10 @@ impl State {
         let mut step = Step { act: None, release, event: None, requeue_at, reason };
         if let Verdict::Act { how, due, .. } = verdict {
             // A request for an evacuation does not disrupt the pod.
-            let permit = if how == How::Evacuate { Ok(()) } else { self.rate_limit.acquire(pod.uid, now) };
+            let permit =
+                if how == RemovalAction::Evacuate { Ok(()) } else { self.rate_limit.acquire(pod.uid, now) };
             if let Err(later) = permit {
-                self.announced.rate_limited(pod.uid);
+                self.published.rate_limited(pod.uid);
                 step.requeue_at = step.requeue_at.into_iter().chain([later]).min();
                 return step;
             }
@@ -311,7 +312,7 @@ impl State {
         } else {
             self.rate_limit.cancel(pod.uid);
         }
-        step.event = self.announced.record(pod, verdict, &step.reason);
+        step.event = self.published.record(pod, verdict, &step.reason);
         step
     }
 }

@@ -34,7 +34,7 @@ pub struct Taint {
 
 impl Taint {
     /// Whether it is about missing heartbeats, which an API server outage may cause.
-    pub fn is_about_heartbeats(&self) -> bool {
+    pub fn is_heartbeat_taint(&self) -> bool {
         matches!(&*self.key, UNREACHABLE | NOT_READY)
     }
 }

@@ -97,7 +97,7 @@ pub(crate) fn synced_since(second: i64) -> Synced {
 /// The input of a decision about one pod, for tables.
 pub(crate) mod scenario {
     use super::*;
-    use crate::decide::{How, NodeFacts, Verdict, View, decide};
+    use crate::decide::{NodeFacts, RemovalAction, Verdict, View, decide};
     use crate::policy::Policy;
     use crate::taint::OUT_OF_SERVICE;
 
@@ -160,10 +160,10 @@ pub(crate) mod scenario {
     }
 
     pub(crate) fn delete(due: i64) -> Verdict {
-        Verdict::Act { how: How::Delete, due: at(due), requeue_at: None }
+        Verdict::Act { how: RemovalAction::Delete, due: at(due), requeue_at: None }
     }
 
-    pub(crate) fn act(how: How, due: i64) -> Verdict {
+    pub(crate) fn act(how: RemovalAction, due: i64) -> Verdict {
         Verdict::Act { how, due: at(due), requeue_at: None }
     }
 

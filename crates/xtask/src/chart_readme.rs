@@ -12,10 +12,10 @@ helm upgrade --install haulout charts/haulout --namespace haulout-system --creat
 helm test haulout --namespace haulout-system
 ```
 
-[docs/installation.md](../../docs/installation.md) says what that changes in a cluster and why the defaults are as they
-are, [docs/upgrade.md](../../docs/upgrade.md) how to upgrade and to remove it again.
+[docs/installation.md](../../docs/installation.md) describes the changes in a cluster and the reasons for the defaults;
+[docs/upgrade.md](../../docs/upgrade.md) describes upgrade and removal.
 
-| value | default | what it is |
+| value | default | description |
 |---|---|---|
 ";
 

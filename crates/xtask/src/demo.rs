@@ -251,14 +251,15 @@ async fn hints(cluster: &Handle, args: &Args) -> Result<String> {
     } else {
         let node = story::node_of_the_database(cluster).await?;
         format!(
-            "The demo is done. Three things to try in the cluster:
+            "The demo is done. Three things to try, in another terminal with the exports above, from the root of the repository:
 
   1. Select a node that does not exist, and read the webhook's warning:
        sed 's/node-1, node-2/nod-1/' examples/maintenance.yaml | kubectl create --dry-run=server -f -
   2. Drain {node}, where the database runs. Its pod has an evacuator that does not run yet, so the drain waits:
        sed 's/node-1, node-2/{node}/' examples/maintenance.yaml | kubectl apply -f -
-       kubectl get nodemaintenances,evacuations -A -o wide --watch
-  3. Start that evacuator in another terminal. After it completes, a PodDisruptionBudget still blocks the pod. Delete the budget:
+       kubectl get evacuations -A -o wide --watch
+  3. Start that evacuator in one more terminal with the same exports. After it completes, a PodDisruptionBudget still
+     blocks the pod. Then delete the budget:
        cargo run --bin example-evacuator -- --namespace shop --selector app=database --class database.example.com --step-seconds 1
        kubectl delete poddisruptionbudget database -n shop"
         )

@@ -29,7 +29,7 @@ pub struct Args {
     /// Builds only this service; can be repeated
     #[arg(long = "service", value_name = "NAME", value_parser = SERVICES)]
     services: Vec<String>,
-    /// Output folder instead of target/distribution: a new one, or that of an earlier run, which is replaced
+    /// Output folder; must be new or contain an earlier release, which is replaced [default: target/distribution]
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
     /// What builds the images; only the built-in writer is reproducible everywhere
@@ -93,7 +93,7 @@ pub fn prepare() -> Result<()> {
 fn repository(text: &str) -> std::result::Result<String, &'static str> {
     let parts: Vec<_> = text.split('/').collect();
     if parts.len() < 2 || parts.iter().any(|part| part.is_empty() || part.contains(char::is_whitespace)) {
-        return Err("give a registry and a path in it, as in example.com/haulout");
+        return Err("expected a registry and a path, such as example.com/haulout");
     }
     Ok(text.to_owned())
 }

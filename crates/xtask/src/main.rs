@@ -26,7 +26,7 @@ struct Cli {
 
 const EXAMPLES: &str = "Examples:
   cargo xtask demo                   watch Haulout drain a node in a real control plane
-  cargo xtask test                   everything that CI checks
+  cargo xtask test                   what CI runs for each change
   cargo xtask e2e rejected           the end-to-end tests whose names contain \"rejected\"
   cargo xtask e2e --kubernetes 1.33  the end-to-end tests on another version of Kubernetes
   cargo xtask bench baseline --json  one benchmark, as JSON

@@ -166,7 +166,7 @@ fn ctrl_c_during_boot_leaves_nothing() {
 #[test]
 #[ignore = "slow"]
 fn ctrl_c_during_the_drain_leaves_nothing() {
-    assert_eq!(Demo::start(&[]).interrupt_at("Evacuation"), Some(130));
+    assert_eq!(Demo::start(&[]).interrupt_at("Evacuation blocked"), Some(130));
 }
 
 #[test]

@@ -332,7 +332,7 @@ async fn invalid_policy_is_rejected_at_start() {
     );
 
     // A dry run logs what it would do, and changes nothing else. Pending writes are flushed at the end.
-    let announced = |line: &str| line.contains("would act") && line.contains("\"web\"");
+    let announced = |line: &str| line.contains("dry run: would remove pod") && line.contains("\"web\"");
     assert!(service.text().lines().any(announced), "{}", service.text());
     service.stop(SOON).unwrap();
     let events: Api<Event> = Api::all(env.client.clone());

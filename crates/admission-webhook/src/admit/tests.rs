@@ -43,7 +43,7 @@ fn rules(review: impl Fn(&Value) -> Option<bool> + Clone + Send + Sync + 'static
         "/apis/authorization.k8s.io/v1/subjectaccessreviews" => {
             let mut object = call.body.clone();
             shared.push(describe(&object["spec"]));
-            let Some(allowed) = review(&object["spec"]) else { return testing::refusal(503, "overloaded") };
+            let Some(allowed) = review(&object["spec"]) else { return testing::rejection(503, "overloaded") };
             object["status"] = json!({"allowed": allowed});
             Some((201, object))
         }
@@ -53,7 +53,7 @@ fn rules(review: impl Fn(&Value) -> Option<bool> + Clone + Send + Sync + 'static
         }
         path if path.contains("/pods/") => {
             shared.push(call.path.clone());
-            testing::refusal(404, "not found")
+            testing::rejection(404, "not found")
         }
         _ => None,
     });
@@ -194,7 +194,10 @@ async fn denial_names_nodes_that_may_not_be_deleted() {
     let hook = Hook::ValidateNodeMaintenances;
     let (code, message) = denial(create(&rules, hook, &maintenance(&["n1", "n2", "n3"])).await);
     assert_eq!(code, 403);
-    assert!(message.starts_with("user \"ann\" may not delete nodes n2, n3, as"), "{message}");
+    assert!(
+        message.starts_with("spec.nodeSelector: user \"ann\" needs permission to delete nodes n2, n3: ask"),
+        "{message}"
+    );
     assert_eq!(
         calls.take(),
         ["ann: delete nodes", "ann: delete nodes n1", "ann: delete nodes n2", "ann: delete nodes n3"]
@@ -207,7 +210,10 @@ async fn denial_names_nodes_that_may_not_be_deleted() {
         json!({"nodeSelectorTerms": [{"matchExpressions": [{"key": "x", "operator": "Exists"}]}]});
     let (code, message) = denial(create(&rules, hook, &by_label).await);
     assert_eq!(code, 403);
-    assert!(message.starts_with("user \"ann\" may not delete all nodes, as"), "{message}");
+    assert!(
+        message.starts_with("spec.nodeSelector: user \"ann\" needs permission to delete all nodes, because"),
+        "{message}"
+    );
     assert_eq!(calls.take(), [""; 0]);
 }
 

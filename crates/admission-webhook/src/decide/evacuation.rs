@@ -73,7 +73,7 @@ pub fn validate_new(
     let mut verdict = Verdict::default();
     let (resolved, ignored) = evacuators::resolve(pod, served);
     for violation in ignored {
-        verdict.warn(format!("pod {}: {violation}; it is ignored", wanted.name));
+        verdict.warn(format!("pod {}: {violation}; the annotation is ignored", wanted.name));
     }
     let mut given = new.spec.evacuators.clone();
     evacuators::sort(&mut given);

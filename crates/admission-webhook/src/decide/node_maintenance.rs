@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{Cause, Verdict, listed};
 
 /// How many nodes a user can name who may not delete all nodes. Each needs an access review.
-pub const MAX_NAMED: usize = 100;
+pub const MAX_NAMED_NODES: usize = 100;
 
 /// How many nodes a warning names at most.
 const MAX_LISTED_NODES: usize = 10;
@@ -56,7 +56,7 @@ pub enum RequiredPermission {
 pub fn required_permission(selector: &NodeSelector) -> RequiredPermission {
     let matcher = NodeMatcher::new(selector);
     match matcher.as_ref().ok().and_then(NodeMatcher::named_nodes) {
-        Some(names) if names.len() <= MAX_NAMED => {
+        Some(names) if names.len() <= MAX_NAMED_NODES => {
             RequiredPermission::Named(names.into_iter().map(Into::into).collect())
         }
         Some(_) => RequiredPermission::All("it names more than 100 nodes"),

@@ -176,14 +176,14 @@ proptest! {
         }
     }
 
-    /// `and` matches what both match and narrows both, and the result round-trips through the API type.
+    /// `and` matches what both match and is_subset_of both, and the result round-trips through the API type.
     #[test]
     fn conjunction_matches_what_both_match(a in any_selector(), b in any_selector(), labels in proptest::collection::btree_map("[a-c]", "[x-z]", 0..4)) {
         let both = a.and(&b);
         prop_assert_eq!(both.matches(&labels), a.matches(&labels) && b.matches(&labels));
-        prop_assert!(both.narrows(&a) && both.narrows(&b));
+        prop_assert!(both.is_subset_of(&a) && both.is_subset_of(&b));
         prop_assert_eq!(&a.and(&b), &b.and(&a));
-        prop_assert!(!a.narrows(&b) || !a.matches(&labels) || b.matches(&labels));
+        prop_assert!(!a.is_subset_of(&b) || !a.matches(&labels) || b.matches(&labels));
         prop_assert_eq!(LabelMatcher::from_optional(both.to_selector().as_ref()).unwrap(), both);
     }
 

@@ -103,7 +103,7 @@ fn message_has_the_numbers_and_pods_of_the_budget() {
         (&[terminating, not_ready(2)], "; pod pod-2 is not ready, pod pod-5 is terminating"),
         (
             &[not_ready(1), not_ready(2), not_ready(3), not_ready(4)],
-            "; pod pod-1 is not ready, pod pod-2 is not ready, pod pod-3 is not ready, and so are others",
+            "; pod pod-1 is not ready, pod pod-2 is not ready, pod pod-3 is not ready, and others",
         ),
     ];
     let one = budgets(&[budget("web", 0, &[])]);
@@ -119,10 +119,7 @@ fn message_has_the_numbers_and_pods_of_the_budget() {
     let expected = "; pod pod-1 is not ready; pod pod-7 counts as disrupted until 2023-01-01T00:02:00Z.";
     assert_eq!(disrupted, format!("{numbers}{expected}"));
     let many = budgets(&[budget("web", 0, &["a", "b", "c", "d"])]).describe(&pod(0), &[]);
-    assert!(
-        many.contains("pod c counts as disrupted until") && many.ends_with(", and so do others."),
-        "{many}"
-    );
+    assert!(many.contains("pod c counts as disrupted until") && many.ends_with(", and others."), "{many}");
     let several = budgets(&[budget("a", 1, &[]), budget("b", 1, &[])]).describe(&pod(0), &[]);
     assert_eq!(several, "The pod is covered by a, b.");
 }

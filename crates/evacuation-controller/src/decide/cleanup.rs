@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use haulout_api_types::names::reason;
 
-use super::turns::{self, Turn};
+use super::turns::{self, TurnDecision};
 use super::{Action, End, LocalState, Moment, WAIT};
 use crate::backoff::after;
 use crate::record::Record;
@@ -49,7 +49,7 @@ fn held(record: &Record, local: &LocalState, moment: Moment, end: End) -> Action
 
 /// How an evacuation ended whose pod is gone.
 pub fn end_after_pod(record: &Record, local: &LocalState, moment: Moment) -> End {
-    let evicting = matches!(turns::turn(record, moment), Turn::Evict(_));
+    let evicting = matches!(turns::turn(record, moment), TurnDecision::Evict(_));
     // We do not know what an earlier leader did. If no evacuator was active and no eviction was rejected, it evicted
     // the pod.
     let earlier = record.created < moment.resumed && record.blocked_by().is_none();

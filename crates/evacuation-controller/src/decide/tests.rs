@@ -30,12 +30,12 @@ fn wait(until: Option<Timestamp>) -> Action {
     Action::Wait { until }
 }
 
-fn switch(turn_end: TurnEnd) -> Action {
-    Action::Switch { from: "a".into(), to: "b".into(), turn_end }
+fn switch(eviction_cause: EvictionCause) -> Action {
+    Action::Switch { from: "a".into(), to: "b".into(), eviction_cause }
 }
 
-fn evict(turn_end: TurnEnd, before: BeforeEviction) -> Action {
-    Action::Evict { turn_end, before }
+fn evict(eviction_cause: EvictionCause, before: BeforeEviction) -> Action {
+    Action::Evict { eviction_cause, before }
 }
 
 /// The reason of an action that unblocks the pod.
@@ -51,7 +51,7 @@ fn turns_end_on_completion_and_at_the_deadline() {
     let a = with_a();
     let b = Record { active: Some("b".into()), ..a.clone() };
     let cases = [
-        ("no evacuator", record(1), 0, evict(TurnEnd::NoEvacuator, BeforeEviction::Nothing)),
+        ("no evacuator", record(1), 0, evict(EvictionCause::NoEvacuator, BeforeEviction::Nothing)),
         (
             "no evacuator is active yet",
             Record { active: None, ..a.clone() },
@@ -65,22 +65,22 @@ fn turns_end_on_completion_and_at_the_deadline() {
             Action::Activate { class: "a".into(), stamp: true },
         ),
         ("no report before the deadline", a.clone(), 599, wait(Some(at(600)))),
-        ("deadline missed", a.clone(), 600, switch(TurnEnd::TimedOut)),
+        ("deadline missed", a.clone(), 600, switch(EvictionCause::TimedOut)),
         ("reported in between", Record { progress: Some(at(500)), ..a.clone() }, 600, wait(Some(at(1100)))),
-        ("completed", Record { completed: true, ..a.clone() }, 1, switch(TurnEnd::Completed)),
-        ("completed late", Record { completed: true, ..a.clone() }, 9999, switch(TurnEnd::Completed)),
+        ("completed", Record { completed: true, ..a.clone() }, 1, switch(EvictionCause::Completed)),
+        ("completed late", Record { completed: true, ..a.clone() }, 9999, switch(EvictionCause::Completed)),
         ("the last one is active", b.clone(), 10, wait(Some(at(600)))),
         (
             "the last one misses its deadline",
             b.clone(),
             600,
-            evict(TurnEnd::TimedOut, BeforeEviction::WriteMessage),
+            evict(EvictionCause::TimedOut, BeforeEviction::WriteMessage),
         ),
         (
             "the last one completed",
             Record { completed: true, ..b.clone() },
             1,
-            evict(TurnEnd::Completed, BeforeEviction::Nothing),
+            evict(EvictionCause::Completed, BeforeEviction::Nothing),
         ),
         (
             "the last one misses its deadline, and the eviction was rejected",
@@ -91,7 +91,7 @@ fn turns_end_on_completion_and_at_the_deadline() {
                 ..b.clone()
             },
             606,
-            evict(TurnEnd::TimedOut, BeforeEviction::CheckVersion),
+            evict(EvictionCause::TimedOut, BeforeEviction::CheckVersion),
         ),
         (
             "the last one reports late",
@@ -127,7 +127,7 @@ fn deadline_that_passed_in_a_gap_gets_a_grace_period() {
         decide(&with_a(), PodState::Present(&pod(1)), &LocalState::default(), moment)
     };
     assert_eq!(after_gap(5000, 4990, false), wait(Some(at(5020))));
-    assert_eq!(after_gap(5020, 4990, false), switch(TurnEnd::TimedOut));
+    assert_eq!(after_gap(5020, 4990, false), switch(EvictionCause::TimedOut));
     assert_eq!(after_gap(5020, 4000, true), wait(None), "a report may not have arrived");
 }
 
@@ -161,7 +161,7 @@ fn daemon_set_and_static_pods_are_not_evicted() {
         assert_eq!(plan(&reported, pod, 0), wait(None), "reported once");
     }
     let replica = pod_with(1, &[("/metadata/ownerReferences", owner("ReplicaSet"))]);
-    assert_eq!(plan(&record(1), &replica, 0), evict(TurnEnd::NoEvacuator, BeforeEviction::Nothing));
+    assert_eq!(plan(&record(1), &replica, 0), evict(EvictionCause::NoEvacuator, BeforeEviction::Nothing));
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn evacuation_ends_when_its_pod_is_gone_or_it_is_cancelled() {
     }
     let forbid = |record| Record { policy: CancellationPolicy::Forbid, ..record };
     let withdrawn = Record { completed: true, ..forbid(with(&[], None)) };
-    assert_eq!(plan(&withdrawn, &pod, 10), switch(TurnEnd::Completed), "it cannot be cancelled");
+    assert_eq!(plan(&withdrawn, &pod, 10), switch(EvictionCause::Completed), "it cannot be cancelled");
     let ours = LocalState { deleted: Some(End::Evacuated), ..LocalState::default() };
     assert_eq!(decide(&with(&[], None), PodState::Gone, &ours, at_second(10)), wait(None), "not twice");
     let cleans_up = decide(&with(&[&evacuator], None), PodState::Gone, &ours, at_second(10));
@@ -330,9 +330,9 @@ fn progress_time_in_the_future_is_clamped() {
     assert_eq!(plan(&reported(131), &pod(1), 100), Action::Clamp);
     assert_eq!(plan(&reported(1_000_000), &pod(1), 100), Action::Clamp);
     // The current time is written, and the deadline starts there.
-    assert_eq!(plan(&reported(100), &pod(1), 700), switch(TurnEnd::TimedOut));
+    assert_eq!(plan(&reported(100), &pod(1), 700), switch(EvictionCause::TimedOut));
     let done = Record { completed: true, ..reported(1_000_000) };
-    assert_eq!(plan(&done, &pod(1), 100), switch(TurnEnd::Completed));
+    assert_eq!(plan(&done, &pod(1), 100), switch(EvictionCause::Completed));
 }
 
 #[test]
@@ -342,7 +342,7 @@ fn eviction_is_repeated_only_after_a_timeout() {
     assert_eq!(plan(&record(1), 11), wait(Some(at(70))));
     assert_eq!(
         plan(&record(1), 70),
-        evict(TurnEnd::NoEvacuator, BeforeEviction::Nothing),
+        evict(EvictionCause::NoEvacuator, BeforeEviction::Nothing),
         "the eviction had no effect"
     );
     let was_blocked = Record { blocked: Some(blocked(reason::BUDGET_EXHAUSTED)), ..record(1) };
@@ -363,7 +363,7 @@ fn rejected_eviction_waits_for_its_backoff_or_budget() {
     assert!((at(115)..=at(120)).contains(&wake));
     let admitted = LocalState { admitted: true, ..LocalState::default() };
     let plan = decide(&rejected, PodState::Present(&pod(1)), &admitted, at_second(101));
-    assert_eq!(plan, evict(TurnEnd::NoEvacuator, BeforeEviction::Nothing));
+    assert_eq!(plan, evict(EvictionCause::NoEvacuator, BeforeEviction::Nothing));
 }
 
 #[test]
@@ -384,11 +384,11 @@ fn transient_failure_ignores_the_backoff_of_rejections() {
     let Action::Wait { until } = plan(&rejected, &LocalState::default(), 101) else { panic!() };
     assert!(until > Some(at(700)), "it has been rejected often");
     assert_eq!(plan(&rejected, &retry(102), 101), wait(Some(at(102))));
-    assert_eq!(plan(&rejected, &retry(102), 102), evict(TurnEnd::NoEvacuator, BeforeEviction::Nothing));
+    assert_eq!(plan(&rejected, &retry(102), 102), evict(EvictionCause::NoEvacuator, BeforeEviction::Nothing));
     let busy = Record { blocked: Some(blocked(reason::SERVER_BUSY)), ..rejected.clone() };
     assert_eq!(
         plan(&busy, &LocalState::default(), 101),
-        evict(TurnEnd::NoEvacuator, BeforeEviction::Nothing),
+        evict(EvictionCause::NoEvacuator, BeforeEviction::Nothing),
         "after a restart"
     );
     // An evacuator has been active since, so earlier rejections do not count.
@@ -399,6 +399,6 @@ fn transient_failure_ignores_the_backoff_of_rejections() {
     };
     assert_eq!(
         plan(&was_active, &LocalState::default(), 101),
-        evict(TurnEnd::NoEvacuator, BeforeEviction::Nothing)
+        evict(EvictionCause::NoEvacuator, BeforeEviction::Nothing)
     );
 }

@@ -11,7 +11,7 @@ use crate::record::Record;
 
 /// Why the turn of the last active evacuator has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TurnEnd {
+pub enum EvictionCause {
     /// The pod has no evacuator.
     NoEvacuator,
     /// The evacuator has completed, and the pod still exists.
@@ -22,54 +22,54 @@ pub enum TurnEnd {
 
 /// What the turns of evacuators require now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum TurnDecision {
     /// Activate another evacuator, or correct the report of the active one.
     Act(Action),
     /// An evacuator is active, with a deadline at `until`, or unknown during a watch gap. `overdue` means that the
     /// deadline has passed and the grace period after a watch gap applies.
     Wait { until: Option<Timestamp>, overdue: bool },
     /// No evacuator is left: evict the pod.
-    Evict(TurnEnd),
+    Evict(EvictionCause),
 }
 
 /// Whose turn it is.
-pub(super) fn turn(record: &Record, moment: Moment) -> Turn {
+pub(super) fn turn(record: &Record, moment: Moment) -> TurnDecision {
     let Some(first) = record.evacuators.first() else {
-        return Turn::Evict(TurnEnd::NoEvacuator);
+        return TurnDecision::Evict(EvictionCause::NoEvacuator);
     };
     let Some((active, next)) = active_and_next(record) else {
         // The deadline starts at the creation. If we activate the evacuator late, the deadline starts now, because the
         // delay is not the evacuator's fault.
         let stamp = moment.now > after(record.created, WATCH_GAP_GRACE);
-        return Turn::Act(Action::Activate { class: first.evacuator_class.clone(), stamp });
+        return TurnDecision::Act(Action::Activate { class: first.evacuator_class.clone(), stamp });
     };
     let ahead = moment.now.saturating_add(MAX_AHEAD).unwrap_or(Timestamp::MAX);
-    let turn_end = if record.completed {
-        TurnEnd::Completed
+    let eviction_cause = if record.completed {
+        EvictionCause::Completed
     } else if record.progress.is_some_and(|progress| progress > ahead) {
         // A time in the future counts as now. Otherwise the deadline would never pass.
-        return Turn::Act(Action::Clamp);
+        return TurnDecision::Act(Action::Clamp);
     } else {
         let stored = after(record.progress.unwrap_or(record.created), record.progress_deadline);
         // During a watch gap, and shortly after it, a report may not have arrived yet.
         match (!moment.gap).then(|| stored.max(after(moment.resumed, WATCH_GAP_GRACE))) {
-            Some(deadline) if deadline <= moment.now => TurnEnd::TimedOut,
-            until => return Turn::Wait { until, overdue: stored <= moment.now },
+            Some(deadline) if deadline <= moment.now => EvictionCause::TimedOut,
+            until => return TurnDecision::Wait { until, overdue: stored <= moment.now },
         }
     };
     match next {
         Some(next) => {
             let (from, to) = (active.evacuator_class.clone(), next.evacuator_class.clone());
-            Turn::Act(Action::Switch { from, to, turn_end })
+            TurnDecision::Act(Action::Switch { from, to, eviction_cause })
         }
-        None => Turn::Evict(turn_end),
+        None => TurnDecision::Evict(eviction_cause),
     }
 }
 
 /// Whether no evacuator is left, so that the pod is being evicted. The last class stays in the status, because it may
 /// still report.
 pub fn is_evicting(record: &Record, now: Timestamp) -> bool {
-    matches!(turn(record, Moment { now, resumed: Timestamp::MIN, gap: false }), Turn::Evict(_))
+    matches!(turn(record, Moment { now, resumed: Timestamp::MIN, gap: false }), TurnDecision::Evict(_))
 }
 
 /// The active evacuator, and the next one.

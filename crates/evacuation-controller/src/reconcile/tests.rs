@@ -1,7 +1,7 @@
 //! The writes to the API server: their order, preconditions and reaction to responses.
 
 use haulout_api_types::{instigators, names};
-use haulout_service_runtime::testing::{Call, Writes, recorded, refusal};
+use haulout_service_runtime::testing::{Call, Writes, recorded, rejection};
 use haulout_service_runtime::watch::Handler;
 
 use super::*;
@@ -60,7 +60,7 @@ impl Scenario {
                 let items = if pod_exists { json!([pod()]) } else { json!([]) };
                 Some((200, json!({"metadata": {"resourceVersion": "7"}, "items": items})))
             }
-            POD if call.method == http::Method::GET && !pod_exists => refusal(404, "not found"),
+            POD if call.method == http::Method::GET && !pod_exists => rejection(404, "not found"),
             _ if call.method == http::Method::GET => None,
             _ => reject(call).or_else(|| Some((200, patched(&known, call)))),
         };
@@ -173,7 +173,7 @@ async fn rejected_eviction_is_counted_and_retried_later() {
 async fn undelivered_report_stops_the_eviction() {
     // According to the watch, the evacuator has missed its deadline. The API server has a newer version.
     let evacuators = json!({"evacuators": [{"evacuatorClass": "a.example.com", "priority": 5}]});
-    let conflict = |call: &Call| call.path.ends_with("/status").then(|| refusal(409, "conflict")).flatten();
+    let conflict = |call: &Call| call.path.ends_with("/status").then(|| rejection(409, "conflict")).flatten();
     let scenario = Scenario::new(true, evacuators, conflict).await;
     let mut timed_out =
         evacuation(json!({"evacuators": [{"evacuatorClass": "a.example.com", "priority": 5}]}));

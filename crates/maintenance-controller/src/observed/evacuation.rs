@@ -5,7 +5,7 @@ use std::sync::Arc;
 use haulout_api_types::evacuation::DEFAULT_PROGRESS_DEADLINE_SECONDS;
 use haulout_api_types::names::{condition, instigator, reason};
 use haulout_api_types::{Evacuation, instigators};
-use haulout_drain_planner::facts::{Blocked, EvacuationInstigator, Turn};
+use haulout_drain_planner::facts::{Blocked, EvacuationOwnership, Turn};
 use jiff::{RoundMode, SignedDuration, Timestamp, TimestampRound, Unit};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 use kube::Resource;
@@ -107,11 +107,11 @@ impl ObservedEvacuation {
     }
 
     /// The instigator, for the planner.
-    pub fn instigator(&self) -> EvacuationInstigator {
+    pub fn instigator(&self) -> EvacuationOwnership {
         match self.is_ours() {
-            true if self.forbids_cancellation => EvacuationInstigator::UsUncancellable,
-            true => EvacuationInstigator::Us,
-            false => EvacuationInstigator::Others,
+            true if self.forbids_cancellation => EvacuationOwnership::OursUncancellable,
+            true => EvacuationOwnership::Ours,
+            false => EvacuationOwnership::Foreign,
         }
     }
 
@@ -182,7 +182,7 @@ mod tests {
         let ours = our_finalizer();
         let (with, without) = (observed(&["x", &ours]), observed(&["x"]));
         let instigators = (with.instigator(), without.instigator());
-        assert_eq!(instigators, (EvacuationInstigator::Us, EvacuationInstigator::Others));
+        assert_eq!(instigators, (EvacuationOwnership::Ours, EvacuationOwnership::Foreign));
         assert_eq!(with.finalizers_with_ours(false), ["x"]);
         assert_eq!(without.finalizers_with_ours(true), ["x", &ours]);
         assert_eq!(with.blocked.as_ref().map(|blocked| &*blocked.reason), Some("ServerBusy"));

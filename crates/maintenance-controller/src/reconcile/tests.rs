@@ -2,7 +2,7 @@
 
 use haulout_api_types::NodeMaintenance;
 use haulout_drain_planner::plan::ServedPodTypes;
-use haulout_service_runtime::testing::{Call, Writes, recorded, refusal};
+use haulout_service_runtime::testing::{Call, Writes, recorded, rejection};
 use haulout_service_runtime::watch::{EvacuatedPod, Handler};
 use serde_json::{Value, json};
 
@@ -25,14 +25,14 @@ struct Scenario {
 }
 
 impl Scenario {
-    /// The API server answers writes with the result of `refuse`, or else with the patched object.
-    async fn new(refuse: impl Fn(&Call) -> Option<(u16, Value)> + Clone + Send + Sync + 'static) -> Self {
-        Self::with_pod(pod(), refuse).await
+    /// The API server answers writes with the result of `reject`, or else with the patched object.
+    async fn new(reject: impl Fn(&Call) -> Option<(u16, Value)> + Clone + Send + Sync + 'static) -> Self {
+        Self::with_pod(pod(), reject).await
     }
 
     async fn with_pod(
         pod: Value,
-        refuse: impl Fn(&Call) -> Option<(u16, Value)> + Clone + Send + Sync + 'static,
+        reject: impl Fn(&Call) -> Option<(u16, Value)> + Clone + Send + Sync + 'static,
     ) -> Self {
         let stored: Arc<Mutex<Value>> = Arc::default();
         let maintenance = Arc::clone(&stored);
@@ -41,7 +41,7 @@ impl Scenario {
                 Some((200, json!({"metadata": {"resourceVersion": "7"}, "items": [pod]})))
             }
             _ if call.method == http::Method::GET => None,
-            _ => refuse(call).or_else(|| Some((200, apply_write(call, &stored)))),
+            _ => reject(call).or_else(|| Some((200, apply_write(call, &stored)))),
         };
         let (context, writes) = recorded(answer);
         let metrics = Metrics::new(&context.metrics);
@@ -230,7 +230,7 @@ async fn node_lists_targets_before_a_pod_is_evacuated() {
 #[tokio::test]
 async fn node_write_conflict_is_retried() {
     let scenario =
-        Scenario::new(|call| (call.path == NODE).then(|| refusal(409, "conflict")).flatten()).await;
+        Scenario::new(|call| (call.path == NODE).then(|| rejection(409, "conflict")).flatten()).await;
     scenario.node(node(false, json!({})));
     scenario.maintenance(draining());
     assert_eq!(scenario.handle_node().await, Outcome::Failed);
@@ -240,13 +240,13 @@ async fn node_write_conflict_is_retried() {
 
 #[tokio::test]
 async fn rejected_node_write_blocks_the_drain() {
-    let scenario = Scenario::new(|call| (call.path == NODE).then(|| refusal(403, "no")).flatten()).await;
+    let scenario = Scenario::new(|call| (call.path == NODE).then(|| rejection(403, "no")).flatten()).await;
     scenario.node(node(false, json!({})));
     scenario.maintenance(draining());
     assert!(matches!(scenario.handle_node().await, Outcome::Until(_)));
     scenario.handle_pod().await;
     assert_eq!(scenario.writes.take_names(), [format!("PATCH {NODE}")]);
-    assert_eq!(scenario.blockers(), ["NodeUpdateRefused"]);
+    assert_eq!(scenario.blockers(), ["NodeUpdateRejected"]);
     assert!(matches!(scenario.handle_node().await, Outcome::Until(_)));
     assert_eq!(scenario.writes.take_names(), [""; 0], "not before its backoff has ended");
 }
@@ -266,18 +266,18 @@ async fn dropped_annotation_is_not_written_in_a_loop() {
     scenario.maintenance(draining());
     assert!(matches!(scenario.handle_node().await, Outcome::Until(_)));
     assert_eq!(scenario.writes.take_names().len(), 2);
-    assert_eq!(scenario.blockers(), ["NodeUpdateRefused"]);
+    assert_eq!(scenario.blockers(), ["NodeUpdateRejected"]);
 }
 
 #[tokio::test]
 async fn rejected_evacuation_is_a_blocker_with_backoff() {
     let scenario =
-        Scenario::new(|call| (call.path == EVACUATIONS).then(|| refusal(403, "policy")).flatten()).await;
+        Scenario::new(|call| (call.path == EVACUATIONS).then(|| rejection(403, "policy")).flatten()).await;
     scenario.node(announced());
     scenario.maintenance(draining());
     assert!(matches!(scenario.handle_pod().await, Outcome::Until(_)));
     assert_eq!(scenario.writes.take_names(), [format!("POST {EVACUATIONS}")]);
-    assert_eq!(scenario.blockers(), ["EvacuationRefused"]);
+    assert_eq!(scenario.blockers(), ["EvacuationRejected"]);
     assert!(matches!(scenario.handle_pod().await, Outcome::Until(_)));
     assert_eq!(scenario.writes.take_names(), [""; 0]);
 }

@@ -31,7 +31,7 @@ impl PodState {
     pub fn new(now: Timestamp) -> Self {
         Self {
             evacuations: HashMap::new(),
-            writes: WriteLog::new(reason::EVACUATION_REFUSED, "the pod's Evacuation"),
+            writes: WriteLog::new(reason::EVACUATION_REJECTED, "the pod's Evacuation"),
             volumes: Volumes::default(),
             own: HashMap::new(),
             returns: Returns::new(now),

@@ -496,7 +496,7 @@ fn rejected_evacuation_is_a_blocker_until_written() {
     assert_eq!(fixture.report(), (vec![], vec!["EvacuationPending"]));
     let pod = fixture.pods.get(uid()).unwrap().clone();
     let retry = fixture.state.pod_failed(&pod, Failure::permanent(&"no"), at(0), 1.0);
-    assert_eq!(fixture.report(), (vec!["n1 web-1 EvacuationRefused".into()], vec![]));
+    assert_eq!(fixture.report(), (vec!["n1 web-1 EvacuationRejected".into()], vec![]));
     let to_reconcile = |fixture: &Fixture, now| fixture.state.pods_to_reconcile("n1", &fixture.pods, now);
     assert_eq!(to_reconcile(&fixture, at(0)), [], "not before the backoff has ended");
     assert_eq!(to_reconcile(&fixture, retry).iter().map(|pod| pod.uid).collect::<Vec<_>>(), [uid()]);
@@ -508,7 +508,7 @@ fn rejected_evacuation_is_a_blocker_until_written() {
     fixture.maintenance("Complete", &["Drain"]);
     assert_eq!(fixture.report(), (vec![], vec![]));
     fixture.state.pod_failed(&pod, Failure::permanent(&"no"), at(2), 1.0);
-    assert_eq!(fixture.report(), (vec!["n1 web-1 EvacuationRefused".into()], vec![]));
+    assert_eq!(fixture.report(), (vec!["n1 web-1 EvacuationRejected".into()], vec![]));
     fixture.evacuation(&["x"]);
     assert_eq!(fixture.report(), (vec![], vec![]));
 }
@@ -516,12 +516,12 @@ fn rejected_evacuation_is_a_blocker_until_written() {
 #[test]
 fn rejected_node_write_is_a_blocker_in_any_stage() {
     let mut fixture = Fixture::new(&["node", "maintenance"]);
-    let refused = (vec!["n1 - NodeUpdateRefused".into()], vec![]);
+    let failed = (vec!["n1 - NodeUpdateRejected".into()], vec![]);
     fixture.state.node_failed(&"n1".into(), Failure::permanent(&"no"), at(0), 1.0);
-    assert_eq!(fixture.report(), refused);
+    assert_eq!(fixture.report(), failed);
     fixture.maintenance("Complete", &["Drain", "Complete"]);
-    assert_eq!(fixture.report(), refused);
-    assert_eq!(fixture.state.summary().blockers, BTreeMap::from([("NodeUpdateRefused".into(), 1)]));
+    assert_eq!(fixture.report(), failed);
+    assert_eq!(fixture.state.summary().blockers, BTreeMap::from([("NodeUpdateRejected".into(), 1)]));
     fixture.state.node_succeeded(&"n1".into());
     assert_eq!(fixture.report(), (vec![], vec![]));
 }

@@ -64,7 +64,7 @@ fn context(old: &NodeMaintenanceStatus, stage: Stage, second: i64) -> Context<'_
     Context { old, generation: Some(3), stage, now: at(second) }
 }
 
-/// `Drained=False Evacuating: 5 pods have yet to leave` and the like.
+/// `Drained=False Evacuating: 5 pods still have to leave` and the like.
 fn show(status: &NodeMaintenanceStatus) -> Vec<String> {
     let one = |c: &Condition| format!("{}={} {}: {}", c.type_, c.status, c.reason, c.message);
     status.conditions.iter().map(one).collect()
@@ -97,20 +97,15 @@ fn skipped_pods_are_counted_and_listed() {
     );
     assert!(
         say(1, &["a"], false)
-            .ends_with("yet to leave; 1 pod stays, because a DrainRule or its label says skip: ns/a")
+            .ends_with("to leave; 1 pod stays, because a DrainRule or its label says skip: ns/a")
     );
 }
 
 #[test]
 fn conditions_from_stage_to_stage() {
     let base = plan();
-    let blocked = MaintenancePlan {
-        blockers_by_reason: BTreeMap::from([
-            ("Terminating".into(), 1),
-            ("DisruptionBudgetExhausted".into(), 2),
-        ]),
-        ..base.clone()
-    };
+    let blockers = [("Terminating".into(), 1), ("DisruptionBudgetExhausted".into(), 2)];
+    let blocked = MaintenancePlan { blockers_by_reason: BTreeMap::from(blockers), ..base.clone() };
     let waiting = MaintenancePlan { waiting: true, message: "Waiting for a.".into(), ..base.clone() };
     let counts = Counts { unsupported: 2, ..Counts::default() };
     let drained = MaintenancePlan { drained: true, counts, nodes_drained: 2, ..base.clone() };
@@ -124,10 +119,11 @@ fn conditions_from_stage_to_stage() {
     let nothing = MaintenancePlan { nodes_selected: 0, nodes_cordoned: 0, ..nothing_left() };
     let all = "Cordoned=True Cordoned: Every selected node is cordoned";
     let free = "Blocked=False NotBlocked: Waiting for 2 pods to leave: 2 EvacuationRequested";
+    let left = "Drained=False Evacuating: 5 pods still have to leave";
     let cases: [(&str, Stage, &MaintenancePlan, &[&str]); 9] = [
         ("planned", Stage::Idle, &base, &[]),
         ("cordoning", Stage::Cordon, &cordoning, &["Cordoned=False Cordoning: 1 of 2 nodes are cordoned"]),
-        ("draining", Stage::Drain, &base, &[free, all, "Drained=False Evacuating: 5 pods have yet to leave"]),
+        ("draining", Stage::Drain, &base, &[free, all, left]),
         (
             "blocked",
             Stage::Drain,
@@ -135,7 +131,7 @@ fn conditions_from_stage_to_stage() {
             &[
                 "Blocked=True DisruptionBudgetExhausted: Blockers: 2 DisruptionBudgetExhausted, 1 Terminating",
                 all,
-                "Drained=False Evacuating: 5 pods have yet to leave",
+                left,
             ],
         ),
         (
@@ -438,19 +434,19 @@ fn waiting_pods_are_listed_with_times() {
 
 #[test]
 fn rejected_writes_are_reported_in_every_stage() {
-    let refused = Blocked { reason: "NodeUpdateRefused".into(), message: "no".into(), since: None };
+    let failed = Blocked { reason: "NodeUpdateRejected".into(), message: "no".into(), since: None };
     let mut plan = plan();
-    plan.blockers = vec![(Some("n1".into()), Found::new(None, &refused))];
-    plan.blockers_by_reason = BTreeMap::from([("NodeUpdateRefused".into(), 1)]);
+    plan.blockers = vec![(Some("n1".into()), Found::new(None, &failed))];
+    plan.blockers_by_reason = BTreeMap::from([("NodeUpdateRejected".into(), 1)]);
     let message = |stage| {
         let new = status(context(&NodeMaintenanceStatus::default(), stage, 1), &plan);
         show(&new).into_iter().find(|text| text.starts_with("Blocked"))
     };
-    let elsewhere = "Blocked=True NodeUpdateRefused: Rejected writes: 1 NodeUpdateRefused; node n1: no";
+    let elsewhere = "Blocked=True NodeUpdateRejected: Failed writes: 1 NodeUpdateRejected; node n1: no";
     for stage in [Stage::Idle, Stage::Cordon, Stage::Complete] {
         assert_eq!(message(stage).as_deref(), Some(elsewhere), "{stage:?}");
     }
-    let drain = "Blocked=True NodeUpdateRefused: Blockers: 1 NodeUpdateRefused";
+    let drain = "Blocked=True NodeUpdateRejected: Blockers: 1 NodeUpdateRejected";
     assert_eq!(message(Stage::Drain).as_deref(), Some(drain));
 }
 
@@ -480,7 +476,7 @@ fn status_changes_emit_events() {
     assert_eq!(fast_forwarded(&plan(), &mut known), None);
     let reported = fast_forwarded(&forwarded(&["a", "b"]), &mut known).unwrap();
     assert!(
-        reported.message.starts_with("Fast-forwarded: on nodes shared with a, b, pods"),
+        reported.message.starts_with("Fast-forwarded: on nodes that are or were shared with a, b, pods"),
         "{}",
         reported.message
     );

@@ -135,7 +135,7 @@ const ANSWERS: &[(&str, &str, &str)] = &[
     (
         r#"{"status":"Failure","message":"Too many requests, please try again later.\n","reason":"Failed to parse error data","code":429}"#,
         reason::SERVER_BUSY,
-        "The API server is overloaded: Too many requests, please try again later.",
+        "The API server rejected the request because of its rate limits: Too many requests, please try again later.",
     ),
     (
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"Timeout: couldn't update PodDisruptionBudget \"web\" due to conflicts","reason":"Timeout","details":{"retryAfterSeconds":10},"code":504}"#,

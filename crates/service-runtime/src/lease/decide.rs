@@ -1,7 +1,7 @@
 //! Decides what a candidate does next, without a clock and without a client.
 //!
 //! Three rules keep two candidates from leading at once:
-//! - A leader leads until `act_for` after it *sent* its last successful renewal, by its own clock.
+//! - A leader leads until `renew_deadline` after it *sent* its last successful renewal, by its own clock.
 //! - A standby waits for `lease_duration`, which is longer, after it *observed* the last renewal, by its own clock.
 //! - Every write replaces one version of the Lease, so that a renewal and a takeover, or two takeovers, cannot both succeed.
 
@@ -182,8 +182,8 @@ impl Candidate {
                 let ours = holder(&lease) == Some(&self.identity);
                 self.update_observed(Some(lease), now);
                 if ours && self.role != Role::Resigning {
-                    let renew_at = sent + self.jittered(self.timing.renew_every, 0.9, 1.1);
-                    self.role = Role::Leader { until: sent + self.timing.act_for, renew_at };
+                    let renew_at = sent + self.jittered(self.timing.renew_interval, 0.9, 1.1);
+                    self.role = Role::Leader { until: sent + self.timing.renew_deadline, renew_at };
                 }
             }
             Answer::Read(lease) => {
@@ -283,7 +283,7 @@ impl Candidate {
 
     fn pause(&mut self, now: Moment) {
         let doublings = self.failures.saturating_sub(1).min(10);
-        let pause = self.timing.retry_after.saturating_mul(1 << doublings).min(self.timing.renew_every);
+        let pause = self.timing.retry_period.saturating_mul(1 << doublings).min(self.timing.renew_interval);
         self.not_before = now + self.jittered(pause, 0.5, 1.0);
     }
 

@@ -128,7 +128,7 @@ impl Driver {
             (None, Some(_)) => {
                 self.term.end();
                 if resigning {
-                    info!(lease, identity, "released leadership");
+                    info!(lease, identity, "releasing leadership");
                 } else {
                     let last_error = self.requests.last.as_ref().map(|(_, error)| error);
                     warn!(lease, identity, last_error, "lost leadership, waiting as standby");
@@ -273,8 +273,8 @@ fn watch_lease(
         async move {
             loop {
                 if failed {
-                    let spread = timing.renew_every.saturating_sub(timing.retry_after);
-                    sleep(timing.retry_after + spread.mul_f64(fastrand::f64())).await;
+                    let spread = timing.renew_interval.saturating_sub(timing.retry_period);
+                    sleep(timing.retry_period + spread.mul_f64(fastrand::f64())).await;
                 }
                 // A leader renews far more often. Without events for this long, the connection may be dead, which would be
                 // detected only minutes later.

@@ -21,7 +21,7 @@ use super::leadership::Leadership;
 pub enum NotLeading {
     /// The request was not sent.
     #[error("did not send {method} {path}: {identity} does not hold Lease {lease}")]
-    Refused {
+    NotSent {
         /// The method of the request.
         method: Method,
         /// Its path.
@@ -74,7 +74,7 @@ async fn send(
     let path = request.uri().path().to_owned();
     let (identity, lease) = (leadership.identity().to_owned(), leadership.lease().to_owned());
     if !leadership.is_held() {
-        return Err(NotLeading::Refused { method, path, identity, lease }.into());
+        return Err(NotLeading::NotSent { method, path, identity, lease }.into());
     }
     let mut answer = pin!(client.send(request));
     let mut lost = pin!(leadership.lost());
@@ -138,15 +138,15 @@ mod tests {
         assert_eq!(sent.load(Ordering::Relaxed), 3);
 
         let patch = Patch::Merge(serde_json::json!({}));
-        let refusals = [
+        let rejections = [
             maps.create(&PostParams::default(), &ConfigMap::default()).await.map(|_| ()).unwrap_err(),
             maps.replace("x", &PostParams::default(), &ConfigMap::default()).await.map(|_| ()).unwrap_err(),
             maps.patch("x", &PatchParams::default(), &patch).await.map(|_| ()).unwrap_err(),
             maps.delete("x", &DeleteParams::default()).await.map(|_| ()).unwrap_err(),
         ];
         assert_eq!(sent.load(Ordering::Relaxed), 3, "nothing more was sent");
-        let methods = refusals.map(|error| match NotLeading::find(&error) {
-            Some(NotLeading::Refused { method, .. }) => method.clone(),
+        let methods = rejections.map(|error| match NotLeading::find(&error) {
+            Some(NotLeading::NotSent { method, .. }) => method.clone(),
             other => panic!("{error}: {other:?}"),
         });
         assert_eq!(methods, [Method::POST, Method::PUT, Method::PATCH, Method::DELETE]);
@@ -157,7 +157,7 @@ mod tests {
         let (plain, sent) = client(true);
         let maps: Api<ConfigMap> = Api::default_namespaced(leadership(Duration::ZERO).fence(&plain));
         let error = maps.create(&PostParams::default(), &ConfigMap::default()).await.unwrap_err();
-        assert!(matches!(NotLeading::find(&error), Some(NotLeading::Refused { .. })), "{error}");
+        assert!(matches!(NotLeading::find(&error), Some(NotLeading::NotSent { .. })), "{error}");
         assert_eq!(sent.load(Ordering::Relaxed), 0);
     }
 

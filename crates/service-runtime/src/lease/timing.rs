@@ -8,15 +8,15 @@ pub struct Timing {
     /// How long a Lease is valid after a renewal. The Lease stores whole seconds, so fractions are rounded up.
     pub lease_duration: Duration,
     /// How long a leader acts after it sent its last successful renewal.
-    pub act_for: Duration,
+    pub renew_deadline: Duration,
     /// How often a leader renews.
-    pub renew_every: Duration,
-    /// The backoff after a failed request. It doubles with every further failure, up to `renew_every`.
-    pub retry_after: Duration,
+    pub renew_interval: Duration,
+    /// The backoff after a failed request. It doubles with every further failure, up to `renew_interval`.
+    pub retry_period: Duration,
     /// Timeout of a request.
     pub request_timeout: Duration,
     /// Timeout for the future of the leader to end after shutdown starts.
-    pub stop_within: Duration,
+    pub stop_timeout: Duration,
 }
 
 /// A [`Timing`] with which two candidates could lead at once, or nobody for a long time.
@@ -38,12 +38,12 @@ impl Timing {
     pub fn for_lease(lease_duration: Duration) -> Self {
         Self {
             lease_duration,
-            act_for: lease_duration * 2 / 3,
-            renew_every: lease_duration * 2 / 15,
-            retry_after: lease_duration / 30,
+            renew_deadline: lease_duration * 2 / 3,
+            renew_interval: lease_duration * 2 / 15,
+            retry_period: lease_duration / 30,
             request_timeout: lease_duration / 5,
             // Together with the following requests, this is less than the ten seconds of a shutdown.
-            stop_within: Duration::from_secs(3),
+            stop_timeout: Duration::from_secs(3),
         }
     }
 
@@ -59,14 +59,14 @@ impl Timing {
             return wrong("lease_duration must be greater than 0 and less than 24h");
         }
         // Clocks of two machines can differ in speed, and a request of the old leader can be in flight at a takeover.
-        if self.act_for * 5 > self.lease_duration * 4 {
-            return wrong("act_for must not exceed four fifths of lease_duration");
+        if self.renew_deadline * 5 > self.lease_duration * 4 {
+            return wrong("renew_deadline must not exceed four fifths of lease_duration");
         }
-        if self.renew_every.is_zero() || self.retry_after.is_zero() || self.request_timeout.is_zero() {
-            return wrong("renew_every, retry_after and request_timeout must be greater than 0");
+        if self.renew_interval.is_zero() || self.retry_period.is_zero() || self.request_timeout.is_zero() {
+            return wrong("renew_interval, retry_period and request_timeout must be greater than 0");
         }
-        if self.renew_every + self.retry_after + self.request_timeout * 2 > self.act_for {
-            return wrong("two renewals, the first of which times out, must fit into act_for");
+        if self.renew_interval + self.retry_period + self.request_timeout * 2 > self.renew_deadline {
+            return wrong("two renewals, the first of which times out, must fit into renew_deadline");
         }
         Ok(())
     }
@@ -80,7 +80,7 @@ mod tests {
     fn defaults_match_the_docs() {
         let timing = Timing::default();
         assert_eq!(
-            [timing.act_for, timing.renew_every, timing.retry_after, timing.request_timeout],
+            [timing.renew_deadline, timing.renew_interval, timing.retry_period, timing.request_timeout],
             [10_000, 2000, 500, 3000].map(Duration::from_millis)
         );
     }
@@ -101,11 +101,11 @@ mod tests {
         for bad in [
             Timing { lease_duration: seconds(0), ..good },
             Timing { lease_duration: seconds(1_000_000), ..good },
-            Timing { act_for: seconds(13), ..good },
-            Timing { act_for: seconds(15), ..good },
+            Timing { renew_deadline: seconds(13), ..good },
+            Timing { renew_deadline: seconds(15), ..good },
             Timing { request_timeout: seconds(5), ..good },
-            Timing { renew_every: seconds(0), ..good },
-            Timing { retry_after: seconds(0), ..good },
+            Timing { renew_interval: seconds(0), ..good },
+            Timing { retry_period: seconds(0), ..good },
         ] {
             assert!(bad.check().is_err(), "{bad:?}");
         }

@@ -61,7 +61,7 @@ impl fmt::Display for Reason {
             }
             Self::WatchGapGrace(taint) => write!(
                 f,
-                "it has to leave because of the taint {taint} when the grace period after the watch gap ends"
+                "it has to leave because of the taint {taint} when the grace period after the watch gap ends, unless the taint is removed before"
             ),
             Self::WatchGap => f.write_str("a watch is interrupted, so the taint may be gone"),
             Self::NamespaceUnknown => f.write_str("the labels of its namespace have not been received yet"),

@@ -4,7 +4,7 @@
 use haulout_service_runtime::pods::Pod;
 use jiff::{SignedDuration, Timestamp};
 
-use super::{How, NodeFacts, Reason, Verdict, View, after};
+use super::{NodeFacts, Reason, RemovalAction, Verdict, View, after};
 use crate::taint::UNREACHABLE;
 
 /// Decides about a terminating pod.
@@ -29,7 +29,9 @@ pub(super) fn evaluate(view: &View<'_>, node: &NodeFacts, now: Timestamp) -> (Ve
         }
         Some((effective, _, reason)) if effective > now => (Verdict::Wait { until: effective }, reason),
         Some(_) if view.synced.is_none() => (Verdict::Hold, Reason::WatchGap),
-        Some((_, due, reason)) => (Verdict::Act { how: How::ForceDelete, due, requeue_at: None }, reason),
+        Some((_, due, reason)) => {
+            (Verdict::Act { how: RemovalAction::ForceDelete, due, requeue_at: None }, reason)
+        }
     }
 }
 
@@ -55,7 +57,7 @@ mod tests {
         let forced = "{key: 'node.kubernetes.io/*', action: Delete, forceDeleteAfter: 50s}";
         let gone = "{key: 'node.kubernetes.io/out-of-service', action: Delete, forceDeleteAfter: 0s}";
         let held = pod(1).terminating(100, 0);
-        let force = |due| act(How::ForceDelete, due);
+        let force = |due| act(RemovalAction::ForceDelete, due);
         let cases = [
             ("no policy", unreachable(), "", &stuck, 500, Verdict::Keep, "Terminating"),
             ("before the deadline", unreachable(), forced, &stuck, 149, wait(150), "StuckUnreachable"),

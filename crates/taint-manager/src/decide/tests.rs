@@ -124,9 +124,9 @@ fn daemon_set_and_static_pods_are_never_evacuated() {
     let mirror = json!({"kubernetes.io/config.mirror": "x"});
     let of_kubelet = pod(1).with("/metadata/annotations", mirror);
     let cases = [
-        ("Delete", How::Delete, How::Delete),
-        ("Evict", How::Evict, How::Evict),
-        ("Evacuate", How::Evacuate, How::Delete),
+        ("Delete", RemovalAction::Delete, RemovalAction::Delete),
+        ("Evict", RemovalAction::Evict, RemovalAction::Evict),
+        ("Evacuate", RemovalAction::Evacuate, RemovalAction::Delete),
     ];
     for (action, default, other) in cases {
         let scenario = on(&[("k", 50)]).under(&format!("{{key: k, action: {action}}}"));
@@ -137,7 +137,10 @@ fn daemon_set_and_static_pods_are_never_evacuated() {
     let scenario = on(&[("k", 50)]).under("{key: k, action: Ignore}");
     assert_eq!(scenario.decide(&pod(1), 100), (Verdict::Keep, "Ignored".to_owned(), false));
     let label = json!({"nodemaintenance.k8s.io/taint-action": "Evict"});
-    assert_eq!(on(&[("k", 50)]).verdict(&pod(1).with("/metadata/labels", label), 100), act(How::Evict, 50));
+    assert_eq!(
+        on(&[("k", 50)]).verdict(&pod(1).with("/metadata/labels", label), 100),
+        act(RemovalAction::Evict, 50)
+    );
 }
 
 #[test]
@@ -152,13 +155,13 @@ fn harshest_due_action_wins_and_later_ones_are_kept() {
             "the harsher one later",
             on(&[("soft", 5), ("hard", 0)]),
             tolerating.clone(),
-            requeue_at(How::Evacuate, 5, 100),
+            requeue_at(RemovalAction::Evacuate, 5, 100),
         ),
         (
             "three",
             on(&[("hard", 0), ("middle", 0), ("soft", 9)]),
             tolerating.clone(),
-            requeue_at(How::Evacuate, 9, 40),
+            requeue_at(RemovalAction::Evacuate, 9, 40),
         ),
         ("a gentler one later", on(&[("hard", 0), ("soft", 0)]), pod(1).tolerating("soft", 70), delete(0)),
         ("ignored beside", on(&[("none", 0), ("hard", 0)]), tolerating, wait(100)),

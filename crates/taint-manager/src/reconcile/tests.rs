@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use haulout_service_runtime::testing::{Call, Writes, recorded, refusal};
+use haulout_service_runtime::testing::{Call, Writes, recorded, rejection};
 use haulout_service_runtime::watch::Handler;
 use jiff::SignedDuration;
 use serde_json::{Value, json};
@@ -90,7 +90,7 @@ async fn reason_is_written_before_the_deletion() {
 
 #[tokio::test]
 async fn pod_that_is_gone_is_not_deleted() {
-    let gone = |call: &Call| call.path.ends_with("/status").then(|| refusal(404, "not found")).flatten();
+    let gone = |call: &Call| call.path.ends_with("/status").then(|| rejection(404, "not found")).flatten();
     let setup = Setup::new("rules: []", false, gone).await;
     setup.handle().await.unwrap();
     assert_eq!(setup.writes.take_names(), [format!("PATCH {POD}/status")]);
@@ -98,7 +98,8 @@ async fn pod_that_is_gone_is_not_deleted() {
 
 #[tokio::test]
 async fn rejected_deletion_is_an_error_that_names_the_pod() {
-    let rejected = |call: &Call| (call.method == http::Method::DELETE).then(|| refusal(403, "no")).flatten();
+    let rejected =
+        |call: &Call| (call.method == http::Method::DELETE).then(|| rejection(403, "no")).flatten();
     let setup = Setup::new("rules: []", false, rejected).await;
     let error = setup.handle().await.unwrap_err().to_string();
     assert!(error.starts_with("failed to remove pod default/pod-1 (Delete)"), "{error}");
@@ -107,7 +108,8 @@ async fn rejected_deletion_is_an_error_that_names_the_pod() {
 #[tokio::test]
 async fn policy_evacuate_joins_an_existing_evacuation() {
     let policy = "rules: [{key: k, action: Evacuate}]";
-    let exists = |call: &Call| (call.method == http::Method::POST).then(|| refusal(409, "exists")).flatten();
+    let exists =
+        |call: &Call| (call.method == http::Method::POST).then(|| rejection(409, "exists")).flatten();
     let setup = Setup::new(policy, false, exists).await;
     setup.handle().await.unwrap();
     let writes = setup.writes.take();

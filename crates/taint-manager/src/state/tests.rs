@@ -108,10 +108,10 @@ fn evacuation_that_is_never_delivered_is_requested_again() {
         let step = state.next(&pod, at(now));
         (step.act.map(|(how, _)| how), step.requeue_at)
     };
-    assert_eq!(acts(&mut state, 0).0, Some(How::Evacuate));
+    assert_eq!(acts(&mut state, 0).0, Some(RemovalAction::Evacuate));
     assert_eq!(state.evacuation_created(&pod, at(1)).map(|key| key.uid), Some(uid(1)));
     assert_eq!(acts(&mut state, 1), (None, Some(at(11))), "the watch may deliver it");
-    assert_eq!(acts(&mut state, 11).0, Some(How::Evacuate));
+    assert_eq!(acts(&mut state, 11).0, Some(RemovalAction::Evacuate));
     state.evacuation_created(&pod, at(11));
     state.apply_evacuation(uid(1), true, &pods);
     assert_eq!(acts(&mut state, 12), (None, None), "the watch has delivered it");
@@ -251,7 +251,7 @@ fn namespaces_and_evacuations_affect_their_pods() {
     let gentle = BTreeMap::from([("gentle".to_owned(), "yes".to_owned())]);
     assert_eq!(uids(&state.apply_namespace("shop", gentle.clone(), &pods)), [uid(2)]);
     assert_eq!(state.apply_namespace("shop", gentle, &pods), []);
-    assert!(matches!(state.verdict(&elsewhere, 9), Verdict::Act { how: How::Evacuate, .. }));
+    assert!(matches!(state.verdict(&elsewhere, 9), Verdict::Act { how: RemovalAction::Evacuate, .. }));
     assert_eq!(state.apply_evacuation(uid(2), true, &pods).map(|key| key.uid), Some(uid(2)));
     assert_eq!(state.apply_evacuation(uid(2), true, &pods), None);
     assert_eq!(state.verdict(&elsewhere, 9), Verdict::Leaving { requeue_at: None });
@@ -278,7 +278,11 @@ fn new_policy_affects_all_pods_on_tainted_nodes() {
     assert_eq!(state.verdict(&pod(1), 9), Verdict::Keep);
 }
 
-fn step(state: &mut State, pod: &Json, now: i64) -> (Option<How>, Option<Timestamp>, Option<String>) {
+fn step(
+    state: &mut State,
+    pod: &Json,
+    now: i64,
+) -> (Option<RemovalAction>, Option<Timestamp>, Option<String>) {
     let step = state.next(&pod.read(), at(now));
     (step.act.map(|(how, _)| how), step.requeue_at, step.event.map(|event| event.note))
 }
@@ -295,8 +299,12 @@ fn pod_waits_is_cancelled_waits_again_and_leaves() {
     state.taint("node", &one("k"), &PodIndex::default(), 107);
     assert_eq!(step(&mut state, &pod, 110), (None, Some(at(117)), None), "its time starts again");
     let marked = Some("Marking for deletion Pod default/pod-1".to_owned());
-    assert_eq!(step(&mut state, &pod, 117), (Some(How::Delete), None, marked));
-    assert_eq!(step(&mut state, &pod, 118), (Some(How::Delete), None, None), "a retry is no new event");
+    assert_eq!(step(&mut state, &pod, 117), (Some(RemovalAction::Delete), None, marked));
+    assert_eq!(
+        step(&mut state, &pod, 118),
+        (Some(RemovalAction::Delete), None, None),
+        "a retry is no new event"
+    );
     let leaving = pod.terminating(148, 30);
     assert_eq!(step(&mut state, &leaving, 119), (None, None, None));
     assert_eq!(state.pending_pods(), 0);
@@ -307,16 +315,20 @@ fn pod_that_stays_releases_its_rate_limit_slot() {
     let mut state = with_policy("{key: soft, action: Evacuate}", Some(1.0));
     state.taint("node", &one("k"), &PodIndex::default(), 100);
     let marked = |n: u32| Some(format!("Marking for deletion Pod default/pod-{n}"));
-    assert_eq!(step(&mut state, &pod(1), 100), (Some(How::Delete), None, marked(1)));
+    assert_eq!(step(&mut state, &pod(1), 100), (Some(RemovalAction::Delete), None, marked(1)));
     assert_eq!(step(&mut state, &pod(2), 100), (None, Some(at(101)), None));
     assert_eq!(step(&mut state, &pod(3), 100), (None, Some(at(102)), None));
     let keep_reason = pod(2).tolerating("k", None);
     let cancelled = Some("Cancelling deletion of Pod default/pod-2".to_owned());
     assert_eq!(step(&mut state, &keep_reason, 100), (None, None, cancelled));
-    assert_eq!(step(&mut state, &pod(3), 102), (Some(How::Delete), None, marked(3)));
+    assert_eq!(step(&mut state, &pod(3), 102), (Some(RemovalAction::Delete), None, marked(3)));
     assert_eq!(step(&mut state, &pod(2), 102), (None, Some(at(103)), None), "it gets a new time");
     state.taint("node", &one("soft"), &PodIndex::default(), 102);
-    assert_eq!(step(&mut state, &pod(4), 102).0, Some(How::Evacuate), "evacuations are not rate limited");
+    assert_eq!(
+        step(&mut state, &pod(4), 102).0,
+        Some(RemovalAction::Evacuate),
+        "evacuations are not rate limited"
+    );
 }
 
 #[test]
@@ -341,7 +353,7 @@ fn new_leader_waits_for_the_grace_period() {
         state.gaps.end(watch, at(101));
     }
     assert_eq!(step(&mut state, &pod(1), 101), (None, Some(at(161)), None));
-    assert_eq!(step(&mut state, &pod(1), 161).0, Some(How::Delete));
+    assert_eq!(step(&mut state, &pod(1), 161).0, Some(RemovalAction::Delete));
 }
 
 proptest! {

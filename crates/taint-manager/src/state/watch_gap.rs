@@ -40,7 +40,7 @@ impl Synced {
     /// period. Taints that were added after the gap apply at once, except those about missing heartbeats, which the gap
     /// itself may have caused.
     pub fn effective_deadline(&self, taint: &Taint, due: Timestamp) -> Timestamp {
-        let uncertain_until = if taint.is_about_heartbeats() { self.grace_ends } else { self.since };
+        let uncertain_until = if taint.is_heartbeat_taint() { self.grace_ends } else { self.since };
         if taint.since <= uncertain_until { due.max(self.grace_ends) } else { due }
     }
 }

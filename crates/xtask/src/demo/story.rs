@@ -91,7 +91,7 @@ impl Walkthrough<'_> {
         step(
             3,
             "One pod is blocked: find out why",
-            "The NodeMaintenance, the Evacuation and the events name the pod and the reason.",
+            "The NodeMaintenance and the Evacuation name the pod and the reason. The event has only the reason.",
         )
         .await;
         // Events are written in the background.
@@ -113,7 +113,7 @@ impl Walkthrough<'_> {
         step(
             4,
             "Try to uncordon the node by hand: Haulout keeps it cordoned",
-            "The admission webhook prints a warning, and the controller cordons the node again.",
+            "The admission webhook prints a warning, and the maintenance controller cordons the node again.",
         )
         .await;
         self.kubectl(&["uncordon", self.node]).await?;
@@ -130,7 +130,7 @@ impl Walkthrough<'_> {
         step(
             5,
             "Unblock the pod: add a replica",
-            "When the third pod is ready, the budget allows one disruption. The controller evicts the blocked pod at once.",
+            "When the third pod is ready, the budget allows one disruption. The evacuation controller then evicts the blocked pod at once.",
         )
         .await;
         self.kubectl(&["scale", "deployment", TIGHT, "-n", NAMESPACE, "--replicas", "3"]).await?;

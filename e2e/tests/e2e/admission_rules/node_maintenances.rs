@@ -31,7 +31,9 @@ async fn permissions(runner: &mut CaseRunner<'_>) {
             "three nodes of which one may not delete the third",
             "nora",
             &three,
-            Expected::Rejected(&["user \"nora\" may not delete node n3, as spec.nodeSelector requires"]),
+            Expected::Rejected(&[
+                "spec.nodeSelector: user \"nora\" needs permission to delete node n3: ask for",
+            ]),
         )
         .await;
     let two = maintenance("two", "Idle", named(&["n1", "n2"]));
@@ -39,7 +41,7 @@ async fn permissions(runner: &mut CaseRunner<'_>) {
     runner.create("three nodes by somebody who may delete all", "amy", &three, Expected::Accepted).await;
 
     let all_needed =
-        &["user \"nora\" may not delete all nodes, as spec.nodeSelector requires because it can also match"];
+        &["spec.nodeSelector: user \"nora\" needs permission to delete all nodes, because it can also match"];
     for (what, selector) in [
         ("a label selector that matches nothing today", labelled("nobody-has-this")),
         ("a label selector of nodes that one may delete", labelled("worker")),
@@ -55,14 +57,13 @@ async fn permissions(runner: &mut CaseRunner<'_>) {
     let names: Vec<_> = (0..101).map(|i| format!("m{i}")).collect();
     let names: Vec<_> = names.iter().map(String::as_str).collect();
     let many = maintenance("many", "Idle", named(&names));
-    let too_many =
-        &["may not delete all nodes, as spec.nodeSelector requires because it names more than 100 nodes"];
+    let too_many = &["needs permission to delete all nodes, because it names more than 100 nodes"];
     runner.create("more names than the webhook checks", "nora", &many, Expected::Rejected(too_many)).await;
 
     let stage = |name: &'static str| {
         ["patch", "nodemaintenance", name, "--type=merge", "-p", r#"{"spec":{"reason":"because"}}"#]
     };
-    let third = &["user \"nora\" may not delete node n3"];
+    let third = &["user \"nora\" needs permission to delete node n3"];
     runner
         .check("a change without permission", "nora", &stage("three"), None, Expected::Rejected(third))
         .await;
@@ -80,7 +81,7 @@ async fn permissions(runner: &mut CaseRunner<'_>) {
             "a maintenance by somebody without any permission on nodes",
             "nils",
             &maintenance("none", "Idle", named(&["n1", "n2"])),
-            Expected::Rejected(&["user \"nils\" may not delete nodes n1, n2, as"]),
+            Expected::Rejected(&["user \"nils\" needs permission to delete nodes n1, n2: ask"]),
         )
         .await;
 }
@@ -135,8 +136,9 @@ async fn plan_and_stages(runner: &mut CaseRunner<'_>) {
     let immutable = Expected::Rejected(&["drainPlan is immutable"]);
     runner.check("another plan", "amy", &["apply", "-f", "-"], Some(&planned), immutable).await;
     let idle = ["patch", "nodemaintenance", "planned", "--type=merge", "-p", r#"{"spec":{"stage":"Idle"}}"#];
-    let back =
-        Expected::Rejected(&["stage cannot go from Cordon to Idle: after Cordon come Drain and Complete"]);
+    let back = Expected::Rejected(&[
+        "stage cannot go from Cordon to Idle: only Drain or Complete can follow Cordon",
+    ]);
     runner.check("a stage that is over", "amy", &idle, None, back).await;
     let drain =
         ["patch", "nodemaintenance", "planned", "--type=merge", "-p", r#"{"spec":{"stage":"Drain"}}"#];

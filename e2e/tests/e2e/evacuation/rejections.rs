@@ -199,7 +199,10 @@ pub async fn eviction_is_retried_while_the_server_is_busy(test: TestNamespace) {
     let overload = test.overload("overload").await;
     let evacuation = test.evacuate(&pod).await;
     let message = test.rejection(&evacuation, "ServerBusy").await;
-    assert_eq!(message, "The API server is overloaded: Too many requests, please try again later.");
+    assert_eq!(
+        message,
+        "The API server rejected the request because of its rate limits: Too many requests, please try again later."
+    );
     assert!(test.is_not_terminating(&pod).await);
     overload.end().await;
     test.until_gone(&pod, &evacuation).await;

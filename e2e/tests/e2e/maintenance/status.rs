@@ -56,7 +56,7 @@ pub async fn blocking_budget_is_reported_until_it_is_gone(env: &TestEnv) {
 
     relax_budget(&scenario, "web").await;
     let message = scenario.until_event("blue", names::event::UNBLOCKED).await;
-    assert_eq!(message, "No pod is blocked any longer");
+    assert_eq!(message, "Nothing blocks the drain any longer");
     let drained = scenario.until_drained("blue").await;
     assert!(!is_blocked(&drained));
 

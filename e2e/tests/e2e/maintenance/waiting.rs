@@ -166,15 +166,15 @@ pub async fn rejected_writes_are_blockers_with_the_api_answer(env: &TestEnv) {
         .await;
 
     scenario.set_stage("m", Stage::Drain).await;
-    let said = scenario.until_condition("m", "True", names::reason::MAINTENANCE_UPDATE_REFUSED).await;
+    let said = scenario.until_condition("m", "True", names::reason::MAINTENANCE_UPDATE_REJECTED).await;
     assert!(said.ends_with("denied request: this one is mine"), "{said}");
     scenario.lift(&maintenances).await;
-    let found = scenario.until_blocked("m", &[(None, names::reason::NODE_UPDATE_REFUSED)]).await;
+    let found = scenario.until_blocked("m", &[(None, names::reason::NODE_UPDATE_REJECTED)]).await;
     let blocker = drain(&found).blockers.swap_remove(0);
     assert!(blocker.message.ends_with("denied request: hands off this node"), "{}", blocker.message);
     assert_eq!(blocker.node.as_deref(), Some("rejected-n1"));
     scenario.lift(&nodes).await;
-    let found = scenario.until_blocked("m", &[(Some("web"), names::reason::EVACUATION_REFUSED)]).await;
+    let found = scenario.until_blocked("m", &[(Some("web"), names::reason::EVACUATION_REJECTED)]).await;
     let blocker = drain(&found).blockers.swap_remove(0);
     assert!(blocker.message.ends_with("denied request: not during the sale"), "{}", blocker.message);
     assert!(is(&found, names::condition::BLOCKED));
@@ -316,9 +316,13 @@ pub async fn removed_annotation_is_restored_with_backoff(env: &TestEnv) {
     };
     let removed = tokio::time::timeout(SOON, removed).await.unwrap();
     assert_eq!(removed, 3);
-    let found = scenario.until_blocked("m", &[(None, names::reason::NODE_UPDATE_REFUSED)]).await;
+    let found = scenario.until_blocked("m", &[(None, names::reason::NODE_UPDATE_REJECTED)]).await;
     let blocker = drain(&found).blockers.swap_remove(0);
-    assert!(blocker.message.contains("another program reverts it each time"), "{}", blocker.message);
+    assert!(
+        blocker.message.contains("another program reverts each change of the node"),
+        "{}",
+        blocker.message
+    );
     assert!(!is_there(&nodes.get(&name).await.unwrap()), "it waits");
     env.controller().shift_clock(Duration::from_secs(60)).await.unwrap();
     scenario.until_blocked("m", &[]).await;

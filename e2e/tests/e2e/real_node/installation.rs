@@ -76,7 +76,7 @@ async fn webhook_answers_through_its_service(env: &TestEnv) {
         Ok((!rejected.stderr.contains("cannot create resource")).then_some(rejected))
     });
     let rejected = asked.await.unwrap();
-    assert!(rejected.stderr.contains("may not delete node simulated-1"), "{}", rejected.stderr);
+    assert!(rejected.stderr.contains("needs permission to delete node simulated-1"), "{}", rejected.stderr);
     for what in [["delete", "clusterrole", "maintain"], ["delete", "clusterrolebinding", "nora"]] {
         env.cluster.kubectl(&what).await.unwrap().success().unwrap();
     }

@@ -51,7 +51,7 @@ async fn invalid_drain_rules_are_rejected() {
         Case::create("nodes with a bad value", json!({"metadata": {}, "spec": {"drain": {"behavior": "Skip"}, "nodes": [{"selector": {"matchLabels": {"a": "-"}}}]}}))
             .rejected("spec.nodes[0].selector.matchLabels.a: Invalid value"),
         Case::create("pods that say nothing", for_pods(json!([{"selector": null}])))
-            .rejected("say which pods: give selector, namespaceSelector or podTypes; all pods are selector: {}"),
+            .rejected("set selector, namespaceSelector or podTypes; to select all pods, set selector: {}"),
         Case::create("nodes that say nothing", json!({"metadata": {}, "spec": {"drain": {"behavior": "Skip"}, "nodes": [{}]}}))
             .rejected("spec.nodes[0].selector: Required value"),
         Case::create("a label without a value", for_pods(json!([{"selector": {"matchLabels": {"app": null}}}])))

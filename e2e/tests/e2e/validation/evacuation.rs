@@ -66,7 +66,7 @@ async fn check(namespace_name: &str, cases: Vec<Case>) {
 async fn invalid_names_and_references_are_rejected() {
     let long = "a".repeat(253);
     let dashed = format!("{}---{}", "a".repeat(148), "b".repeat(20));
-    let rule = "metadata.name must be <spec.podRef.uid>-<spec.podRef.name>; of a longer pod name exactly the first 150 characters, without a trailing - or .";
+    let rule = "metadata.name must be <spec.podRef.uid>-<spec.podRef.name>; if the pod name is longer than 150 characters, use its first 150 without a trailing - or .";
     let full = |name: &str| format!("{UID}-{name}");
     check("evacuation-names", vec![
         Case::create("the pod's UID and name", with(json!({}))),
@@ -100,7 +100,7 @@ async fn invalid_deadlines_and_evacuators_are_rejected() {
         all.extend(controller.then(|| one("c.example.com", 10_000, Some("controller"))));
         by(json!(all))
     };
-    let belongs = "priority 10000 belongs to the role controller and to no other: give both or neither";
+    let belongs = "priority 10000 is reserved for the role controller: set both or neither";
     check("evacuation-evacuators", vec![
         Case::create("the shortest deadline", deadline(600)),
         Case::create("the longest deadline", deadline(21600)),

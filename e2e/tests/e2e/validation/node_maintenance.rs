@@ -149,7 +149,7 @@ async fn invalid_drain_plans_are_rejected() {
         Case::create("a hundred and one", many(101)).rejected("drainPlan can have at most 100 entries besides the default ones"),
         Case::create("very many", many(113)).rejected("spec.drainPlan: Too many: 113: must have at most 112 items"),
         Case::create("a label without a value", labelled(json!({"matchLabels": {"app": null}})))
-            .rejected("every label in matchLabels needs a value; an empty one is written \"\""),
+            .rejected("every label in matchLabels needs a value; use \"\" for an empty one"),
         Case::create("a label without a value and one with", labelled(json!({"matchLabels": {"app": null, "b": "c"}})))
             .rejected("every label in matchLabels needs a value"),
         Case::create("a very large plan", plan(largest.clone())),
@@ -166,7 +166,7 @@ async fn invalid_stage_transitions_are_rejected() {
         Case::create("an unknown stage", at("Uncordon"))
             .rejected("supported values: \"Idle\", \"Cordon\", \"Drain\", \"Complete\""),
         Case::update("back to the default", at("Drain"), json!({"spec": {"stage": null}}))
-            .rejected_at("spec.stage", "stage cannot go from Drain to Idle: after Drain comes only Complete"),
+            .rejected_at("spec.stage", "stage cannot go from Drain to Idle: only Complete can follow Drain"),
         Case::update("from the default", with(json!({})), to("Cordon")),
         Case::create("a limit for volumes", with(json!({"volumeDetachTimeoutSeconds": 1}))),
         Case::create("no time for volumes", with(json!({"volumeDetachTimeoutSeconds": 0})))
@@ -206,10 +206,10 @@ async fn invalid_stage_transitions_are_rejected() {
             let case = Case::update("a step", at(from), to(next));
             cases.push(match (i <= j, from) {
                 (true, _) => case,
-                (false, "Cordon") => {
-                    case.rejected("stage cannot go from Cordon to Idle: after Cordon come Drain and Complete")
-                }
-                (false, "Drain") => case.rejected(": after Drain comes only Complete"),
+                (false, "Cordon") => case.rejected(
+                    "stage cannot go from Cordon to Idle: only Drain or Complete can follow Cordon",
+                ),
+                (false, "Drain") => case.rejected(": only Complete can follow Drain"),
                 (false, _) => case.rejected(": Complete is the last stage, create another NodeMaintenance"),
             });
         }

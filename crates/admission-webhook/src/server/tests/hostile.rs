@@ -38,12 +38,12 @@ async fn half_open_tls_connection_is_closed() {
     hesitant.write_all(&[0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc]).await.unwrap();
     let (silent, hesitant) = tokio::join!(read_to_end_of_stream(silent), read_to_end_of_stream(hesitant));
     assert_eq!((silent.len(), hesitant.len()), (0, 0));
-    setup.cut("handshake_timeout", 2).await;
+    setup.closed("handshake_timeout", 2).await;
 
     let mut plain = TcpStream::connect(setup.address).await.unwrap();
     plain.write_all(b"POST /validate/pods HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     read_to_end_of_stream(plain).await;
-    setup.cut("handshake_failed", 1).await;
+    setup.closed("handshake_failed", 1).await;
 }
 
 #[tokio::test]
@@ -61,7 +61,7 @@ async fn silent_and_slow_clients_are_disconnected() {
         read_to_end_of_stream(dripping),
         read_to_end_of_stream(preface)
     );
-    setup.cut("idle", 4).await;
+    setup.closed("idle", 4).await;
 }
 
 #[tokio::test]

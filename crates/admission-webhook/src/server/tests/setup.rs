@@ -149,8 +149,8 @@ impl Setup {
     }
 
     /// Waits until this many connections have been closed for this cause.
-    pub async fn cut(&self, cause: &str, times: u64) {
-        let line = format!("haulout_admission_connections_cut_total{{cause=\"{cause}\"}} {times}\n");
+    pub async fn closed(&self, cause: &str, times: u64) {
+        let line = format!("haulout_admission_connections_closed_total{{cause=\"{cause}\"}} {times}\n");
         let counted = async {
             while !self.metrics.encode().unwrap().contains(&line) {
                 tokio::time::sleep(Duration::from_millis(20)).await;

@@ -321,7 +321,7 @@ fn model_detects_a_leader_that_acts_too_long() {
         let mut simulation =
             Simulation::new(Faults { candidates: 3, rate: 0.25, restarts: false, deletion: false, seed });
         for node in &mut simulation.nodes {
-            node.candidate.timing.act_for = Duration::from_secs(25);
+            node.candidate.timing.renew_deadline = Duration::from_secs(25);
         }
         (0..FAULTY_STEPS).any(|_| {
             simulation.advance();
