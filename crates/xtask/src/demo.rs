@@ -246,7 +246,8 @@ async fn hints(cluster: &Handle, args: &Args) -> Result<String> {
             let program = ours.with_file_name(name);
             format!("\n  {} --namespace haulout-system --listen 127.0.0.1:{port}", program.display())
         });
-        let way = "With that KUBECONFIG, run `tilt up`, or start the controllers yourself:\n";
+        let way = "In another terminal with the exports above, run `tilt up` from the root of the repository, or start the \
+                   controllers yourself, each in its own terminal:\n";
         format!("Nothing drains until the controllers run. {way}{}", programs.collect::<String>())
     } else {
         let node = story::node_of_the_database(cluster).await?;

@@ -130,7 +130,7 @@ fn demo_drains_and_restores_a_node() {
     let last = drain.lines().rfind(|line| line.contains("maintenance new-memory: Drain")).unwrap();
     // All pods of Deployments have left except for this one.
     let all = before.lines().filter(|line| line.starts_with("checkout-") || line.starts_with("web-")).count();
-    let gone = format!("{} of {all} pods gone, blocked: DisruptionBudgetExhausted", all - 1);
+    let gone = format!("blocked by DisruptionBudgetExhausted, {} of {all} pods have left", all - 1);
     assert_says(last, &[&gone]);
 
     assert_says(find, &["$ kubectl get nodemaintenances new-memory", "Drain", "DisruptionBudgetExhausted"]);

@@ -135,15 +135,20 @@ pub fn find_true<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Con
 fn describe_maintenance(maintenance: &NodeMaintenance) -> (Severity, String) {
     let stage = maintenance.spec.stage.as_str();
     let status = maintenance.status.clone().unwrap_or_default();
+    let blocked = find_true(&status.conditions, condition::BLOCKED);
     let text = status.drain_status.map_or_else(
         || stage.to_owned(),
         |drain| {
-            let (gone, left) = (drain.pods_evacuated, drain.pods_left);
-            format!("{stage}: {}, {gone} of {} pods gone", drain.drain_message, gone + left)
+            let (left, still) = (drain.pods_evacuated, drain.pods_left);
+            let state = match blocked {
+                Some(blocked) => format!("blocked by {}", blocked.reason),
+                None => drain.drain_message.trim_end_matches('.').to_owned(),
+            };
+            format!("{stage}: {state}, {left} of {} pods have left", left + still)
         },
     );
-    if let Some(blocked) = find_true(&status.conditions, condition::BLOCKED) {
-        return (Severity::Bad, format!("{text}, blocked: {}", blocked.reason));
+    if blocked.is_some() {
+        return (Severity::Bad, text);
     }
     let done = maintenance.spec.stage == Stage::Complete
         || find_true(&status.conditions, condition::DRAINED).is_some();
@@ -166,7 +171,7 @@ fn describe_pod(pod: &Pod, evacuation: Option<&Evacuation>) -> (Severity, String
     let class = status.active_evacuator_class;
     (
         Severity::Active,
-        class.map_or("Evacuation: waiting for eviction".into(), |class| {
+        class.map_or("Evacuation requested".into(), |class| {
             format!("Evacuation: evacuator {class} is active")
         }),
     )
@@ -213,7 +218,7 @@ mod tests {
         state.pods.apply(Event::Apply(pod("web")));
         assert_eq!(tuples(&mut state), row("running", Severity::Neutral));
         for (status, expected, severity) in [
-            (json!({}), "Evacuation: waiting for eviction", Severity::Active),
+            (json!({}), "Evacuation requested", Severity::Active),
             (
                 json!({"activeEvacuatorClass": "a.example.com"}),
                 "Evacuation: evacuator a.example.com is active",
@@ -270,7 +275,7 @@ mod tests {
         assert_eq!(rows_with(Value::Null), row("Drain", Severity::Active));
         assert_eq!(
             rows_with(json!({"drainStatus": drain, "conditions": blocked()})),
-            row("Drain: Evacuating, 2 of 3 pods gone, blocked: DisruptionBudgetExhausted", Severity::Bad)
+            row("Drain: blocked by DisruptionBudgetExhausted, 2 of 3 pods have left", Severity::Bad)
         );
     }
 }

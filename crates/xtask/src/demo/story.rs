@@ -76,7 +76,7 @@ impl Walkthrough<'_> {
         })
         .await?;
         self.apply(&manifest(self.node)).await?;
-        view.until(&format!("only {TIGHT} is left and blocked"), |state| {
+        view.until(&format!("the pod of {TIGHT} is the only one left and is blocked"), |state| {
             let drain = status(state).and_then(|status| status.drain_status.as_ref());
             drain.is_some_and(|drain| {
                 let blocker = drain.blockers.first().and_then(|blocker| blocker.pod.as_deref());
@@ -147,7 +147,7 @@ impl Walkthrough<'_> {
         step(
             6,
             "Return the node to service: set the stage to Complete",
-            "The controller removes everything that the maintenance added to the node.",
+            "The maintenance controller removes everything that the maintenance added to the node, including the cordon.",
         )
         .await;
         let complete = r#"{"spec": {"stage": "Complete"}}"#;
