@@ -10,7 +10,7 @@ use jiff::SignedDuration;
 /// A shorter lifetime leaves no time for renewal.
 const MIN_LIFETIME: SignedDuration = SignedDuration::from_secs(10);
 
-/// Sets defaults for, validates and authorizes writes to Haulout's API
+/// Validates objects of Haulout's kinds, sets their defaults and checks the permissions of the users who write them
 #[derive(Clone, Debug, clap::Parser)]
 // The `extraArgs` of the chart override its own flags.
 #[command(version, args_override_self = true)]

@@ -28,7 +28,7 @@ const NODES_FOR_A_DRAIN: u32 = 2;
 
 const EXAMPLES: &str = "Examples:
   cargo xtask demo                     drains a node, then keeps the cluster running until Ctrl-C
-  cargo xtask demo --no-drain          starts the same cluster without a drain
+  cargo xtask demo --no-drain          starts the cluster with the sample workload, without a drain
   cargo xtask demo --once              stops after the drain, for CI
   cargo xtask demo --without-services  starts a cluster for `tilt up`, which runs the services
 
@@ -259,9 +259,10 @@ async fn hints(cluster: &Handle, args: &Args) -> Result<String> {
   2. Drain {node}, where the database runs. Its pod has an evacuator that does not run yet, so the drain waits:
        sed 's/node-1, node-2/{node}/' examples/maintenance.yaml | kubectl apply -f -
        kubectl get evacuations -A -o wide --watch
-  3. Start that evacuator in one more terminal with the same exports. After it completes, a PodDisruptionBudget still
-     blocks the pod. Then delete the budget:
+  3. Start that evacuator in one more terminal with the same exports. It runs until you stop it:
        cargo run --bin example-evacuator -- --namespace shop --selector app=database --class database.example.com --step-seconds 1
+     It has completed when the column BLOCKED shows DisruptionBudgetExhausted: the budget still blocks the pod. Then delete
+     the budget in another terminal:
        kubectl delete poddisruptionbudget database -n shop"
         )
     };

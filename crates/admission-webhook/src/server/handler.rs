@@ -18,7 +18,7 @@ use kube::core::Status;
 use serde_json::json;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
-use tracing::{debug, error};
+use tracing::{debug, error, warn};
 
 use super::Limits;
 use crate::metrics::Metrics;
@@ -105,7 +105,12 @@ impl<A: Admit> Handler<A> {
                 internal("Haulout's admission webhook failed: see its log")
             }
         };
-        debug!(?hook, status.code, status.message, "admission request failed");
+        // Anybody who can connect can send invalid requests, and must not be able to fill the log with them.
+        if status.code >= 500 {
+            warn!(?hook, status.code, status.message, "admission request failed");
+        } else {
+            debug!(?hook, status.code, status.message, "admission request failed");
+        }
         self.metrics.failed(hook, known.operation);
         failure_response(&status, known.uid.as_deref())
     }
