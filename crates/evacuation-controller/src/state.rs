@@ -1,6 +1,7 @@
 //! The synchronous store of Evacuations and budgets. Watch events update it, and it returns the Evacuations to
 //! reconcile. Pods are in the shared pod cache.
 
+use std::collections::btree_map::Entry as MapEntry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -124,6 +125,8 @@ impl State {
         } else {
             self.waiting.remove(&order)
         };
+        // Its former finalizers and reasons may be unused now.
+        self.texts.changed();
         true
     }
 
@@ -402,11 +405,13 @@ impl State {
             *self.pod_classes.entry(class).or_default() += 1;
         }
         for class in classes(old) {
-            if let Some(pods) = self.pod_classes.get_mut(&class) {
-                *pods = pods.saturating_sub(1);
+            if let MapEntry::Occupied(mut pods) = self.pod_classes.entry(class) {
+                *pods.get_mut() -= 1;
+                if *pods.get() == 0 {
+                    pods.remove();
+                }
             }
         }
-        self.pod_classes.retain(|_, pods| *pods > 0);
     }
 }
 

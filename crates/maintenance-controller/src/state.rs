@@ -317,9 +317,20 @@ impl State {
     }
 
     /// Records that the Evacuation of a pod could not be written. Returns when to retry.
-    pub fn pod_failed(&mut self, pod: &Pod, failure: Failure, now: Timestamp, jitter: f64) -> Timestamp {
+    pub fn pod_failed(
+        &mut self,
+        pod: &Pod,
+        failure: Failure,
+        pods: &PodIndex,
+        now: Timestamp,
+        jitter: f64,
+    ) -> Timestamp {
         self.pending_creates.remove(&pod.uid);
         let retry = self.pods.writes.failed(pod.uid, failure, now, jitter);
+        if pods.get(pod.uid).is_none() {
+            // Nothing would remove the failure.
+            self.pods.writes.forget(&pod.uid);
+        }
         self.pod_changed(Some(pod));
         retry
     }
@@ -454,6 +465,10 @@ impl State {
         jitter: f64,
     ) -> Timestamp {
         let retry = self.node_writes.failed(name.clone(), failure, now, jitter);
+        if !self.nodes.contains_key(name) {
+            // A new node with this name would inherit the failure.
+            self.node_writes.forget(name);
+        }
         self.plan_node(name);
         retry
     }
@@ -483,6 +498,14 @@ impl State {
     pub fn node_succeeded(&mut self, name: &Arc<str>) {
         if self.node_writes.succeeded(name) {
             self.plan_node(name);
+        }
+    }
+
+    /// Records that a maintenance could not be written.
+    pub fn maintenance_failed(&mut self, name: &Arc<str>, failure: Failure, now: Timestamp, jitter: f64) {
+        // A new maintenance with this name would inherit the failure of a deleted one.
+        if self.maintenances.contains_key(name) || self.unreadable.contains_key(name) {
+            self.maintenance_writes.failed(name.clone(), failure, now, jitter);
         }
     }
 

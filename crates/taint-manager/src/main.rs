@@ -44,7 +44,7 @@ use tracing::{info, warn};
 use crate::args::Args;
 use crate::decide::conflict::field_selector;
 use crate::metrics::Metrics;
-use crate::policy::{Policy, file};
+use crate::policy::file;
 use crate::reconcile::Controller;
 use crate::state::State;
 
@@ -86,12 +86,13 @@ async fn run(args: Args, context: Context) -> Result<(), String> {
     let last = Mutex::new(file::read(args.policy.as_deref())?);
     let metrics = Metrics::new(&context.metrics);
     let lead = |leading| {
-        let read = file::read(args.policy.as_deref());
-        metrics.policy_rejected(read.is_err());
         let mut last = last.lock();
-        match read {
+        match file::read(args.policy.as_deref()) {
             Ok(read) => *last = read,
-            Err(problem) => warn!(problem, "policy rejected, keeping the previous policy"),
+            Err(problem) => {
+                warn!(problem, "policy rejected, keeping the previous policy");
+                last.rejected = true;
+            }
         }
         lead(&args, &context, metrics.clone(), last.clone(), leading)
     };
@@ -103,11 +104,12 @@ async fn lead(
     args: &Args,
     context: &Context,
     metrics: Metrics,
-    (policy, text): (Policy, String),
+    file::Loaded { policy, text, rejected }: file::Loaded,
     leading: LeaderContext,
 ) {
     let grace = SignedDuration::from_secs(args.watch_gap_grace_seconds.into());
-    let state = State::new(policy, grace, args.max_per_second);
+    let mut state = State::new(policy, grace, args.max_per_second);
+    state.policy_rejected = rejected;
     let controller = Arc::new(Controller::new(context, leading.clients, metrics, state, args.dry_run));
     controller.metrics.export_gauges(&controller.state);
     let mut term = Term::new(context);

@@ -12,7 +12,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 
 use crate::decide::RemovalAction;
@@ -37,7 +37,6 @@ pub struct Metrics {
     removal_delay: Family<ActionLabel, Histogram>,
     failures: Family<ActionLabel, Counter>,
     conflicts: Counter,
-    policy_rejected: Gauge,
     gauges: Gauges,
 }
 
@@ -68,10 +67,6 @@ impl Metrics {
             conflicts: all.add(
                 "haulout_taint_manager_conflicting_evictions",
                 "Evictions by another controller because of NoExecute taints",
-            ),
-            policy_rejected: all.add(
-                "haulout_taint_manager_policy_rejected",
-                "1 while the policy file is rejected and the previous policy is in effect",
             ),
             gauges: gauges.clone(),
         };
@@ -104,11 +99,6 @@ impl Metrics {
     pub fn conflict(&self) {
         self.conflicts.inc();
     }
-
-    /// Sets whether the policy file is rejected.
-    pub fn policy_rejected(&self, rejected: bool) {
-        self.policy_rejected.set(i64::from(rejected));
-    }
 }
 
 /// Computes gauges from the leader's state when metrics are scraped.
@@ -119,9 +109,10 @@ impl Collector for Gauges {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         // Only the leader has a state.
         let Some(state) = self.0.lock().upgrade() else { return Ok(()) };
-        let (nodes, unreadable, pods) = {
+        let (nodes, unreadable, pods, policy_rejected) = {
             let state = state.lock();
-            (state.tainted_nodes(), state.unreadable_nodes(), state.pending_pods())
+            let rejected = usize::from(state.policy_rejected);
+            (state.tainted_nodes(), state.unreadable_nodes(), state.pending_pods(), rejected)
         };
         for (name, help, count) in [
             ("haulout_taint_manager_tainted_nodes", "Nodes with NoExecute taints", nodes),
@@ -130,6 +121,11 @@ impl Collector for Gauges {
                 "haulout_taint_manager_pending_pods",
                 "Pods that wait for a deadline or are being removed",
                 pods,
+            ),
+            (
+                "haulout_taint_manager_policy_rejected",
+                "1 while the policy file is rejected and the previous policy is in effect",
+                policy_rejected,
             ),
         ] {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;

@@ -91,6 +91,8 @@ pub struct State {
     published: PublishedEvents,
     /// Other controllers that act on the same taints.
     conflicts: BTreeSet<String>,
+    /// Whether the policy file is rejected, so that `policy` is the previous one.
+    pub policy_rejected: bool,
 }
 
 /// The next step for a pod.
@@ -123,12 +125,14 @@ impl State {
             rate_limit: RateLimit::per_second(rate),
             published: PublishedEvents::default(),
             conflicts: BTreeSet::new(),
+            policy_rejected: false,
         }
     }
 
     /// Replaces the policy. Returns all pods on tainted nodes.
     pub fn set_policy(&mut self, policy: Policy, pods: &PodIndex) -> Vec<Key> {
         self.policy = policy;
+        self.policy_rejected = false;
         self.all_keys(pods)
     }
 

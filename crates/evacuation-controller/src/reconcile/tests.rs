@@ -44,6 +44,7 @@ fn evacuation(spec: Value) -> Value {
 struct Scenario {
     controller: Arc<Controller>,
     writes: Writes,
+    metrics: haulout_service_runtime::metrics::Metrics,
 }
 
 impl Scenario {
@@ -78,7 +79,7 @@ impl Scenario {
         });
         controller.pods.ready().await;
         Handler::<Evacuation>::apply(&*controller, key(1), serde_json::from_value(object).unwrap());
-        Self { controller, writes }
+        Self { controller, writes, metrics: context.metrics }
     }
 
     async fn handle(&self) -> Outcome {
@@ -184,4 +185,16 @@ async fn undelivered_report_stops_the_eviction() {
     Handler::<Evacuation>::apply(&*scenario.controller, key(1), serde_json::from_value(timed_out).unwrap());
     assert_eq!(scenario.handle().await, Outcome::Failed);
     assert_eq!(scenario.writes.take_names(), [format!("PATCH {}/status", evacuation_path())], "no eviction");
+}
+
+#[tokio::test]
+async fn deleted_evacuation_is_counted_by_its_pod() {
+    for (pod_exists, outcome) in [(true, "cancelled"), (false, "evacuated")] {
+        let scenario = Scenario::new(pod_exists, json!({}), |_| None).await;
+        Handler::<Evacuation>::delete(&*scenario.controller, key(1));
+        let metrics = scenario.metrics.encode().unwrap();
+        let outcomes = ["cancelled", "evacuated", "evicted"].into_iter();
+        let counted = outcomes.filter(|outcome| metrics.contains(&format!("outcome=\"{outcome}\"")));
+        assert_eq!(counted.collect::<Vec<_>>(), [outcome]);
+    }
 }

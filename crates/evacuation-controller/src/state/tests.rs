@@ -317,6 +317,37 @@ fn texts_are_shared_and_unused_ones_are_dropped() {
         assert!(namespaces.len() <= 2 + 1024, "{n}");
     }
     assert!(Arc::ptr_eq(&kept, &state.share("kept")));
+
+    // Somebody changes the finalizers of one Evacuation again and again.
+    let mut finalizers = Vec::new();
+    for n in 1..10_000 {
+        let finalizer = state.share(&format!("example.com/{n}"));
+        finalizers.push(Arc::downgrade(&finalizer));
+        let finalizer = Box::new([finalizer]);
+        state.apply(Record { version: n.to_string().into(), finalizers: finalizer, ..record(1) });
+        finalizers.retain(|finalizer| finalizer.strong_count() > 0);
+        assert!(finalizers.len() <= 2 + 1024, "{n}");
+    }
+}
+
+#[test]
+fn evacuator_classes_are_counted_by_pod() {
+    let annotated = |n: u32, classes: &[&str]| {
+        let class = |class: &&str| (format!("evacuation.coordination.k8s.io/priority_{class}"), json!("5"));
+        let annotations: serde_json::Map<_, _> = classes.iter().map(class).collect();
+        Arc::new(pod_with(n, &[("/metadata/annotations", json!(annotations))]))
+    };
+    let mut state = State::default();
+    let (a, b) = (annotated(1, &["a.example.com", "b.example.com"]), annotated(2, &["b.example.com"]));
+    let mut apply = |old, new, expected: &[(&str, u32)]| {
+        state.apply_pod(&Change { old, new }, &PodIndex::default());
+        let counted: Vec<_> = state.pod_classes.iter().map(|(class, pods)| (class.as_str(), *pods)).collect();
+        assert_eq!(counted, expected);
+    };
+    apply(None, Some(Arc::clone(&a)), &[("a.example.com", 1), ("b.example.com", 1)]);
+    apply(None, Some(Arc::clone(&b)), &[("a.example.com", 1), ("b.example.com", 2)]);
+    apply(Some(Arc::clone(&a)), Some(annotated(1, &[])), &[("b.example.com", 1)]);
+    apply(Some(b), None, &[]);
 }
 
 #[test]

@@ -72,9 +72,7 @@ impl Controller {
                 warn!(%name, %error, ?step, "failed to write NodeMaintenance");
                 let now = self.clock.now();
                 let failure = Failure::from(error.source.as_ref());
-                self.update(|state| {
-                    state.maintenance_writes.failed(name.clone(), failure, now, fastrand::f64())
-                });
+                self.update(|state| state.maintenance_failed(name, failure, now, fastrand::f64()));
                 return Ok(Next::Continue);
             }
         };

@@ -88,7 +88,8 @@ impl Controller {
     fn failed(&self, pod: &Pod, failure: Failure) -> Next {
         warn!(namespace = %pod.namespace, pod = %pod.name, ?failure, "failed to write Evacuation");
         let now = self.clock.now();
-        let retry = self.update(|state| state.pod_failed(pod, failure, now, fastrand::f64()));
+        let retry =
+            self.update_with_pods(|state, pods| state.pod_failed(pod, failure, pods, now, fastrand::f64()));
         Next::Finish(Outcome::Until(retry))
     }
 }

@@ -297,7 +297,7 @@ fn evacuation_is_created_again_after_a_timeout() {
     assert_eq!(fixture.state.begin_create(uid(), at(9)), Err(at(10)));
     assert_eq!(fixture.state.begin_create(uid(), at(10)), Ok(()));
     let pod = fixture.pods.get(uid()).unwrap().clone();
-    fixture.state.pod_failed(&pod, Failure::permanent(&"x"), at(10), 1.0);
+    fixture.state.pod_failed(&pod, Failure::permanent(&"x"), &fixture.pods, at(10), 1.0);
     assert_eq!(fixture.state.begin_create(uid(), at(11)), Ok(()), "the creation failed");
     fixture.evacuation(&[&ours()]);
     fixture.state.delete_evacuation(uid(), &fixture.pods);
@@ -495,7 +495,7 @@ fn rejected_evacuation_is_a_blocker_until_written() {
     let mut fixture = Fixture::new(&["node", "pod", "maintenance"]);
     assert_eq!(fixture.report(), (vec![], vec!["EvacuationPending"]));
     let pod = fixture.pods.get(uid()).unwrap().clone();
-    let retry = fixture.state.pod_failed(&pod, Failure::permanent(&"no"), at(0), 1.0);
+    let retry = fixture.state.pod_failed(&pod, Failure::permanent(&"no"), &fixture.pods, at(0), 1.0);
     assert_eq!(fixture.report(), (vec!["n1 web-1 EvacuationRejected".into()], vec![]));
     let to_reconcile = |fixture: &Fixture, now| fixture.state.pods_to_reconcile("n1", &fixture.pods, now);
     assert_eq!(to_reconcile(&fixture, at(0)), [], "not before the backoff has ended");
@@ -507,7 +507,7 @@ fn rejected_evacuation_is_a_blocker_until_written() {
     // The same if it cannot be withdrawn after the drain.
     fixture.maintenance("Complete", &["Drain"]);
     assert_eq!(fixture.report(), (vec![], vec![]));
-    fixture.state.pod_failed(&pod, Failure::permanent(&"no"), at(2), 1.0);
+    fixture.state.pod_failed(&pod, Failure::permanent(&"no"), &fixture.pods, at(2), 1.0);
     assert_eq!(fixture.report(), (vec!["n1 web-1 EvacuationRejected".into()], vec![]));
     fixture.evacuation(&["x"]);
     assert_eq!(fixture.report(), (vec![], vec![]));
@@ -524,6 +524,28 @@ fn rejected_node_write_is_a_blocker_in_any_stage() {
     assert_eq!(fixture.state.summary().blockers, BTreeMap::from([("NodeUpdateRejected".into(), 1)]));
     fixture.state.node_succeeded(&"n1".into());
     assert_eq!(fixture.report(), (vec![], vec![]));
+}
+
+/// A write can fail after its object is gone.
+#[test]
+fn failures_of_deleted_objects_are_forgotten() {
+    let mut fixture = Fixture::new(&["node", "pod", "maintenance"]);
+    let failure = || Failure::permanent(&"no");
+    let (node, maintenance): (Arc<str>, Arc<str>) = ("n1".into(), "m".into());
+    let pod = fixture.pods.get(uid()).unwrap().clone();
+    if let Some(change) = fixture.pods.delete(uid()) {
+        fixture.state.apply_pod(&change, at(0));
+    }
+    fixture.state.delete_maintenance(&maintenance);
+    fixture.state.delete_node(&node, &fixture.pods, at(0));
+    fixture.state.pod_failed(&pod, failure(), &fixture.pods, at(0), 1.0);
+    fixture.state.node_failed(&node, failure(), at(0), 1.0);
+    fixture.state.maintenance_failed(&maintenance, failure(), at(0), 1.0);
+    assert_eq!(fixture.state.pods.writes.backoff_until(&uid(), at(0)), None);
+    fixture.node(true);
+    fixture.maintenance("Drain", &["Drain"]);
+    assert_eq!(fixture.report(), (vec![], vec![]));
+    assert_eq!(fixture.state.maintenance_writes.backoff_until(&maintenance, at(0)), None);
 }
 
 #[test]

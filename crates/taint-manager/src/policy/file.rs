@@ -15,13 +15,24 @@ use crate::reconcile::Controller;
 /// the file does not detect.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Reads the policy. Returns it with its text. Without a file, every pod that has to leave is deleted.
-pub fn read(path: Option<&Path>) -> Result<(Policy, String), String> {
-    let Some(path) = path else { return Ok((Policy::default(), String::new())) };
+/// The last valid policy.
+#[derive(Clone, Debug, Default)]
+pub struct Loaded {
+    /// The policy.
+    pub policy: Policy,
+    /// Its text.
+    pub text: String,
+    /// Whether the file has changed since then and is rejected.
+    pub rejected: bool,
+}
+
+/// Reads the policy. Without a file, every pod that has to leave is deleted.
+pub fn read(path: Option<&Path>) -> Result<Loaded, String> {
+    let Some(path) = path else { return Ok(Loaded::default()) };
     let at = |problem: String| format!("failed to read policy {}: {problem}", path.display());
     let text = std::fs::read_to_string(path).map_err(|error| at(error.to_string()))?;
     let policy = Policy::from_yaml(&text).map_err(|error| at(error.to_string()))?;
-    Ok((policy, text))
+    Ok(Loaded { policy, text, rejected: false })
 }
 
 /// Reloads the policy file when its text differs from `current`.
@@ -38,13 +49,12 @@ pub(crate) async fn reload_on_change(controller: Arc<Controller>, path: PathBuf,
         match read.and_then(|text| Policy::from_yaml(&text).map_err(|error| error.to_string())) {
             Ok(policy) => {
                 info!(path = %path.display(), "policy reloaded");
-                controller.metrics.policy_rejected(false);
                 controller.update(|state, pods| state.set_policy(policy, pods));
             }
             Err(problem) => {
                 let file = path.display().to_string();
                 warn!(path = file, problem, "policy rejected, keeping the previous policy");
-                controller.metrics.policy_rejected(true);
+                controller.state().policy_rejected = true;
                 controller.publish(events::policy_rejected(&controller.own, &file, &problem));
             }
         }

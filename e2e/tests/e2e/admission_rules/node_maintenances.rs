@@ -137,7 +137,7 @@ async fn plan_and_stages(runner: &mut CaseRunner<'_>) {
     runner.check("another plan", "amy", &["apply", "-f", "-"], Some(&planned), immutable).await;
     let idle = ["patch", "nodemaintenance", "planned", "--type=merge", "-p", r#"{"spec":{"stage":"Idle"}}"#];
     let back = Expected::Rejected(&[
-        "stage cannot go from Cordon to Idle: only Drain or Complete can follow Cordon",
+        "stage cannot change from Cordon to Idle: only Drain or Complete can follow Cordon",
     ]);
     runner.check("a stage that is over", "amy", &idle, None, back).await;
     let drain =

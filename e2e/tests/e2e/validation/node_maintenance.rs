@@ -165,8 +165,10 @@ async fn invalid_stage_transitions_are_rejected() {
     let mut cases = vec![
         Case::create("an unknown stage", at("Uncordon"))
             .rejected("supported values: \"Idle\", \"Cordon\", \"Drain\", \"Complete\""),
-        Case::update("back to the default", at("Drain"), json!({"spec": {"stage": null}}))
-            .rejected_at("spec.stage", "stage cannot go from Drain to Idle: only Complete can follow Drain"),
+        Case::update("back to the default", at("Drain"), json!({"spec": {"stage": null}})).rejected_at(
+            "spec.stage",
+            "stage cannot change from Drain to Idle: only Complete can follow Drain",
+        ),
         Case::update("from the default", with(json!({})), to("Cordon")),
         Case::create("a limit for volumes", with(json!({"volumeDetachTimeoutSeconds": 1}))),
         Case::create("no time for volumes", with(json!({"volumeDetachTimeoutSeconds": 0})))
@@ -207,7 +209,7 @@ async fn invalid_stage_transitions_are_rejected() {
             cases.push(match (i <= j, from) {
                 (true, _) => case,
                 (false, "Cordon") => case.rejected(
-                    "stage cannot go from Cordon to Idle: only Drain or Complete can follow Cordon",
+                    "stage cannot change from Cordon to Idle: only Drain or Complete can follow Cordon",
                 ),
                 (false, "Drain") => case.rejected(": only Complete can follow Drain"),
                 (false, _) => case.rejected(": Complete is the last stage, create another NodeMaintenance"),
