@@ -55,7 +55,7 @@ impl Metrics {
             ),
             access_reviews: all.add(
                 "haulout_admission_access_reviews",
-                "Number of access reviews by result: asked, cached or failed",
+                "Number of access reviews by result: live, cached or failed",
             ),
             certificate_expiry: all.add_seconds(
                 "haulout_certificate_expiry_timestamp",

@@ -5,15 +5,17 @@
 //! content differs. Therefore [`SharedBuild::enter`] gives each file the modification time at which its content was first built
 //! in the directory. What is built is then keyed by content, and a fresh clone compiles only what differs.
 //!
-//! A file that changes and changes back between two runs in the same clone gets the current time, because its other content may
-//! have been built. Where a time goes back, the clone's own `target` folder forgets what it has built of our packages.
+//! A file that was written since then gets the current time, even if it changed back, because its other content may have been
+//! built. The same holds for a file that the previous clone has written since then: it may have been edited while it was built.
+//! Where a time goes back, the clone's own `target` folder forgets what it has built of our packages.
 
 use std::collections::BTreeMap;
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -56,9 +58,9 @@ impl SharedBuild {
         let open = File::options().read(true).write(true).create(true).truncate(false).open(&claim);
         let mut lock = open.map_err(about(&claim))?;
         let clone = identity(root)?;
-        let mut same_clone = true;
+        let mut previous = clone.clone();
         if lock.try_lock().is_ok() {
-            same_clone = read_all(&lock)? == clone;
+            previous = read_all(&lock)?;
             lock.set_len(0)?;
             lock.rewind()?;
             lock.write_all(&clone)?;
@@ -69,7 +71,7 @@ impl SharedBuild {
         if read_all(&lock)? != clone {
             return Ok(None);
         }
-        stamp(&folder.join("sources"), root, same_clone, now)?;
+        stamp(&folder.join("sources"), root, &root_of(&previous), now)?;
         Ok(Some(Self { folder, _lock: lock }))
     }
 
@@ -100,11 +102,18 @@ fn identity(root: &Path) -> io::Result<Vec<u8>> {
     Ok(identity)
 }
 
-/// Sets the modification times of all files of a clone, and records new contents.
-fn stamp(record: &Path, root: &Path, same_clone: bool, now: SystemTime) -> io::Result<()> {
+/// The root of the clone with this identity.
+fn root_of(identity: &[u8]) -> PathBuf {
+    let path = identity.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    OsStr::from_bytes(path).into()
+}
+
+/// Sets the modification times of all files of a clone, and records new contents. `previous` is the root of the clone that
+/// was built last, which may be the same.
+fn stamp(record: &Path, root: &Path, previous: &Path, now: SystemTime) -> io::Result<()> {
     let before = fs::read_to_string(record).map(|text| parse(&text)).unwrap_or_default();
     let mut after = BTreeMap::new();
-    let (mut moved_back, mut packages) = (false, Vec::new());
+    let (mut changed, mut moved_back, mut packages) = (Vec::new(), false, Vec::new());
     visit(root, &mut |path| {
         let content = match fs::read(path) {
             // It was deleted in the meantime.
@@ -119,17 +128,24 @@ fn stamp(record: &Path, root: &Path, same_clone: bool, now: SystemTime) -> io::R
         let name = path.strip_prefix(root).unwrap_or(path).as_os_str().to_owned();
         let hash = hasher.finish();
         let modified = fs::metadata(path)?.modified()?;
-        let is_current = |known: &Stamp| known.hash == hash && (known.modified == modified || !same_clone);
+        let is_current = |known: &Stamp| {
+            let built = || fs::metadata(previous.join(&name)).and_then(|metadata| metadata.modified());
+            known.hash == hash && built().is_ok_and(|modified| modified == known.modified)
+        };
         let stamp = before.get(&name).copied().filter(is_current).unwrap_or(Stamp { hash, modified: now });
         if modified != stamp.modified {
             moved_back |= stamp.modified < modified;
-            File::open(path)?.set_modified(stamp.modified)?;
+            changed.push((path.to_owned(), stamp.modified));
         }
         after.insert(name, stamp);
         Ok(())
     })?;
+    // First forget, then go back: a run that is interrupted in between causes a rebuild.
     if moved_back {
         forget_builds(&root.join("target"), &packages);
+    }
+    for (path, modified) in changed {
+        File::open(&path).and_then(|file| file.set_modified(modified)).map_err(about(&path))?;
     }
     if before == after {
         return Ok(());
@@ -149,7 +165,9 @@ fn package(manifest: &[u8]) -> Option<String> {
 /// Makes Cargo compile these packages again in a target folder. If there is nothing to remove, there is nothing to forget.
 fn forget_builds(target: &Path, packages: &[String]) {
     let folders = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
-    for profile in folders(target) {
+    // Builds are in `target/PROFILE`, and with `--target` in `target/TARGET/PROFILE`.
+    let profiles = folders(target).flat_map(|entry| folders(&entry.path()).chain([entry]));
+    for profile in profiles {
         for build in folders(&profile.path().join(".fingerprint")) {
             let name = build.file_name();
             let built = name.to_str().and_then(|name| Some(name.rsplit_once('-')?.0));
@@ -256,14 +274,37 @@ mod tests {
         let temporary = Temporary::new("forget");
         let (first, second) = (temporary.clone_with("first", "a"), temporary.clone_with("second", "a"));
         let built = ["web-0a1b", "serde-0a1b", "web-more-0a1b"];
-        for name in built {
-            fs::create_dir_all(second.join("target/debug/.fingerprint").join(name)).unwrap();
+        let folders = ["debug", "x86_64-unknown-linux-gnu/release"];
+        let built = folders.map(|folder| {
+            let builds = second.join("target").join(folder).join(".fingerprint");
+            built.map(|name| builds.join(name))
+        });
+        for folder in built.as_flattened() {
+            fs::create_dir_all(folder).unwrap();
         }
         fs::write(second.join("Cargo.toml"), "[package]\nname = \"web\"\n").unwrap();
         temporary.enter(&first, 100).unwrap();
         temporary.enter(&second, 200).unwrap();
-        let kept = built.map(|name| second.join("target/debug/.fingerprint").join(name).exists());
-        assert_eq!(kept, [false, true, true]);
+        assert_eq!(built.map(|builds| builds.map(|build| build.exists())), [[false, true, true]; 2]);
+    }
+
+    #[test]
+    fn files_edited_during_a_build_are_not_trusted() {
+        let temporary = Temporary::new("edited");
+        let (first, second) = (temporary.clone_with("first", "a"), temporary.clone_with("second", "a"));
+        for (seconds, contents) in [(100, ["b", "b"]), (300, ["b", "a"])] {
+            let held = temporary.enter(&first, seconds);
+            for content in contents {
+                fs::write(first.join("src/main.rs"), content).unwrap();
+            }
+            drop(held);
+            temporary.enter(&second, seconds + 100).unwrap();
+            assert_eq!(modified(&second), seconds + 100, "{contents:?}");
+        }
+        fs::remove_dir_all(&second).unwrap();
+        let third = temporary.clone_with("third", "a");
+        temporary.enter(&third, 500).unwrap();
+        assert_eq!(modified(&third), 500, "nobody knows what was built");
     }
 
     #[test]

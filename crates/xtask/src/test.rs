@@ -5,6 +5,7 @@ mod times;
 #[cfg(test)]
 mod words;
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -99,7 +100,9 @@ pub fn run(args: &Args) -> Result<()> {
     report.step("format", || cargo(&["fmt", "--all", "--check"], &[]));
     report.step("generated files", generate::check);
     report.step("lints", || {
-        cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"], &[])
+        let settings = clippy_settings()?;
+        let arguments = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
+        cargo(&arguments, &[("CLIPPY_CONF_DIR", &settings)])
     });
     report.step("docs", || {
         // In the build directory, so that a fresh clone does not build them again.
@@ -285,6 +288,22 @@ fn cargo(args: &[&str], env: &[(&str, &str)]) -> Result<()> {
         bail!("cargo {} failed: see above", args.join(" "));
     }
     Ok(())
+}
+
+/// A folder with a copy of `clippy.toml`, named by its content. Cargo lints again if the folder changes, but not if the file of
+/// the clone that was linted last differs from ours.
+fn clippy_settings() -> Result<String> {
+    let settings = std::fs::read(repo::root().join("clippy.toml")).context("failed to read clippy.toml")?;
+    let mut hasher = DefaultHasher::new();
+    settings.hash(&mut hasher);
+    let folder = repo::build_dir()?.join(format!("clippy-{:016x}", hasher.finish()));
+    std::fs::create_dir_all(&folder)?;
+    let copy = folder.join("clippy.toml");
+    // Cargo lints again if the file is newer.
+    if !copy.exists() {
+        std::fs::write(copy, settings)?;
+    }
+    Ok(folder.display().to_string())
 }
 
 /// Checks the GitHub workflows with actionlint, which finds them itself.

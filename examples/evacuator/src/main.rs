@@ -117,7 +117,7 @@ async fn evacuate(args: &Args, client: &Client, name: &str) -> Result<&'static s
         } else {
             let now = Timestamp::now();
             let message = format!("copied {step} of {} parts", args.steps);
-            let finish = now.checked_add(step_time * left)?;
+            let finish = now.checked_add(step_time * (left - 1) + rest_of_step)?;
             // The copy can stop at any step. An evacuator that cannot stop sets Forbid while it cannot.
             reports::progress(&evacuation, now, &message, Some(finish), CancellationPolicy::Allow)
         };

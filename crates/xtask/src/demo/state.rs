@@ -136,17 +136,15 @@ fn describe_maintenance(maintenance: &NodeMaintenance) -> (Severity, String) {
     let stage = maintenance.spec.stage.as_str();
     let status = maintenance.status.clone().unwrap_or_default();
     let blocked = find_true(&status.conditions, condition::BLOCKED);
-    let text = status.drain_status.map_or_else(
-        || stage.to_owned(),
-        |drain| {
-            let (left, still) = (drain.pods_evacuated, drain.pods_left);
-            let state = match blocked {
-                Some(blocked) => format!("blocked by {}", blocked.reason),
-                None => drain.drain_message.trim_end_matches('.').to_owned(),
-            };
-            format!("{stage}: {state}, {left} of {} pods have left", left + still)
-        },
-    );
+    let drain = status.drain_status.as_ref();
+    let message = drain.map(|drain| drain.drain_message.trim_end_matches('.').to_owned());
+    let progress = blocked.map(|blocked| format!("blocked by {}", blocked.reason)).or(message);
+    let count = drain.map(|drain| {
+        let (left, still) = (drain.pods_evacuated, drain.pods_left);
+        format!("{left} of {} pods have left", left + still)
+    });
+    let details: Vec<_> = progress.into_iter().chain(count).collect();
+    let text = if details.is_empty() { stage.to_owned() } else { format!("{stage}: {}", details.join(", ")) };
     if blocked.is_some() {
         return (Severity::Bad, text);
     }
