@@ -151,7 +151,7 @@ pub struct Evacuator {
 }
 
 /// Status of an evacuation. The active evacuator and the evacuation controller both write it, so each patches only its own
-/// fields.
+/// fields. An evacuator needs permission to report: the verb report on the resource evacuators, with its class as name.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct EvacuationStatus {
@@ -166,7 +166,7 @@ pub struct EvacuationStatus {
     #[serde(default)]
     pub active_evacuator_completed: bool,
 
-    /// When the active evacuator last reported progress. Cannot be in the future.
+    /// When the active evacuator last reported progress. A time in the future is replaced by the current time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evacuation_progress_timestamp: Option<Time>,
 
@@ -174,8 +174,9 @@ pub struct EvacuationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected_evacuation_finish_time: Option<Time>,
 
-    /// Set to Forbid by an evacuator that cannot stop: the evacuation then cannot be cancelled while the pod exists. It
-    /// is not reset when another evacuator becomes active, which should set it again.
+    /// Set to Forbid by an active evacuator that cannot stop: the evacuation then cannot be cancelled while the pod exists.
+    /// It stays when the evacuator completes, and the next one can change it. It is set to Allow when an evacuator misses its
+    /// progress deadline.
     #[serde(default)]
     pub evacuation_cancellation_policy: CancellationPolicy,
 

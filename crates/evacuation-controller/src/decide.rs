@@ -6,6 +6,7 @@ mod turns;
 use std::time::Duration;
 
 use haulout_api_types::conditions;
+use haulout_api_types::evacuation::CancellationPolicy;
 use haulout_api_types::names::reason;
 use haulout_api_types::node_maintenance::PodType;
 use haulout_service_runtime::eviction::{Failure, is_failure};
@@ -52,6 +53,18 @@ pub struct LocalState {
     pub pending_failure: Option<Box<Failure>>,
     /// How often in a row the API server had the pod and the cache did not.
     pub cache_misses: u32,
+    /// The resets of the cancellation policy, if there were any.
+    pub policy_resets: Option<Box<PolicyResets>>,
+}
+
+/// Resets of a cancellation policy that an evacuator set to Forbid after its deadline. The pauses between them grow, in
+/// case it sets the policy again and again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PolicyResets {
+    /// Their number.
+    pub count: u32,
+    /// When the next one is due, if it is necessary.
+    pub due: Timestamp,
 }
 
 /// The next attempt after a transient failure. It does not wait for the backoff of rejected evictions. The default is
@@ -103,6 +116,8 @@ pub enum Action {
     },
     /// Replace a progress time in the future by the current time.
     Clamp,
+    /// Allow cancellation again, because the evacuator that forbade it has missed its deadline.
+    AllowCancellation,
     /// Evict the pod.
     Evict {
         /// Why no evacuator is active.
@@ -189,8 +204,23 @@ pub fn decide(record: &Record, pod: PodState<'_>, local: &LocalState, moment: Mo
             unblock_or_wait(record, reason::NOT_BLOCKED, || status::progress_resumed(record), until)
         }
         TurnDecision::Wait { until, .. } => Action::Wait { until },
-        TurnDecision::Evict(eviction_cause) => evict(record, pod, local, moment, eviction_cause),
+        TurnDecision::Evict(eviction_cause) => {
+            let reset = policy_reset_due(record, local, eviction_cause);
+            if reset.is_some_and(|due| due <= moment.now) {
+                return Action::AllowCancellation;
+            }
+            match evict(record, pod, local, moment, eviction_cause) {
+                Action::Wait { until } => Action::Wait { until: until.into_iter().chain(reset).min() },
+                action => action,
+            }
+        }
     }
+}
+
+/// When to allow cancellation again, if an evacuator forbids it that has missed its deadline.
+fn policy_reset_due(record: &Record, local: &LocalState, eviction_cause: EvictionCause) -> Option<Timestamp> {
+    let forbids = record.policy == CancellationPolicy::Forbid && eviction_cause == EvictionCause::TimedOut;
+    forbids.then(|| local.policy_resets.as_ref().map_or(Timestamp::MIN, |resets| resets.due))
 }
 
 /// Whether this reason of the condition `Blocked` is one that we set.

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use haulout_api_types::Evacuation;
+use haulout_api_types::evacuation::CancellationPolicy;
 use haulout_api_types::names::reason;
 use haulout_service_runtime::api::{RequestError, Writer, Written};
 use haulout_service_runtime::clients::Clients;
@@ -197,6 +198,11 @@ impl Controller {
                     "expectedEvacuationFinishTime": null,
                     "message": message,
                 });
+                // An evacuator that does not report must not forbid cancellation for ever.
+                let timed_out = *eviction_cause == EvictionCause::TimedOut;
+                if let (true, Some(status)) = (timed_out, status.as_object_mut()) {
+                    status.insert("evacuationCancellationPolicy".into(), json!(CancellationPolicy::Allow));
+                }
                 if let (Some(_), Some(status)) = (record.blocked_by(), status.as_object_mut()) {
                     status.append(&mut status::unblocked(record, reason::NOT_BLOCKED, &message, now));
                 }
@@ -207,6 +213,16 @@ impl Controller {
                 let Record { namespace, name, active, progress, .. } = record;
                 warn!(%namespace, %name, class = ?active, ?progress, "progress time is in the future, set to now");
                 self.write(record, json!({"evacuationProgressTimestamp": Time(now)})).await
+            }
+            Action::AllowCancellation => {
+                let Record { namespace, name, active, .. } = record;
+                info!(%namespace, %name, class = ?active, "evacuator missed its deadline, allowing cancellation");
+                let status = json!({"evacuationCancellationPolicy": CancellationPolicy::Allow});
+                let written = self.write(record, status).await?;
+                if written == Written::Done(()) {
+                    self.state().policy_reset(record.uid, now);
+                }
+                Ok(written)
             }
             Action::Evict { eviction_cause, before } => match pod {
                 Some(pod) => self.evict(record, pod, *eviction_cause, *before).await,

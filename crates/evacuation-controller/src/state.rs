@@ -338,6 +338,15 @@ impl State {
         self.admit(&namespace, pods)
     }
 
+    /// Records that we have reset the cancellation policy.
+    pub fn policy_reset(&mut self, key: Key, now: Timestamp) {
+        if let Some(entry) = self.entries.get_mut(&key) {
+            let resets = entry.local.policy_resets.get_or_insert_default();
+            resets.count = resets.count.saturating_add(1);
+            resets.due = after(now, backoff::transient_delay(resets.count, key));
+        }
+    }
+
     /// Records that we have deleted the Evacuation, and how it ended.
     pub fn set_deleted(&mut self, key: Key, end: End) {
         if let Some(entry) = self.entries.get_mut(&key) {

@@ -121,6 +121,66 @@ fn turns_end_on_completion_and_at_the_deadline() {
 }
 
 #[test]
+fn silent_evacuator_does_not_forbid_cancellation() {
+    let forbid = |record: &Record| Record { policy: CancellationPolicy::Forbid, ..record.clone() };
+    let b = Record { active: Some("b".into()), ..with_a() };
+    let waiting = Record {
+        failed: 1,
+        last_failed: Some(at(600)),
+        blocked: Some(blocked(reason::BUDGET_EXHAUSTED)),
+        ..b.clone()
+    };
+    let daemon = pod_with(
+        1,
+        &[(
+            "/metadata/ownerReferences",
+            json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "x", "uid": "u", "controller": true}]),
+        )],
+    );
+    let pod = pod(1);
+    let cases = [
+        ("it has time left", forbid(&b), &pod, 599, wait(Some(at(600)))),
+        ("it missed its deadline", forbid(&b), &pod, 600, Action::AllowCancellation),
+        ("its eviction waits for a budget", forbid(&waiting), &pod, 601, Action::AllowCancellation),
+        ("its pod cannot be evicted", forbid(&b), &daemon, 600, Action::AllowCancellation),
+        (
+            "it has completed",
+            Record { completed: true, ..forbid(&b) },
+            &pod,
+            600,
+            evict(EvictionCause::Completed, BeforeEviction::Nothing),
+        ),
+        (
+            "it reports again",
+            Record { progress: Some(at(600)), ..forbid(&b) },
+            &pod,
+            601,
+            wait(Some(at(1200))),
+        ),
+        ("the switch does it", forbid(&with_a()), &pod, 600, switch(EvictionCause::TimedOut)),
+    ];
+    for (name, record, pod, now, action) in cases {
+        assert_eq!(plan(&record, pod, now), action, "{name}");
+    }
+    let withdrawn = Record { finalizers: Box::new([]), ..forbid(&b) };
+    assert_eq!(plan(&withdrawn, &pod, 600), Action::AllowCancellation);
+    let allowed = Record { policy: CancellationPolicy::Allow, ..withdrawn };
+    assert_eq!(plan(&allowed, &pod, 600), Action::Delete { end: End::Cancelled });
+
+    // It forbids cancellation again: the pod is evicted meanwhile.
+    let local = |evicted| LocalState {
+        evicted,
+        policy_resets: Some(Box::new(PolicyResets { count: 3, due: at(604) })),
+        ..LocalState::default()
+    };
+    let plan = |local: &LocalState, now| decide(&forbid(&b), PodState::Present(&pod), local, at_second(now));
+    let before = BeforeEviction::WriteMessage;
+    assert_eq!(plan(&local(None), 603), evict(EvictionCause::TimedOut, before));
+    assert_eq!(plan(&local(Some(at(602))), 603), wait(Some(at(604))));
+    assert_eq!(plan(&local(Some(at(602))), 604), Action::AllowCancellation);
+}
+
+#[test]
 fn deadline_that_passed_in_a_gap_gets_a_grace_period() {
     let after_gap = |now: i64, resumed: i64, gap| {
         let moment = Moment { now: at(now), resumed: at(resumed), gap };

@@ -54,7 +54,15 @@ impl Scenario {
         spec: Value,
         reject: impl Fn(&Call) -> Option<(u16, Value)> + Clone + Send + Sync + 'static,
     ) -> Self {
-        let object = evacuation(spec);
+        Self::with(pod_exists, evacuation(spec), reject).await
+    }
+
+    /// The same, with any Evacuation.
+    async fn with(
+        pod_exists: bool,
+        object: Value,
+        reject: impl Fn(&Call) -> Option<(u16, Value)> + Clone + Send + Sync + 'static,
+    ) -> Self {
         let known = object.clone();
         let answer = move |call: &Call| match call.path.as_str() {
             "/api/v1/pods" if !call.query.contains("watch=true") => {
@@ -168,6 +176,83 @@ async fn rejected_eviction_is_counted_and_retried_later() {
     );
     assert!(matches!(scenario.handle().await, Outcome::Until(_)));
     assert_eq!(scenario.writes.take_names(), [""; 0], "not before its backoff is over");
+}
+
+/// Evacuator `a` forbids cancellation and has long missed its deadline.
+fn silent_and_forbidding(classes: &[&str]) -> Value {
+    let evacuators: Vec<_> = classes
+        .iter()
+        .zip(5..)
+        .map(|(class, n)| json!({"evacuatorClass": class, "priority": 10 - n}))
+        .collect();
+    let mut object = evacuation(json!({"evacuators": evacuators}));
+    object["status"] = json!({
+        "activeEvacuatorClass": "a", "evacuationProgressTimestamp": "2026-01-01T00:00:00Z",
+        "evacuationCancellationPolicy": "Forbid",
+    });
+    object
+}
+
+#[tokio::test]
+async fn missed_deadline_allows_cancellation_in_the_same_write() {
+    let scenario = Scenario::with(true, silent_and_forbidding(&["a", "b"]), |_| None).await;
+    scenario.handle().await;
+    let writes = scenario.writes.take();
+    assert_eq!(names(&writes), [format!("PATCH {}/status", evacuation_path())]);
+    let status = &writes[0].body["status"];
+    assert_eq!(
+        (&status["activeEvacuatorClass"], &status["evacuationCancellationPolicy"]),
+        (&json!("b"), &json!("Allow"))
+    );
+
+    // A completed evacuator may leave the pod in a state from which there is no way back.
+    let mut completed = silent_and_forbidding(&["a", "b"]);
+    completed["status"]["activeEvacuatorCompleted"] = json!(true);
+    let scenario = Scenario::with(true, completed, |_| None).await;
+    scenario.handle().await;
+    let writes = scenario.writes.take();
+    assert_eq!(writes[0].body["status"]["activeEvacuatorClass"], "b");
+    assert_eq!(writes[0].body["status"]["evacuationCancellationPolicy"], Value::Null);
+}
+
+#[tokio::test]
+async fn cancellation_is_allowed_before_the_last_eviction() {
+    let scenario = Scenario::with(true, silent_and_forbidding(&["a"]), |_| None).await;
+    scenario.handle().await;
+    let writes = scenario.writes.take();
+    let status = format!("PATCH {}/status", evacuation_path());
+    assert_eq!(names(&writes), [status.clone(), status, format!("POST {POD}/eviction")]);
+    assert_eq!(writes[0].body["status"], json!({"evacuationCancellationPolicy": "Allow"}));
+    assert_eq!(writes[0].body["metadata"]["resourceVersion"], "10", "a report would be a conflict");
+
+    // All instigators have withdrawn, so it is cancelled instead.
+    let mut withdrawn = silent_and_forbidding(&["a"]);
+    withdrawn["metadata"]["finalizers"] = json!([]);
+    let scenario = Scenario::with(true, withdrawn, |_| None).await;
+    scenario.handle().await;
+    let path = evacuation_path();
+    assert_eq!(scenario.writes.take_names(), [format!("PATCH {path}/status"), format!("DELETE {path}")]);
+}
+
+#[tokio::test]
+async fn resets_of_the_cancellation_policy_are_paced() {
+    // Another program sets it to Forbid in each of our writes.
+    let forbidding = silent_and_forbidding(&["a"]);
+    let versions = Arc::new(std::sync::atomic::AtomicU32::new(11));
+    let stored = forbidding.clone();
+    let scenario = Scenario::with(true, forbidding, move |call: &Call| {
+        let mut object = patched(&stored, call);
+        object["status"]["evacuationCancellationPolicy"] = json!("Forbid");
+        let version = versions.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        object["metadata"]["resourceVersion"] = json!(version.to_string());
+        call.path.ends_with("/status").then_some((200, object))
+    });
+    let scenario = scenario.await;
+    assert!(matches!(scenario.handle().await, Outcome::Until(_)));
+    let writes = scenario.writes.take();
+    let resets = writes.iter().filter(|call| call.body["status"]["evacuationCancellationPolicy"] == "Allow");
+    assert_eq!(resets.count(), 1, "{:?}", names(&writes));
+    assert!(names(&writes).contains(&format!("POST {POD}/eviction")), "the pod is evicted meanwhile");
 }
 
 #[tokio::test]

@@ -81,11 +81,20 @@ impl Model {
                         self.record.progress = Some(at(self.now));
                     }
                 }
-                Action::Switch { to, .. } => {
+                Action::Switch { to, eviction_cause, .. } => {
+                    if *eviction_cause == EvictionCause::TimedOut {
+                        self.record.policy = CancellationPolicy::Allow;
+                    }
                     self.record.active = Some(to.as_str().into());
                     self.record.completed = false;
                     self.record.progress = Some(at(self.now));
                     self.unblock(reason::NOT_BLOCKED);
+                }
+                Action::AllowCancellation => {
+                    self.record.policy = CancellationPolicy::Allow;
+                    let resets = self.local.policy_resets.get_or_insert_default();
+                    resets.count += 1;
+                    resets.due = after(at(self.now), backoff::transient_delay(resets.count, self.record.uid));
                 }
                 Action::Evict { .. } => {
                     self.local.admitted = false;
@@ -178,6 +187,7 @@ proptest! {
                 let plan = decide(&kept, PodState::Present(&pod), &model.local, model.moment());
                 prop_assert_eq!(&plan, &model.plan());
             }
+            let was_cancelled = model.record.is_cancelled();
             let done = model.run_until_idle();
             if model.removed {
                 prop_assert!(model.record.deleted.is_none(), "it is deleted once");
@@ -185,7 +195,8 @@ proptest! {
             }
             // A deleted Evacuation without finalizers is removed by the API server.
             if model.record.is_cancelled() {
-                prop_assert!(model.record.deleted.is_some() && done.is_empty(), "{done:?}");
+                prop_assert!(model.record.deleted.is_some() && (!was_cancelled || done.is_empty()), "{done:?}");
+                prop_assert!(model.evictions == 0, "{done:?}");
                 return Ok(());
             }
             prop_assert!(!was_blocked || model.record.blocked.is_some(), "Blocked is never removed");
@@ -197,6 +208,15 @@ proptest! {
                 // From here on, the watch event of the pod matters.
                 prop_assert_eq!(model.evictions, 1);
                 return Ok(());
+            }
+            // An evacuator that has missed its deadline forbids cancellation for a minute at most.
+            let timed_out = matches!(
+                turns::turn(&model.record, model.moment()),
+                TurnDecision::Evict(EvictionCause::TimedOut)
+            );
+            if timed_out && model.record.policy == CancellationPolicy::Forbid {
+                let due = model.local.policy_resets.as_ref().map(|resets| resets.due);
+                prop_assert!(due.is_some_and(|due| due > at(model.now) && due <= at(model.now + 60)), "{due:?}");
             }
             // A wait ends in the future.
             let plan = model.plan();
