@@ -180,16 +180,38 @@ impl AdmissionRules {
 
     async fn authorize_pod(&self, request: &Request, evacuation: &Evacuation) -> Result<(), Verdict> {
         let (user, namespace, pod) = (&request.user, namespace(request), &evacuation.spec.pod_ref.name);
-        if self.api.may_remove_pod(user, namespace, pod).await? {
+        let needed = if let Some(node) = kubelet_node(user)
+            && !self.is_on_node(request, evacuation, node).await?
+        {
+            // Access reviews allow a kubelet to remove every pod: only the admission plugin NodeRestriction forbids it.
+            format!("a kubelet may do so only for existing pods of its own node, {node}")
+        } else if self.api.may_remove_pod(user, namespace, pod).await? {
             return Ok(());
-        }
+        } else {
+            "this requires permission to delete the pod (verb delete on pods) or to evict it (verb create on \
+             pods/eviction)"
+                .to_owned()
+        };
         let message = format!(
-            "{} may not {} the Evacuation of pod {pod} in namespace {namespace}: this requires permission to delete \
-             the pod (verb delete on pods) or to evict it (verb create on pods/eviction)",
+            "{} may not {} the Evacuation of pod {pod} in namespace {namespace}: {needed}",
             described(user),
             request.operation.as_str()
         );
         Err(Verdict::denied(Cause::Unauthorized, message))
+    }
+
+    /// Whether the Evacuation's pod exists and is bound to this node.
+    async fn is_on_node(
+        &self,
+        request: &Request,
+        evacuation: &Evacuation,
+        node: &str,
+    ) -> Result<bool, Verdict> {
+        let wanted = &evacuation.spec.pod_ref;
+        let is_there = |pod: &Pod| pod.uid.to_string() == wanted.uid && pod.node.as_deref() == Some(node);
+        // The cache may have the pod from before it was bound.
+        Ok(self.caches.pod(namespace(request), wanted).is_some_and(|pod| is_there(&pod))
+            || self.live_pod_of(request, evacuation).await?.is_some_and(|pod| is_there(&pod)))
     }
 
     async fn authorize_nodes(&self, user: &UserInfo, selector: &NodeSelector) -> Result<(), Verdict> {
@@ -268,6 +290,12 @@ fn read<T: DeserializeOwned>(object: Option<&RawValue>) -> Result<T, Verdict> {
 
 fn namespace(request: &Request) -> &str {
     request.namespace.as_deref().unwrap_or_default()
+}
+
+/// The node of a kubelet, identified as by the Node authorizer of the API server.
+fn kubelet_node(user: &UserInfo) -> Option<&str> {
+    let is_kubelet = user.groups.iter().flatten().any(|group| group == "system:nodes");
+    user.username.as_deref()?.strip_prefix("system:node:").filter(|_| is_kubelet)
 }
 
 fn described(user: &UserInfo) -> String {

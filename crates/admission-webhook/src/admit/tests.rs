@@ -49,7 +49,8 @@ fn rules(review: impl Fn(&Value) -> Option<bool> + Clone + Send + Sync + 'static
         }
         "/api/v1/namespaces/shop/pods/web-1" => {
             shared.push(call.path.clone());
-            Some((200, json!({"metadata": {"name": "web-1", "namespace": "shop", "uid": UID}})))
+            let pod = json!({"metadata": {"name": "web-1", "namespace": "shop", "uid": UID}, "spec": {"nodeName": "n1"}});
+            Some((200, pod))
         }
         path if path.contains("/pods/") => {
             shared.push(call.path.clone());
@@ -299,6 +300,41 @@ async fn only_the_evacuation_controller_writes_its_fields() {
     };
     assert_eq!(status("controller").await, Verdict::default());
     assert_eq!(denial(status("ann").await).0, 403);
+}
+
+#[tokio::test]
+async fn kubelet_evacuates_only_pods_of_its_own_node() {
+    // The Node authorizer lets every kubelet remove every pod.
+    let (rules, _) = rules(|_| Some(true));
+    let (web_1, gone) = (evacuation("web-1"), evacuation("web-2"));
+    let kubelet = async |node: &str, groups: &[&str], mut request: Request| {
+        request.user.username = Some(format!("system:node:{node}"));
+        request.user.groups = Some(groups.iter().map(ToString::to_string).collect());
+        rules.admit(Hook::ValidateEvacuations, request, BUDGET).await
+    };
+    let group = ["system:nodes", "system:authenticated"];
+    for (what, object) in [("create", &web_1), ("update", &web_1), ("delete", &web_1), ("delete", &gone)] {
+        let operation = what.to_uppercase();
+        let old = if what == "create" { &Value::Null } else { object };
+        let new = if what == "delete" { &Value::Null } else { object };
+        let request = || request(&operation, new, old);
+        let (code, message) = denial(kubelet("n2", &group, request()).await);
+        let pod = object["spec"]["podRef"]["name"].as_str().unwrap();
+        assert_eq!(
+            (code, message),
+            (
+                403,
+                format!(
+                    "user \"system:node:n2\" may not {what} the Evacuation of pod {pod} in namespace shop: a kubelet \
+                     may do so only for existing pods of its own node, n2"
+                )
+            )
+        );
+        let of_own_node = kubelet("n1", &group, request()).await;
+        assert_eq!(of_own_node.violations.is_empty(), pod == "web-1", "{of_own_node:?}");
+        let no_kubelet = kubelet("n2", &["system:authenticated"], request()).await;
+        assert_eq!(no_kubelet.violations, [], "without the group, the name means nothing");
+    }
 }
 
 fn any_json() -> impl Strategy<Value = Value> {
