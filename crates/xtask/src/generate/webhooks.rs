@@ -68,14 +68,18 @@ pub fn validating() -> ValidatingWebhookConfiguration {
     ];
     let maintenances = [cluster(NODE_MAINTENANCE_GROUP, VERSION, "nodemaintenances", all)];
     let drain_rules = [cluster(NODE_MAINTENANCE_GROUP, VERSION, "drainrules", &["CREATE", "UPDATE"])];
-    let pods = namespaced("", "v1", "pods", &["CREATE", "UPDATE"]);
-    let nodes = cluster("", "v1", "nodes", &["UPDATE"]);
+    // A status update can change annotations too.
+    let pods = [
+        namespaced("", "v1", "pods", &["CREATE", "UPDATE"]),
+        namespaced("", "v1", "pods/status", &["UPDATE"]),
+    ];
+    let nodes = [cluster("", "v1", "nodes", &["UPDATE"])];
     let webhooks = vec![
         own_kind("/validate/evacuations", &evacuations),
         own_kind("/validate/nodemaintenances", &maintenances),
         own_kind("/validate/drainrules", &drain_rules),
-        core_kind("/validate/pods", EVACUATION_GROUP, pods, evacuator_annotation_changes()),
-        core_kind("/validate/nodes", NODE_MAINTENANCE_GROUP, nodes, cordon_changes()),
+        core_kind("/validate/pods", EVACUATION_GROUP, &pods, evacuator_annotation_changes()),
+        core_kind("/validate/nodes", NODE_MAINTENANCE_GROUP, &nodes, cordon_changes()),
     ];
     ValidatingWebhookConfiguration { metadata: metadata(), webhooks: Some(webhooks) }
 }
@@ -94,13 +98,13 @@ fn own_kind(path: &str, rules: &[RuleWithOperations]) -> ValidatingWebhook {
 fn core_kind(
     path: &str,
     group: &str,
-    rule: RuleWithOperations,
+    rules: &[RuleWithOperations],
     changes: MatchCondition,
 ) -> ValidatingWebhook {
     ValidatingWebhook {
         failure_policy: Some("Ignore".into()),
         timeout_seconds: Some(2),
-        ..webhook(path, group, vec![rule], changes)
+        ..webhook(path, group, rules.to_vec(), changes)
     }
 }
 

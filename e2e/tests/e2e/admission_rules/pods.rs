@@ -7,6 +7,9 @@ use serde_json::{Value, json};
 use super::{CaseRunner, Expected, NAMESPACE};
 
 const PREFIX: &str = "evacuation.coordination.k8s.io/priority_";
+/// Arguments of kubectl, without the patch.
+const STATUS_PATCH: [&str; 8] =
+    ["patch", "pod", "good", "-n", NAMESPACE, "--subresource=status", "--type=merge", "-p"];
 
 /// Pods that exist before the webhook is installed.
 pub fn early() -> Vec<Pod> {
@@ -96,6 +99,10 @@ pub async fn table(runner: &mut CaseRunner<'_>) {
         let args = ["annotate", "--overwrite", "-n", NAMESPACE, "pod", "old", &change];
         runner.check(what, "", &args, None, expected).await;
     }
+    let low = json!({"metadata": {"annotations": {format!("{PREFIX}c.example.com"): "low"}}}).to_string();
+    let rejected = Expected::Rejected(&["priority_c.example.com: the priority must be a whole number"]);
+    let through_status = [&STATUS_PATCH, [low.as_str()].as_slice()].concat();
+    runner.check("an annotation through the status", "", &through_status, None, rejected).await;
     let evacuate_and_evict = format!("{PREFIX}c.example.com-");
     let args = ["annotate", "-n", NAMESPACE, "pod", "good", &evacuate_and_evict];
     runner.check("taking an annotation away", "", &args, None, Expected::Accepted).await;
@@ -104,6 +111,9 @@ pub async fn table(runner: &mut CaseRunner<'_>) {
 /// Changes that the webhook does not check.
 pub async fn harmless(runner: &mut CaseRunner<'_>) {
     runner.create("an ordinary pod", "", &pod("plain", &[]), Expected::Accepted).await;
+    let reported = json!({"status": {"phase": "Running", "message": "as a kubelet does"}}).to_string();
+    let status = [&STATUS_PATCH, [reported.as_str()].as_slice()].concat();
+    runner.check("the status of an annotated pod", "", &status, None, Expected::Accepted).await;
     for (what, args) in [
         ("a label of an annotated pod", ["label", "-n", NAMESPACE, "pod", "good", "x=y"]),
         ("another annotation of an annotated pod", ["annotate", "-n", NAMESPACE, "pod", "good", "x=y"]),
