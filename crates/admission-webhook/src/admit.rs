@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use haulout_api_types::{DrainRule, Evacuation, NodeMaintenance};
-use haulout_service_runtime::clock::Clock;
 use haulout_service_runtime::pods::Pod;
 use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::api::core::v1::NodeSelector;
@@ -24,17 +23,15 @@ use crate::watch::Caches;
 pub struct AdmissionRules {
     caches: Caches,
     api: ApiServer,
-    clock: Clock,
-    controller: String,
     served: BTreeSet<String>,
 }
 
 impl AdmissionRules {
     /// Rules that read from these caches and this API server.
-    pub fn new(caches: Caches, api: ApiServer, clock: Clock, args: &RuleArgs) -> Self {
+    pub fn new(caches: Caches, api: ApiServer, args: &RuleArgs) -> Self {
         let classes = args.served_evacuator_classes.iter();
         let served = classes.filter(|class| !class.is_empty()).cloned().collect();
-        Self { caches, api, clock, controller: args.evacuation_controller_user.clone(), served }
+        Self { caches, api, served }
     }
 
     async fn evaluate(&self, hook: Hook, request: &Request) -> Result<Verdict, Verdict> {
@@ -96,27 +93,19 @@ impl AdmissionRules {
         Ok(validate(self.live_pod_of(request, &new).await?))
     }
 
-    /// A status update needs no permission on the pod: an evacuator that does only part of the work must not be able to
-    /// delete it.
+    /// A policy of the chart decides about status updates. The configuration of an earlier version sends them too.
     async fn validate_updated_evacuation(&self, request: &Request) -> Result<Verdict, Verdict> {
-        let old: Evacuation = old(request)?;
-        match request.subresource.as_deref() {
-            None | Some("") => {
-                self.authorize_pod(request, &old).await?;
-                if !evacuation::removes_last_instigator(&old, &new(request)?) {
-                    return Ok(Verdict::default());
-                }
-                let pod = self.live_pod_of(request, &old).await?.map(|pod| pod.metadata());
-                let action = "its last instigator finalizer cannot be removed";
-                Ok(evacuation::validate_cancellation(&old, pod.as_ref(), action))
-            }
-            Some("status") => {
-                let by_controller =
-                    request.user.username.as_ref() == Some(&self.controller) && !self.controller.is_empty();
-                Ok(evacuation::validate_status(&old, &new(request)?, by_controller, self.clock.now()))
-            }
-            Some(_) => Ok(Verdict::default()),
+        if request.subresource.as_deref().is_some_and(|subresource| !subresource.is_empty()) {
+            return Ok(Verdict::default());
         }
+        let old: Evacuation = old(request)?;
+        self.authorize_pod(request, &old).await?;
+        if !evacuation::removes_last_instigator(&old, &new(request)?) {
+            return Ok(Verdict::default());
+        }
+        let pod = self.live_pod_of(request, &old).await?.map(|pod| pod.metadata());
+        let action = "its last instigator finalizer cannot be removed";
+        Ok(evacuation::validate_cancellation(&old, pod.as_ref(), action))
     }
 
     async fn validate_deleted_evacuation(&self, request: &Request) -> Result<Verdict, Verdict> {

@@ -116,11 +116,6 @@ fn parse_lifetime(text: &str) -> Result<SignedDuration, String> {
 /// Settings of the admission rules.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct RuleArgs {
-    /// The only user that may change the active evacuator and the eviction counters of Evacuations, such as
-    /// system:serviceaccount:haulout-system:haulout-evacuation-controller
-    #[arg(long, env = "HAULOUT_EVACUATION_CONTROLLER_USER", default_value = "")]
-    pub evacuation_controller_user: String,
-
     /// Built-in evacuator classes that are served in this installation, such as deployment.apps.k8s.io
     #[arg(long, env = "HAULOUT_SERVED_EVACUATOR_CLASSES", value_delimiter = ',')]
     pub served_evacuator_classes: Vec<String>,

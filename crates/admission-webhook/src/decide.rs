@@ -25,10 +25,8 @@ pub enum Cause {
     Pod,
     /// The evacuators differ from the pod's.
     Evacuators,
-    /// A status field that somebody else owns, or that cannot be set yet.
+    /// A status field that cannot be set yet.
     Status,
-    /// A time in the future.
-    FutureTime,
     /// The evacuation cannot be cancelled.
     CancellationForbidden,
     /// An evacuator annotation breaks a rule.
@@ -52,7 +50,6 @@ impl Cause {
             Self::Pod => ("pod", 422, "Invalid"),
             Self::Evacuators => ("evacuators", 422, "Invalid"),
             Self::Status => ("status", 403, "Forbidden"),
-            Self::FutureTime => ("future-time", 422, "Invalid"),
             Self::CancellationForbidden => ("cancellation-forbidden", 403, "Forbidden"),
             Self::Annotation => ("annotation", 422, "Invalid"),
             Self::Selector => ("selector", 422, "Invalid"),

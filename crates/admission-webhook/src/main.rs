@@ -95,7 +95,6 @@ async fn run(args: Args, context: Context) -> Result<(), WebhookError> {
     let rules = AdmissionRules::new(
         Caches::start(&context, &mut term, metrics.clone()),
         ApiServer::new(context.clients.direct.clone(), metrics.clone()),
-        context.clock.clone(),
         &args.rules,
     );
     let server = Server::new(rules, tls, Limits::default(), metrics);

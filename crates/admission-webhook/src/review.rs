@@ -28,7 +28,7 @@ pub trait Admit: Send + Sync + 'static {
 pub enum Hook {
     /// Sets the defaults of a new Evacuation.
     MutateEvacuations,
-    /// Validates Evacuations and their status.
+    /// Validates Evacuations.
     ValidateEvacuations,
     /// Adds the default entries to the drain plan.
     MutateNodeMaintenances,

@@ -1,6 +1,7 @@
 //! Reports of evacuators: whether an evacuator is active, how often it reports, and the merge patches that it sends.
 //! Each patch has the resourceVersion of the Evacuation that was read, so that the API server rejects a report that
-//! comes after another evacuator became active.
+//! comes after another evacuator became active. The sender needs the verb `report` on the resource `evacuators` of
+//! [`EVACUATION_GROUP`](crate::names::EVACUATION_GROUP), with the active class as name.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;

@@ -6,16 +6,18 @@ mod evacuations;
 mod node_maintenances;
 mod nodes;
 mod pods;
+mod reports;
 
 use std::time::Duration;
 
-use haulout_e2e::{Cluster, Handle, Output, Webhook, objects, wait};
+use haulout_api_types::Evacuation;
+use haulout_e2e::{Cluster, Handle, Output, Webhook, objects, service, wait};
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
 };
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde::Deserialize as _;
 use serde_json::{Value, json};
@@ -23,6 +25,7 @@ use serde_json::{Value, json};
 const NAMESPACE: &str = "shop";
 const USER_GRACE: &str = "grace";
 const POD_REMOVERS: &str = "pod-removers";
+const NODES: &str = "system:nodes";
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The expected result of kubectl.
@@ -76,6 +79,25 @@ impl CaseRunner<'_> {
         }
     }
 
+    /// Runs `kubectl patch` with this merge patch of the status of an Evacuation.
+    async fn report(&mut self, what: &str, user: &str, name: &str, status: &Value, expected: Expected<'_>) {
+        let patch = json!({ "status": status }).to_string();
+        let args = ["--subresource=status", "--type=merge", "-p", &patch];
+        let args = [&["patch", "evacuation", name, "-n", NAMESPACE], args.as_slice()].concat();
+        self.check(what, user, &args, None, expected).await;
+    }
+
+    /// Writes a status as the evacuation controller.
+    async fn write_as_controller(&self, name: &str, status: Value) {
+        let account = "haulout-evacuation-controller";
+        let account = self.cluster.service_account_kubeconfig(service::NAMESPACE, account).await.unwrap();
+        let controller = self.cluster.client_from(&account, "controller").await.unwrap();
+        Api::<Evacuation>::namespaced(controller, NAMESPACE)
+            .patch_status(name, &PatchParams::default(), &Patch::Merge(json!({ "status": status })))
+            .await
+            .expect("the evacuation controller may write its own fields");
+    }
+
     /// Runs `kubectl create` with this object.
     async fn create(&mut self, what: &str, user: &str, object: &Value, expected: Expected<'_>) {
         self.check(what, user, &["create", "-f", "-"], Some(object), expected).await;
@@ -85,6 +107,7 @@ impl CaseRunner<'_> {
         let config = match user {
             "" => self.cluster.kubeconfig.clone(),
             USER_GRACE => self.cluster.user_kubeconfig(user, &[POD_REMOVERS]).unwrap(),
+            user if user.starts_with("system:node:") => self.cluster.user_kubeconfig(user, &[NODES]).unwrap(),
             user => self.cluster.user_kubeconfig(user, &[]).unwrap(),
         };
         let config = config.display().to_string();
@@ -113,7 +136,8 @@ impl CaseRunner<'_> {
     }
 }
 
-/// The users. All of them may write our kinds as far as RBAC is concerned; the webhook requires more.
+/// The users. All of them except vera may write our kinds and their statuses as far as RBAC is concerned. The webhook and
+/// the policies require more.
 ///
 /// | user | additional permissions |
 /// |---|---|
@@ -123,6 +147,10 @@ impl CaseRunner<'_> {
 /// | evi | evict pod `web-1` in the namespace `shop` |
 /// | nora | delete the nodes n1 and n2 |
 /// | amy | delete every node |
+/// | rita | report for the evacuator a.example.com in the namespace `shop` |
+/// | rob | report for the evacuator b.example.com in the namespace `shop` |
+/// | system:node:n1, system:node:n2 | those of kubelets |
+/// | vera | only the role `view` in the namespace `shop` |
 fn users() -> Vec<Value> {
     let rbac = "rbac.authorization.k8s.io";
     let user = |name: &str| json!([{"apiGroup": rbac, "kind": "User", "name": name}]);
@@ -133,11 +161,24 @@ fn users() -> Vec<Value> {
             "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": role}, "subjects": subjects})
     };
     let ours = json!([{"apiGroups": ["evacuation.coordination.k8s.io", "nodemaintenance.k8s.io"],
-        "resources": ["*"], "verbs": ["*"]}]);
-    let all_users = json!([{"apiGroup": rbac, "kind": "Group", "name": "system:authenticated"}]);
+        "resources": ["evacuations", "evacuations/status", "nodemaintenances", "drainrules"], "verbs": ["*"]}]);
+    let writers = ["nils", "dora", USER_GRACE, "evi", "nora", "amy", "rita", "rob"];
+    let writers = writers.map(|name| json!({"apiGroup": rbac, "kind": "User", "name": name}));
+    let kubelets = [json!({"apiGroup": rbac, "kind": "Group", "name": NODES})];
+    let reporter = |class: &str| {
+        json!([{"apiGroups": ["evacuation.coordination.k8s.io"], "resources": ["evacuators"],
+            "resourceNames": [class], "verbs": ["report"]}])
+    };
     vec![
         cluster_role("test-writers", ours),
-        binding("ClusterRoleBinding", "test-writers", all_users),
+        binding("ClusterRoleBinding", "test-writers", json!([writers.as_slice(), &kubelets].concat())),
+        cluster_role("test-rita", reporter("a.example.com")),
+        binding("RoleBinding", "test-rita", user("rita")),
+        cluster_role("test-rob", reporter("b.example.com")),
+        binding("RoleBinding", "test-rob", user("rob")),
+        json!({"apiVersion": format!("{rbac}/v1"), "kind": "RoleBinding",
+            "metadata": {"name": "test-vera", "namespace": NAMESPACE},
+            "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": "view"}, "subjects": user("vera")}),
         cluster_role("test-dora", json!([{"apiGroups": [""], "resources": ["pods"], "verbs": ["delete"]}])),
         binding("RoleBinding", "test-dora", user("dora")),
         cluster_role(
@@ -170,15 +211,25 @@ async fn until_permissions_apply(client: &Client) {
     let pods = |verb: &str, subresource: &str| json!({"namespace": NAMESPACE, "verb": verb, "resource": "pods", "subresource": subresource, "name": "web-1"});
     let node = json!({"verb": "delete", "resource": "nodes", "name": "n1"});
     let ours = json!({"verb": "create", "group": "nodemaintenance.k8s.io", "resource": "nodemaintenances"});
+    let evacuation = |verb: &str, resource: &str, name: &str| json!({"namespace": NAMESPACE, "verb": verb, "group": "evacuation.coordination.k8s.io", "resource": resource, "name": name});
     for (user, attributes) in [
         ("nils", ours),
+        ("rita", evacuation("report", "evacuators", "a.example.com")),
+        ("rob", evacuation("report", "evacuators", "b.example.com")),
+        // The view role is aggregated.
+        ("vera", evacuation("get", "evacuations", "")),
+        ("system:node:n2", evacuation("create", "evacuations", "")),
         ("dora", pods("delete", "")),
         (USER_GRACE, pods("create", "eviction")),
         ("evi", pods("create", "eviction")),
         ("nora", node.clone()),
         ("amy", node),
     ] {
-        let group = if user == USER_GRACE { POD_REMOVERS } else { "system:authenticated" };
+        let group = match user {
+            USER_GRACE => POD_REMOVERS,
+            kubelet if kubelet.starts_with("system:node:") => NODES,
+            _ => "system:authenticated",
+        };
         let asked = json!({"spec": {"user": user, "groups": [group], "resourceAttributes": attributes}});
         let asked: SubjectAccessReview = serde_json::from_value(asked).unwrap();
         wait::eventually(&format!("{user} has all permissions"), LIMIT, async || {
@@ -217,6 +268,7 @@ async fn every_admission_rule_works_through_kubectl() {
 
     let mut runner = CaseRunner { cluster: &cluster, client, wrong: Vec::new(), count: 0 };
     pods::table(&mut runner).await;
+    reports::table(&mut runner).await;
     evacuations::table(&mut runner).await;
     node_maintenances::table(&mut runner).await;
     drain_rules::table(&mut runner).await;
@@ -236,13 +288,14 @@ async fn every_admission_rule_works_through_kubectl() {
         "harmless requests do not reach the webhook"
     );
 
-    let CaseRunner { wrong, count, .. } = runner;
-    assert!(wrong.is_empty(), "{} of {count} cases:\n{}", wrong.len(), wrong.join("\n"));
     let cached =
         service.metric_where("haulout_admission_access_reviews_total", "result=\"cached\"").await.unwrap();
     assert!(cached > 0.0, "no access review was answered from the cache");
 
     drop(service);
+    reports::table_without_webhook(&mut runner).await;
+    let CaseRunner { wrong, count, .. } = runner;
+    assert!(wrong.is_empty(), "{} of {count} cases:\n{}", wrong.len(), wrong.join("\n"));
     upgrade_keeps_the_ca_bundle(&cluster).await;
     cluster.shutdown().await;
 }

@@ -75,6 +75,7 @@ async fn deadlines_and_backoffs_with_a_shifted_clock() {
         classes::evacuator_times_out_after_its_last_report,
         classes::late_progress_cancels_a_pending_eviction,
         classes::future_progress_timestamp_is_set_to_now,
+        classes::silent_evacuator_cannot_forbid_for_ever,
         eviction::next_pod_is_tried_when_an_allowed_eviction_fails,
         eviction::pods_blocked_by_a_budget_leave_oldest_first,
         eviction::terminating_pod_is_not_evicted,
@@ -242,6 +243,45 @@ impl TestNamespace {
     async fn until_evacuation_gone(&self, name: &str) {
         let gone = wait::gone(self.evacuations(), name, SOON).await;
         gone.unwrap_or_else(|error| panic!("{error:#}\n{}", tail(&self.controller.text())));
+    }
+
+    /// Creates a ServiceAccount with the role from the guide for evacuator authors, for these classes.
+    async fn reporter_account(&self, name: &str, classes: &[&str]) {
+        let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
+        "metadata": {"name": name, "namespace": self.namespace}, "rules": [
+            {"apiGroups": ["evacuation.coordination.k8s.io"], "resources": ["evacuations"],
+             "verbs": ["get", "list", "watch"]},
+            {"apiGroups": ["evacuation.coordination.k8s.io"], "resources": ["evacuations/status"],
+             "verbs": ["patch"]},
+            {"apiGroups": ["evacuation.coordination.k8s.io"], "resources": ["evacuators"],
+             "resourceNames": classes, "verbs": ["report"]},
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "patch"]},
+        ]});
+        let account = json!({"apiVersion": "v1", "kind": "ServiceAccount",
+            "metadata": {"name": name, "namespace": self.namespace}});
+        let binding = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+            "metadata": {"name": name, "namespace": self.namespace},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": self.namespace}]});
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": [account, role, binding]}).to_string();
+        self.cluster.kubectl_with(&["create", "-f", "-"], &list).await.unwrap().success().unwrap();
+        let user = format!("system:serviceaccount:{}:{name}", self.namespace);
+        for class in classes {
+            let class = format!("evacuators.evacuation.coordination.k8s.io/{class}");
+            let args = ["auth", "can-i", "report", &class, "-n", &self.namespace, "--as", &user];
+            wait::eventually(&format!("{name} may report for {class}"), SOON, async || {
+                Ok(self.cluster.kubectl(&args).await?.status.success().then_some(()))
+            })
+            .await
+            .unwrap();
+        }
+    }
+
+    /// The Evacuations, for a user who may only report for these classes.
+    async fn reporter(&self, name: &str, classes: &[&str]) -> Api<Evacuation> {
+        self.reporter_account(name, classes).await;
+        let account = self.cluster.service_account_kubeconfig(&self.namespace, name).await.unwrap();
+        Api::namespaced(self.cluster.client_from(&account, name).await.unwrap(), &self.namespace)
     }
 
     /// Writes status fields, as an evacuator does.

@@ -85,10 +85,20 @@ impl Case {
 /// Sends every case to the API server and reports all unexpected answers. Objects without a name get one with this
 /// prefix.
 async fn check_cases(api: &Api<DynamicObject>, resource: &ApiResource, prefix: &str, cases: Vec<Case>) {
+    check_cases_as([api, api], resource, prefix, cases).await;
+}
+
+/// The same, with one client for objects and one for their status.
+async fn check_cases_as(
+    apis: [&Api<DynamicObject>; 2],
+    resource: &ApiResource,
+    prefix: &str,
+    cases: Vec<Case>,
+) {
     let mut wrong = Vec::new();
     let count = cases.len();
     for (index, case) in cases.into_iter().enumerate() {
-        let answer = attempt(api, resource, &format!("{prefix}-{index}"), &case).await;
+        let answer = attempt(apis, resource, &format!("{prefix}-{index}"), &case).await;
         let fits = match (&answer, &case.rejected) {
             (Ok(()), None) => true,
             (Err(status), Some(rejection)) => rejection.fits(status),
@@ -106,7 +116,7 @@ async fn check_cases(api: &Api<DynamicObject>, resource: &ApiResource, prefix: &
 
 /// Creates, changes and deletes the object. Returns the answer to the request under test.
 async fn attempt(
-    api: &Api<DynamicObject>,
+    [api, status_api]: [&Api<DynamicObject>; 2],
     resource: &ApiResource,
     name: &str,
     case: &Case,
@@ -138,9 +148,9 @@ async fn attempt(
         Change::Status(patches) => {
             let (last, earlier) = patches.split_last().unwrap();
             for patch in earlier {
-                api.patch_status(name, &params, &Patch::Merge(patch)).await.unwrap();
+                status_api.patch_status(name, &params, &Patch::Merge(patch)).await.unwrap();
             }
-            api.patch_status(name, &params, &Patch::Merge(last)).await.map(|_| ()).map_err(rejection)
+            status_api.patch_status(name, &params, &Patch::Merge(last)).await.map(|_| ()).map_err(rejection)
         }
     };
     api.delete(name, &DeleteParams::default()).await.unwrap();

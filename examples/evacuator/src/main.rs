@@ -1,5 +1,6 @@
 //! A sample evacuator. It registers on pods, waits until it is active for one of them, does its work (here it pretends
-//! to copy data in small steps), reports progress, and completes.
+//! to copy data in small steps), reports progress, and completes. Its account needs the Role in
+//! docs/evacuator-authors.md, with the verb `report` on `evacuators` for its own class.
 
 use std::collections::HashSet;
 use std::pin::pin;

@@ -3,11 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use haulout_api_types::evacuation::{CancellationPolicy, Evacuation, EvacuationStatus};
+use haulout_api_types::evacuation::{CancellationPolicy, Evacuation};
 use haulout_api_types::names::{DRAIN_LABEL, instigator};
-use haulout_api_types::reports::MAX_AHEAD;
 use haulout_api_types::{evacuators, instigators};
-use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
@@ -96,43 +94,6 @@ pub fn validate_new(
 
 fn describe(evacuator: &haulout_api_types::evacuation::Evacuator) -> String {
     format!("{} ({})", evacuator.evacuator_class, evacuator.annotation().1)
-}
-
-/// Validates a status update. Evacuators and the evacuation controller may write the status. Only the controller may
-/// change the active evacuator and the eviction counters.
-pub fn validate_status(old: &Evacuation, new: &Evacuation, by_controller: bool, now: Timestamp) -> Verdict {
-    let nothing = EvacuationStatus::default();
-    let (old, new) = (old.status.as_ref().unwrap_or(&nothing), new.status.as_ref().unwrap_or(&nothing));
-    let mut verdict = Verdict::default();
-    if !by_controller {
-        let own = "patch only your own fields";
-        let done = "to finish, an evacuator sets status.activeEvacuatorCompleted";
-        for (changed, field, instead) in [
-            (old.active_evacuator_class != new.active_evacuator_class, "activeEvacuatorClass", done),
-            (old.failed_eviction_counter != new.failed_eviction_counter, "failedEvictionCounter", own),
-            (old.last_failed_eviction_time != new.last_failed_eviction_time, "lastFailedEvictionTime", own),
-        ] {
-            if changed {
-                let message =
-                    format!("status.{field}: only the evacuation controller may change it; {instead}");
-                verdict.deny(Cause::Status, message);
-            }
-        }
-    }
-    if let Some(progress) = &new.evacuation_progress_timestamp
-        && new.evacuation_progress_timestamp != old.evacuation_progress_timestamp
-        && progress.0.duration_since(now) > MAX_AHEAD
-    {
-        let ahead = progress.0.duration_since(now).as_secs();
-        let message = format!(
-            "status.evacuationProgressTimestamp: {} is {ahead} s in the future, and at most {} s are allowed: set it \
-             to the current time, and check the clock",
-            progress.0,
-            MAX_AHEAD.as_secs()
-        );
-        verdict.deny(Cause::FutureTime, message);
-    }
-    verdict
 }
 
 /// Whether the evacuation cannot be cancelled while its pod exists.

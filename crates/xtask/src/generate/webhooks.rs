@@ -62,10 +62,7 @@ pub fn mutating() -> MutatingWebhookConfiguration {
 /// The validating webhooks.
 pub fn validating() -> ValidatingWebhookConfiguration {
     let all = &["CREATE", "UPDATE", "DELETE"];
-    let evacuations = [
-        namespaced(EVACUATION_GROUP, VERSION, "evacuations", all),
-        namespaced(EVACUATION_GROUP, VERSION, "evacuations/status", &["UPDATE"]),
-    ];
+    let evacuations = [namespaced(EVACUATION_GROUP, VERSION, "evacuations", all)];
     let maintenances = [cluster(NODE_MAINTENANCE_GROUP, VERSION, "nodemaintenances", all)];
     let drain_rules = [cluster(NODE_MAINTENANCE_GROUP, VERSION, "drainrules", &["CREATE", "UPDATE"])];
     // A status update can change annotations too.

@@ -295,8 +295,9 @@ impl Interferer<'_> {
                 };
                 let text = format!("of {pod} to {conditions}");
                 let status = Patch::Merge(json!({"status": {"conditions": conditions}}));
-                ignore_stale(api.patch_status(&name, &params, &status).await)?;
-                (None, Some(text))
+                // A policy rejects reports while no evacuator is active.
+                let written = ignore_stale(api.patch_status(&name, &params, &status).await)?;
+                (None, written.map(|_| text))
             }
         })
     }

@@ -2,11 +2,10 @@
 
 use haulout_api_types::evacuators::evacuation_name;
 use haulout_api_types::{Evacuation, instigators};
-use haulout_e2e::{objects, service};
-use jiff::{SignedDuration, Timestamp};
+use haulout_e2e::objects;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::PostParams;
 use serde_json::{Value, json};
 
 use super::node_maintenances::{maintenance, named};
@@ -14,7 +13,7 @@ use super::{CaseRunner, Expected, LIMIT, NAMESPACE, USER_GRACE};
 
 const OTHER_UID: &str = "1f0c3a52-7f0e-4a52-9f57-0d8a1c7f0e11";
 
-fn evacuation(pod: &str, uid: &str, rest: Value) -> Value {
+pub fn evacuation(pod: &str, uid: &str, rest: Value) -> Value {
     let mut object = json!({
         "apiVersion": "evacuation.coordination.k8s.io/v1alpha1", "kind": "Evacuation",
         "metadata": {"name": evacuation_name(uid, pod), "namespace": NAMESPACE},
@@ -44,7 +43,10 @@ pub async fn table(runner: &mut CaseRunner<'_>) {
     creation(runner, &web_1, &old).await;
     evacuation_of_a_new_pod(runner).await;
     permissions(runner, &web_2).await;
-    status(runner, &evacuation_name(&web_1, "web-1")).await;
+    let of_web_1 = evacuation_name(&web_1, "web-1");
+    runner.write_as_controller(&of_web_1, json!({"activeEvacuatorClass": "a.example.com"})).await;
+    let forbid = json!({"evacuationCancellationPolicy": "Forbid"});
+    runner.report("an evacuator that cannot stop", "rita", &of_web_1, &forbid, Expected::Accepted).await;
     deletion_warnings(runner).await;
     deletion(runner, &evacuation_name(&web_1, "web-1"), &evacuation_name(&web_2, "web-2")).await;
 }
@@ -160,74 +162,6 @@ async fn permissions(runner: &mut CaseRunner<'_>, web_2: &str) {
     for user in ["dora", USER_GRACE] {
         runner.check("a change by somebody with permission", user, &label, None, Expected::Accepted).await;
     }
-}
-
-async fn status(runner: &mut CaseRunner<'_>, name: &str) {
-    let patch = |status: Value| json!({ "status": status }).to_string();
-    let ahead = |seconds: i64| (Timestamp::now() + SignedDuration::from_secs(seconds)).to_string();
-    for (what, change, expected) in [
-        (
-            "another active class",
-            json!({"activeEvacuatorClass": "a.example.com"}),
-            Expected::Rejected(&[
-                "status.activeEvacuatorClass: only the evacuation controller may change it",
-            ]),
-        ),
-        (
-            "a counted eviction",
-            json!({"failedEvictionCounter": 1}),
-            Expected::Rejected(&[
-                "status.failedEvictionCounter: only the evacuation controller may change it",
-            ]),
-        ),
-        (
-            "both at once",
-            json!({"failedEvictionCounter": 1, "activeEvacuatorClass": "a.example.com"}),
-            Expected::Rejected(&["status.failedEvictionCounter: only", "status.activeEvacuatorClass: only"]),
-        ),
-        (
-            "progress in the future",
-            json!({"evacuationProgressTimestamp": ahead(86_400)}),
-            Expected::Rejected(&[
-                "status.evacuationProgressTimestamp: ",
-                "in the future, and at most 30 s are allowed",
-            ]),
-        ),
-        (
-            "progress on a clock that is a little ahead",
-            json!({"evacuationProgressTimestamp": ahead(5)}),
-            Expected::Accepted,
-        ),
-        (
-            "a report by an evacuator",
-            json!({"message": "halfway", "evacuationCancellationPolicy": "Forbid", "activeEvacuatorCompleted": false,
-                   "expectedEvacuationFinishTime": ahead(7200)}),
-            Expected::Accepted,
-        ),
-    ] {
-        let patch = patch(change);
-        let args = [
-            "patch",
-            "evacuation",
-            name,
-            "-n",
-            NAMESPACE,
-            "--subresource=status",
-            "--type=merge",
-            "-p",
-            &patch,
-        ];
-        // This needs no permission on the pod.
-        runner.check(what, "nils", &args, None, expected).await;
-    }
-    let account =
-        runner.cluster.service_account_kubeconfig(service::NAMESPACE, "haulout-evacuation-controller");
-    let controller = runner.cluster.client_from(&account.await.unwrap(), "controller").await.unwrap();
-    let own = json!({"status": {"activeEvacuatorClass": "a.example.com", "failedEvictionCounter": 1}});
-    Api::<Evacuation>::namespaced(controller, NAMESPACE)
-        .patch_status(name, &PatchParams::default(), &Patch::Merge(own))
-        .await
-        .expect("the evacuation controller may write its own fields");
 }
 
 /// Deleting an Evacuation does not cancel it while instigators remain: the warning lists them.

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use haulout_api_types::Evacuation;
+use haulout_api_types::evacuation::CancellationPolicy;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
 use super::{DEADLINE, TestEnv, TestNamespace, active, blocked};
@@ -112,7 +114,6 @@ pub async fn late_progress_cancels_a_pending_eviction(env: &TestEnv) {
     test.end().await;
 }
 
-/// No webhook runs that would reject it.
 pub async fn future_progress_timestamp_is_set_to_now(env: &TestEnv) {
     let test = env.test_namespace_with_controller().await;
     let pod = test.pod("web-1", &[A, B]).await;
@@ -122,7 +123,7 @@ pub async fn future_progress_timestamp_is_set_to_now(env: &TestEnv) {
     test.report(&evacuation, json!({"evacuationProgressTimestamp": Time(reported)})).await;
     // However late the controller is, the reported time is a day ahead.
     let soon = Timestamp::now().saturating_add(Duration::from_secs(3_600)).unwrap();
-    let clamped = |e: &haulout_api_types::Evacuation| {
+    let clamped = |e: &Evacuation| {
         let progress = e.status.as_ref().and_then(|status| status.evacuation_progress_timestamp.as_ref());
         progress.is_some_and(|progress| progress.0 < soon)
     };
@@ -130,6 +131,43 @@ pub async fn future_progress_timestamp_is_set_to_now(env: &TestEnv) {
     test.controller.shift_clock(DEADLINE + Duration::from_secs(60)).await.unwrap();
     test.until_active(&evacuation, B).await;
     test.end().await;
+}
+
+/// The user may report for both evacuators, and never reports progress.
+pub async fn silent_evacuator_cannot_forbid_for_ever(env: &TestEnv) {
+    let test = env.test_namespace_with_controller().await;
+    let silent = test.reporter("silent", &[A, B]).await;
+    let pod = test.pod("web-1", &[A, B]).await;
+    test.budget(haulout_e2e::objects::pdb("web").namespace(&test.namespace).min_available("1").build()).await;
+    let evacuation = test.evacuate(&pod).await;
+    let forbid = async || {
+        let forbid = Patch::Merge(json!({"status": {"evacuationCancellationPolicy": "Forbid"}}));
+        let written = silent.patch_status(&evacuation, &PatchParams::default(), &forbid).await.unwrap();
+        assert_eq!(policy(&written), CancellationPolicy::Forbid);
+    };
+    test.until_active(&evacuation, A).await;
+    forbid().await;
+    test.controller.shift_clock(DEADLINE + Duration::from_secs(1)).await.unwrap();
+    let second = test.until_active(&evacuation, B).await;
+    assert_eq!(policy(&second), CancellationPolicy::Allow, "reset in the same write");
+    assert!(second.status.unwrap().message.contains("a.example.com has reported no progress for 600 s"));
+    forbid().await;
+    test.controller.shift_clock(2 * DEADLINE + Duration::from_secs(2)).await.unwrap();
+    let evicting = test.until_blocked(&evacuation, "DisruptionBudgetExhausted").await;
+    assert_eq!(policy(&evicting), CancellationPolicy::Allow, "reset before the eviction");
+    // Its turn is over: it may still report, but has reported no progress.
+    for _ in 0..2 {
+        forbid().await;
+        let allows = |e: &Evacuation| policy(e) == CancellationPolicy::Allow;
+        test.until(&evacuation, "allows cancellation again", allows).await;
+    }
+    test.delete_budget("web").await;
+    test.until_gone(&pod, &evacuation).await;
+    test.end().await;
+}
+
+fn policy(evacuation: &Evacuation) -> CancellationPolicy {
+    evacuation.status.clone().unwrap_or_default().evacuation_cancellation_policy
 }
 
 pub async fn switching_evacuators_resets_reported_status(test: TestNamespace) {

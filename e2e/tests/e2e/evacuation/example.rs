@@ -10,9 +10,12 @@ const CLASS: &str = "copier.example.com";
 
 pub async fn example_evacuator_reports_completes_and_aborts(test: TestNamespace) {
     let log = test.cluster.logs.join("example-evacuator.log");
+    test.reporter_account("copier", &[CLASS]).await;
+    let account = test.cluster.service_account_kubeconfig(&test.namespace, "copier").await.unwrap();
     let _example = test
         .cluster
         .command(&xtask().with_file_name("example-evacuator"))
+        .env("KUBECONFIG", account)
         .args([
             "--namespace",
             &test.namespace,

@@ -2,16 +2,18 @@
 
 use std::collections::BTreeSet;
 
+use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::core::ApiResource;
 use serde_json::{Value, json};
 
 use haulout_api_types::evacuation::CancellationPolicy;
 use haulout_api_types::{Evacuation, EvacuationStatus, evacuators};
-use haulout_e2e::objects;
+use haulout_e2e::service::NAMESPACE;
+use haulout_e2e::{Handle, objects};
 use k8s_openapi::api::core::v1::Namespace;
 
-use super::{Case, check_cases};
+use super::{Case, check_cases_as};
 use crate::support::shared;
 
 const UID: &str = "f5823a89-e03f-4752-b013-445643b8c7a0";
@@ -54,11 +56,18 @@ async fn namespace(name: &str) -> (crate::support::Shared, String) {
     (cluster, name.into())
 }
 
+/// A client as the evacuation controller. A policy rejects most status updates of others.
+async fn controller(cluster: &Handle) -> Client {
+    let account = cluster.service_account_kubeconfig(NAMESPACE, "haulout-evacuation-controller");
+    cluster.client_from(&account.await.unwrap(), "controller").await.unwrap()
+}
+
 async fn check(namespace_name: &str, cases: Vec<Case>) {
     let (cluster, namespace) = namespace(namespace_name).await;
     let resource = ApiResource::erase::<Evacuation>(&());
     let api = Api::namespaced_with(cluster.client().await.unwrap(), &namespace, &resource);
-    check_cases(&api, &resource, "evacuation", cases).await;
+    let status = Api::namespaced_with(controller(&cluster).await, &namespace, &resource);
+    check_cases_as([&api, &status], &resource, "evacuation", cases).await;
     cluster.kubectl(&["delete", "namespace", &namespace, "--wait=false"]).await.unwrap().success().unwrap();
 }
 
@@ -226,7 +235,9 @@ async fn status_is_dropped_on_create_and_defaulted() {
     assert_eq!(created.spec.progress_deadline_seconds, 1800);
     let name = created.metadata.name.unwrap();
     let word = json!({"status": {"evacuationProgressTimestamp": "2026-01-01T00:00:00Z"}});
-    let reported = api.patch_status(&name, &PatchParams::default(), &Patch::Merge(word)).await.unwrap();
+    let status_api: Api<Evacuation> = Api::namespaced(controller(&cluster).await, &namespace);
+    let reported =
+        status_api.patch_status(&name, &PatchParams::default(), &Patch::Merge(word)).await.unwrap();
     let status = reported.status.unwrap();
     assert_eq!(status.evacuation_cancellation_policy, CancellationPolicy::Allow);
     assert_eq!((status.failed_eviction_counter, status.message.as_str()), (0, ""));
