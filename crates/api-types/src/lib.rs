@@ -9,6 +9,7 @@
 //! | who may evacuate this pod, and what does its Evacuation look like? | [`evacuators`], [`instigators`] |
 //! | how does an evacuator report? | [`reports`] |
 //! | how are conditions written? | [`conditions`] |
+//! | how long may text of other programs be? | [`bounded`] |
 //! | which pods leave when? | [`drain_plan`], [`drain_targets`], [`drain_rules`], [`pod`] |
 //! | does this selector match? does this pod tolerate that taint? | [`selector`], [`tolerations`] |
 //! | which pod is it? | [`uid`] |
@@ -16,6 +17,7 @@
 //! Objects can be newer than their reader and have unknown enum values. Read lists and watches through kube's
 //! `DeserializeGuard`, so that one unreadable object does not make the whole list unreadable.
 
+pub mod bounded;
 pub mod conditions;
 pub mod drain_plan;
 pub mod drain_rule;

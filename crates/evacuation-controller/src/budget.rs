@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use haulout_api_types::bounded;
 use haulout_api_types::selector::LabelMatcher;
 use haulout_service_runtime::pods::{Phase, Pod, Uid};
 use jiff::Timestamp;
@@ -196,7 +197,7 @@ impl Budgets {
             [budget] => budget.describe(unhealthy),
             several => {
                 let names: Vec<_> = several.iter().map(|budget| &*budget.name).collect();
-                format!("The pod is covered by {}.", names.join(", "))
+                format!("The pod is covered by {}.", bounded::list(&names, MAX_NAMED))
             }
         }
     }

@@ -7,11 +7,14 @@ use std::time::Duration;
 
 use haulout_api_types::evacuation::{CancellationPolicy, Evacuator};
 use haulout_api_types::names::condition;
-use haulout_api_types::{Evacuation, evacuators, instigators};
+use haulout_api_types::{Evacuation, bounded, evacuators, instigators};
 use haulout_service_runtime::api::Object;
 use haulout_service_runtime::pods::{InvalidUid, Uid};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+/// Maximum number of conditions of other programs that our writes keep. The schema allows one more: ours.
+pub const MAX_OTHER_CONDITIONS: usize = 63;
 
 /// An Evacuation, reduced to what decisions need.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,7 +57,8 @@ pub struct Record {
     pub blocked: Option<Blocked>,
     /// Whether `status.message` equals the message of that condition.
     pub message_repeats_blocked: bool,
-    /// Conditions that other programs set. Our writes must keep them.
+    /// Conditions that other programs set. Our writes must keep them, but shorten their messages: with as many and as long
+    /// conditions as the schema allows, no write of the status would fit into a request.
     pub other_conditions: Box<[Condition]>,
 }
 
@@ -69,6 +73,11 @@ pub struct Blocked {
     pub since: Timestamp,
     /// The [`fingerprint`] of its message.
     pub message: u32,
+}
+
+/// A condition of another program, with a message of bounded length.
+fn shortened(condition: Condition) -> Condition {
+    Condition { message: bounded::text(&condition.message), ..condition }
 }
 
 /// A hash that detects changes of a text without storing it.
@@ -136,7 +145,7 @@ impl Record {
                 message: fingerprint(&c.message),
             }),
             message_repeats_blocked: repeats,
-            other_conditions: others.into(),
+            other_conditions: others.into_iter().take(MAX_OTHER_CONDITIONS).map(shortened).collect(),
         })
     }
 

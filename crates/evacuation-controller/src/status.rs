@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use haulout_api_types::names::condition;
-use haulout_api_types::{conditions, instigators};
+use haulout_api_types::{bounded, conditions, instigators};
 use haulout_service_runtime::eviction::Failure;
 use haulout_service_runtime::pods::Pod;
 use jiff::Timestamp;
@@ -92,12 +92,81 @@ pub fn held(record: &Record, ended: &str) -> String {
         Some(class) => format!("{finalizer} (evacuator {class} has to clean up)"),
         None => finalizer.to_owned(),
     };
-    let mut named: Vec<_> = record.finalizers.iter().take(MAX_NAMED).map(|f| describe(f)).collect();
-    if let Some(more) = record.finalizers.len().checked_sub(MAX_NAMED).filter(|more| *more > 0) {
-        named.push(format!("and {more} more"));
-    }
+    let named: Vec<_> = record.finalizers.iter().map(|finalizer| describe(finalizer)).collect();
     format!(
         "{ended}, but finalizers keep the Evacuation from being removed: {}. Their owners have to remove them.",
-        named.join(", ")
+        bounded::list(&named, MAX_NAMED)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use haulout_api_types::names::reason;
+    use haulout_service_runtime::testing::{status_violations, stored_bytes};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::{at, blocked as blocked_by, record};
+
+    const CHARACTERS: [char; 6] = ['a', '<', '"', '\u{1b}', '…', '😀'];
+
+    /// Reads an Evacuation with these conditions of other programs.
+    fn with_conditions(conditions: &[Value]) -> Record {
+        let evacuation = json!({
+            "metadata": {"namespace": "shop", "name": "x", "uid": "eeeeeeee-0000-0000-0000-000000000001",
+                "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"podRef": {"name": "web-1", "uid": "00000000-0000-0000-0000-000000000001"}},
+            "status": {"conditions": conditions},
+        });
+        Record::read(serde_json::from_value(evacuation).unwrap(), |text| text.into()).unwrap()
+    }
+
+    fn condition(number: usize, reason: &str, message: &str) -> Value {
+        json!({"type": format!("{}{number}", "T".repeat(313)), "status": "True", "reason": reason,
+            "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"})
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        /// The conditions are those that the schema allows, and a few more.
+        #[test]
+        fn status_is_valid_with_any_text_of_others(
+            number in 0usize..70,
+            character in proptest::sample::select(&CHARACTERS),
+            length in prop_oneof![0usize..2000, Just(32_768), Just(100_000)],
+        ) {
+            let text: String = std::iter::repeat_n(character, length).collect();
+            let conditions: Vec<_> = (0..number).map(|n| condition(n, &"R".repeat(1024), &text)).collect();
+            let record = with_conditions(&conditions);
+            let failure = Failure { reason: reason::SERVER_BUSY, message: bounded::line(&text, 1100) };
+            for status in [
+                failed(&record, &failure, at(1)),
+                blocked(&record, reason::EVACUATION_HELD, &held(&record, "The pod has left"), at(1)),
+                unblocked(&record, reason::NOT_BLOCKED, &progress_resumed(&record), at(1)),
+            ] {
+                let status = Value::from(status);
+                prop_assert_eq!(status_violations("Evacuation", &status), Vec::<String>::new());
+                prop_assert!(stored_bytes(&status) < 768 * 1024, "{}", stored_bytes(&status));
+            }
+        }
+    }
+
+    #[test]
+    fn conditions_of_others_are_kept_with_short_messages() {
+        let record =
+            with_conditions(&[condition(1, "Mine", "short"), condition(2, "Mine", &"ü".repeat(32_768))]);
+        let status = blocked(&record, reason::SERVER_BUSY, "m", at(1));
+        let conditions = status["conditions"].as_array().unwrap();
+        assert_eq!((conditions.len(), &conditions[0]["message"]), (3, &json!("short")));
+        let message = conditions[1]["message"].as_str().unwrap();
+        assert!(message.ends_with("ü…") && message.len() <= bounded::MAX_TEXT, "{}", message.len());
+    }
+
+    #[test]
+    fn held_evacuation_names_the_first_finalizers() {
+        let finalizers = (0..10_000).map(|n| format!("{}/{n}", "x".repeat(253)).into()).collect();
+        let record = Record { finalizers, blocked: Some(blocked_by("ServerBusy")), ..record(1) };
+        let message = held(&record, "The pod has left");
+        assert!(message.contains("/4 and 9995 more") && message.len() < 2000, "{message}");
+    }
 }

@@ -8,7 +8,7 @@
 //! | which pods leave now, which maintenance waits for which? | the crate `drain-planner` |
 //! | what is changed on a node, and restored afterwards? | the same crate, module `cordon` |
 //! | when does a stage start, and when is a maintenance done? | `stage` |
-//! | what is in the status? | `status`, `bounded` |
+//! | what is in the status? | `status` |
 //! | when may an object be written again after a rejected, reverted or recent write? | `writes` |
 //! | is there a leader of the evacuation controller? | `leader` |
 //!
@@ -23,7 +23,6 @@
 
 mod api;
 mod args;
-mod bounded;
 mod events;
 mod leader;
 mod metrics;

@@ -639,4 +639,6 @@ fn evacuation_controller_unavailable(since: Timestamp) -> Blocked {
 }
 
 #[cfg(test)]
+mod hostile;
+#[cfg(test)]
 mod tests;

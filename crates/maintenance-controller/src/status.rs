@@ -3,20 +3,18 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use haulout_api_types::conditions;
 use haulout_api_types::names::{EXCLUDE_VOLUME_DETACH_ANNOTATION, condition, event, reason};
 use haulout_api_types::node_maintenance::{
     Blocker, DrainStatus, MAX_BLOCKERS, MAX_WAITING_FOR, NodeMaintenanceStatus, Stage, StageStatus,
     WaitingFor,
 };
+use haulout_api_types::{bounded, conditions};
 use haulout_drain_planner::cordon::CordonEvent;
 use haulout_drain_planner::facts::Turn;
 use haulout_drain_planner::report::DRAINED;
 use haulout_drain_planner::{MaintenancePlan, WaitReason, WaitingPod, list};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-
-use crate::bounded;
 
 /// The message of a drain that was completed before it had finished.
 const NOT_DRAINED: &str = "Completed before the drain had finished";
@@ -150,7 +148,7 @@ fn drain_status(plan: &MaintenancePlan, known: &DrainStatus, now: Timestamp) -> 
     let counts = &plan.counts;
     DrainStatus {
         reached_drain_targets: plan.reached.clone(),
-        drain_message: plan.message.clone(),
+        drain_message: bounded::message(plan.message.clone()),
         pods_left: number(counts.pending.saturating_add(counts.evacuating)),
         pods_pending_evacuation: number(counts.pending),
         pods_evacuating: number(counts.evacuating),
@@ -253,7 +251,7 @@ struct DesiredCondition {
 }
 
 fn desired(type_: &'static str, status: bool, reason: &str, message: String) -> DesiredCondition {
-    DesiredCondition { type_, status, reason: reason.into(), message }
+    DesiredCondition { type_, status, reason: reason.into(), message: bounded::message(message) }
 }
 
 /// Whether a node has ever been selected according to a status: otherwise, the condition has the reason `NoNodes`.

@@ -5,13 +5,12 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::Duration;
 
+use haulout_api_types::bounded;
 use haulout_api_types::names::reason;
 use haulout_drain_planner::backoff::{self, RESET_AFTER};
 use haulout_drain_planner::facts::Blocked;
 use haulout_service_runtime::queue::Backoff;
 use jiff::{SignedDuration, Timestamp};
-
-use crate::bounded;
 
 /// A failed write is retried at least once per minute, because the controller is not notified when a policy that rejected it
 /// changes.

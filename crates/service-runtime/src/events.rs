@@ -27,6 +27,7 @@ mod aggregate;
 
 use std::time::Duration;
 
+use haulout_api_types::bounded;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::{Event, EventSeries};
@@ -87,16 +88,15 @@ impl Events {
     pub fn new(
         client: Client,
         controller: String,
-        mut instance: String,
+        instance: String,
         clock: Clock,
         metrics: Metrics,
     ) -> (Self, Writer) {
         let (sender, receiver) = mpsc::channel(QUEUE_CAPACITY);
-        truncate(&mut instance, MAX_INSTANCE_BYTES);
         let writer = Writer {
             client,
             controller,
-            instance,
+            instance: bounded::cut(&instance, MAX_INSTANCE_BYTES).into_owned(),
             clock: clock.clone(),
             metrics: metrics.clone(),
             receiver,
@@ -107,7 +107,7 @@ impl Events {
 
     /// Publishes an event. It never blocks and never fails, because events are only informative.
     pub fn publish(&self, mut event: NewEvent) {
-        truncate(&mut event.note, MAX_NOTE_BYTES);
+        event.note = bounded::cut(&event.note, MAX_NOTE_BYTES).into_owned();
         if self.sender.try_send((event, self.clock.now())).is_err() {
             self.metrics.event_dropped();
         }
@@ -221,18 +221,6 @@ impl Writer {
 /// Events of cluster-scoped objects are in the namespace `default`.
 fn namespace_of(regarding: &ObjectReference) -> &str {
     regarding.namespace.as_deref().filter(|namespace| !namespace.is_empty()).unwrap_or("default")
-}
-
-/// Truncates text to a number of bytes, with an ellipsis.
-fn truncate(text: &mut String, max_bytes: usize) {
-    if text.len() > max_bytes {
-        let mut cut = max_bytes.saturating_sub('…'.len_utf8());
-        while !text.is_char_boundary(cut) {
-            cut -= 1;
-        }
-        text.truncate(cut);
-        text.push('…');
-    }
 }
 
 #[cfg(test)]

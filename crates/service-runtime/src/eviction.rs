@@ -42,6 +42,7 @@
 //! [fairness]: https://github.com/kubernetes/kubernetes/blob/v1.36.3/staging/src/k8s.io/apiserver/pkg/server/filters/priority-and-fairness.go#L380
 //! [kubevirt]: https://kubevirt.io/user-guide/cluster_admin/node_maintenance/
 
+use haulout_api_types::bounded;
 use haulout_api_types::names::reason;
 use k8s_openapi::api::core::v1;
 use kube::api::PostParams;
@@ -287,11 +288,7 @@ fn answer_text(status: &Status) -> String {
 
 /// One line of bounded length.
 fn one_line(text: &str) -> String {
-    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    match line.char_indices().nth(MAX_ANSWER_CHARS) {
-        Some((cut, _)) => format!("{}…", line.get(..cut).unwrap_or_default()),
-        None => line,
-    }
+    bounded::line(text, MAX_ANSWER_CHARS)
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! A service context for tests without a cluster: the API server answers as the test defines, and records writes.
 
+mod schema;
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -16,6 +18,8 @@ use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::server::Readiness;
 use crate::service::Context;
+
+pub use self::schema::{status_violations, stored_bytes};
 
 /// A request. It is displayed as its method and path.
 #[derive(Clone, Debug)]

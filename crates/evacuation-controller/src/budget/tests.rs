@@ -125,6 +125,13 @@ fn message_has_the_numbers_and_pods_of_the_budget() {
 }
 
 #[test]
+fn message_names_the_first_of_very_many_budgets() {
+    let all: Vec<_> = (0..5000).map(|n| budget(&format!("{}{n:04}", "x".repeat(249)), 1, &[])).collect();
+    let message = budgets(&all).describe(&pod(0), &[]);
+    assert!(message.ends_with("x0002 and 4997 more.") && message.len() < 1000, "{message}");
+}
+
+#[test]
 fn deleted_budget_no_longer_covers_pods() {
     let mut all = budgets(&[budget("a", 0, &[]), budget("b", 0, &[])]);
     all.delete("test", "b");

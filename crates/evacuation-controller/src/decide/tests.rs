@@ -355,7 +355,7 @@ fn finalizers_that_hold_an_ended_evacuation_are_named() {
     let many: Vec<_> = (0..20).map(|n| format!("example.com/{n}")).collect();
     let many: Vec<_> = many.iter().map(String::as_str).collect();
     let Action::Hold { message, .. } = end_after_pod(&held(&many)) else { panic!() };
-    assert!(message.contains("example.com/4, and 15 more."), "{message}");
+    assert!(message.contains("example.com/4 and 15 more."), "{message}");
     assert_eq!(end_after_pod(&held(&[])), WAIT, "the watch delivers its deletion");
     let forbid = Record { policy: CancellationPolicy::Forbid, ..reported(&[FOREIGN]) };
     assert_eq!(unblocked(&plan(&forbid, &pod, 110)), Some(reason::NOT_BLOCKED), "it continues");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use haulout_api_types::evacuation::DEFAULT_PROGRESS_DEADLINE_SECONDS;
 use haulout_api_types::names::{condition, instigator, reason};
-use haulout_api_types::{Evacuation, instigators};
+use haulout_api_types::{Evacuation, bounded, instigators};
 use haulout_drain_planner::facts::{Blocked, EvacuationOwnership, Turn};
 use jiff::{RoundMode, SignedDuration, Timestamp, TimestampRound, Unit};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
@@ -12,7 +12,6 @@ use kube::Resource;
 use serde::{Deserialize, Serialize};
 
 use super::Version;
-use crate::bounded;
 
 /// The fields of an Evacuation that are deserialized.
 #[derive(Resource, Clone, Debug, Deserialize, Serialize)]

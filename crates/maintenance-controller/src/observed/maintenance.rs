@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
-use haulout_api_types::NodeMaintenance;
 use haulout_api_types::names::COMPLETION_FINALIZER;
 use haulout_api_types::node_maintenance::{DrainStatus, Stage, StageStatus};
 use haulout_api_types::selector::{NodeMatcher, SelectorError};
+use haulout_api_types::{NodeMaintenance, bounded};
 use haulout_drain_planner::facts::{MAX_REASON, MaintenanceFacts};
 use haulout_drain_planner::plan::{Plan, ServedPodTypes};
 use jiff::{SignedDuration, Timestamp};
 
 use super::Version;
-use crate::bounded;
 use crate::stage::{self, Lifecycle};
 
 /// A NodeMaintenance, as last observed.

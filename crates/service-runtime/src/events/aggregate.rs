@@ -5,10 +5,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use haulout_api_types::bounded;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 
-use super::{MAX_NOTE_BYTES, NewEvent, Severity, truncate};
+use super::{MAX_NOTE_BYTES, NewEvent, Severity};
 
 /// Delay of the update of a series. It doubles from the first to the last value.
 const REPEAT_FIRST: Duration = Duration::from_secs(10);
@@ -109,8 +110,8 @@ impl Aggregator {
                 budget.left -= 1;
                 if others > 0 {
                     let rest = format!(" (and {others} similar events on other objects)");
-                    truncate(&mut event.note, MAX_NOTE_BYTES - rest.len());
-                    event.note.push_str(&rest);
+                    let note = bounded::cut(&event.note, MAX_NOTE_BYTES.saturating_sub(rest.len()));
+                    event.note = format!("{note}{rest}");
                 }
                 released.push((event, time));
             }

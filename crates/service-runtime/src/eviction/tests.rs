@@ -177,9 +177,22 @@ fn missing_answer_is_a_transient_failure() {
 
 #[test]
 fn long_answers_are_truncated() {
-    let body = serde_json::json!({"status": "Failure", "code": 403, "message": "ä\n".repeat(5000)});
-    let Meaning::Failed(failure) = Meaning::of("web-1", failure(&body.to_string())) else { panic!() };
-    assert!(failure.message.chars().count() < 1100 && !failure.message.contains('\n'));
+    let long = "ä\n\u{1b}".repeat(50_000);
+    for code in [400, 401, 403, 404, 409, 422, 429, 500, 504] {
+        for text in [long.clone(), format!("admission webhook \"x\" denied the request: {long}")] {
+            let cause = serde_json::json!({"reason": "DisruptionBudget", "message": long});
+            for details in [serde_json::json!({}), serde_json::json!({"causes": [cause]})] {
+                let body = serde_json::json!({"status": "Failure", "code": code, "message": text, "details": details});
+                let answer = Meaning::of("web-1", failure(&body.to_string()));
+                let (Meaning::Failed(failed) | Meaning::LookUp(failed)) = answer else {
+                    panic!("{answer:?}")
+                };
+                let message = failed.message;
+                assert!(message.chars().count() < 1100 && message.ends_with('…'), "{code}: {message}");
+                assert!(!message.contains(char::is_control), "{code}: {message}");
+            }
+        }
+    }
 }
 
 #[test]
