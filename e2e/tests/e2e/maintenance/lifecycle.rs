@@ -18,6 +18,7 @@ async fn stages_act_on_nodes_and_restore_them() {
         super::overlaps::maintenances_sharing_a_node_finish_in_any_order,
         super::status::autoscalers_are_held_while_a_maintenance_requests_it,
         super::status::blocking_budget_is_reported_until_it_is_gone,
+        super::status::long_text_of_tenants_does_not_stop_the_status,
         super::waiting::rejected_writes_are_blockers_with_the_api_answer,
         super::waiting::active_evacuators_and_terminating_pods_are_waited_for,
         super::waiting::held_evacuation_is_a_blocker,

@@ -1,5 +1,7 @@
 //! What people and other programs see of a maintenance, and what is restored afterwards.
 
+use futures::future::join_all;
+use haulout_api_types::bounded::MAX_TEXT;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
 use super::*;
@@ -67,6 +69,55 @@ pub async fn blocking_budget_is_reported_until_it_is_gone(env: &TestEnv) {
     scenario.until_blocked("blue", &[(Some("late"), names::reason::BUDGET_EXHAUSTED)]).await;
     scenario.until_event_repeated("blue", names::event::BLOCKED).await;
     relax_budget(&scenario, "late").await;
+    scenario.until_drained("blue").await;
+}
+
+/// Who may report on an Evacuation chooses reasons and messages as long as the schema allows.
+pub async fn long_text_of_tenants_does_not_stop_the_status(env: &TestEnv) {
+    const BLOCKED: usize = 34;
+    let scenario = env.scenario("flood").await;
+    scenario.node("n1", "blue").await;
+    let names: Vec<_> = (0..=BLOCKED).map(|number| format!("web-{number:02}")).collect();
+    let pods = join_all(names.iter().map(|name| scenario.slow_pod(name, "n1"))).await;
+    scenario.maintain("blue", "blue", Stage::Drain).await;
+    let evacuations = join_all(pods.iter().map(|pod| scenario.until_evacuator_active(pod))).await;
+    let report = async |evacuation: &String, status: Value| {
+        let patch = Patch::Merge(json!({"status": status}));
+        scenario.evacuations().patch_status(evacuation, &PatchParams::default(), &patch).await.unwrap();
+    };
+    let blocked = |status: &str, number: usize| {
+        let reason = format!("R{number:02}{}", "x".repeat(998));
+        json!({"conditions": [{"type": "Blocked", "status": status, "reason": reason, "message": "ü".repeat(32_768),
+            "lastTransitionTime": "2026-01-01T00:00:00Z"}]})
+    };
+    let (talkative, others) = evacuations.split_last().unwrap();
+    report(talkative, json!({"message": "ü".repeat(32_768)})).await;
+    for (number, evacuation) in others.iter().enumerate() {
+        report(evacuation, blocked("True", number)).await;
+    }
+    let message = format!("Blockers: {BLOCKED} Other");
+    let all_listed = |m: &NodeMaintenance| {
+        condition_of(m, names::condition::BLOCKED) == ("True".into(), "Other".into(), message.clone())
+    };
+    let listed = drain(&scenario.until("blue", &message, all_listed).await);
+    assert_eq!(listed.blockers.len(), 20);
+    for blocker in &listed.blockers {
+        let text = &blocker.message;
+        assert!(blocker.reason == "Other" && text.starts_with('R') && text.ends_with('…'), "{blocker:?}");
+        assert!(text.len() <= MAX_TEXT, "{}", text.len());
+    }
+    let [waiting] = &*listed.waiting_for else { panic!("{:?}", listed.waiting_for) };
+    assert_eq!((&*waiting.pod, &*waiting.reason), ("web-34", "EvacuatorActive"));
+    assert!(waiting.message.starts_with("evacuator slow.example.com is active: üü"), "{}", waiting.message);
+    assert!(waiting.message.len() <= MAX_TEXT && waiting.message.ends_with('…'), "{}", waiting.message);
+
+    for (number, evacuation) in others.iter().enumerate() {
+        report(evacuation, blocked("False", number)).await;
+    }
+    scenario.until("blue", "is not blocked", |m| drain(m).blockers.is_empty()).await;
+    for evacuation in &evacuations {
+        report(evacuation, json!({"activeEvacuatorCompleted": true})).await;
+    }
     scenario.until_drained("blue").await;
 }
 
