@@ -1,12 +1,14 @@
 //! The metrics of the evacuation controller. No label contains an object name, and every label has a bounded number of
 //! values.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
+use haulout_api_types::names::{class, instigator, reason};
 use haulout_service_runtime::clock::Clock;
 use haulout_service_runtime::eviction::Answer;
+use haulout_service_runtime::metrics::LabelValues;
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
@@ -22,11 +24,11 @@ use crate::decide::{End, is_evicting};
 use crate::record::Record;
 use crate::state::State;
 
-/// The number of classes or instigators with their own label value. All others share one.
-const MAX_NAMES: usize = 50;
-const OTHERS: &str = "others";
 /// The class while no evacuator is active: the pod is being evicted.
 const NO_CLASS: &str = "none";
+/// Classes and instigators that always have their own label value.
+const OUR_CLASSES: &[&str] = &[NO_CLASS, class::DEPLOYMENT, class::STATEFUL_SET, class::DAEMON_SET];
+const OUR_INSTIGATORS: &[&str] = &[instigator::NODE_MAINTENANCE, instigator::TAINT_MANAGER];
 
 /// Histogram buckets from one second to eight hours.
 const DURATIONS: [u16; 15] = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 28_800];
@@ -36,8 +38,6 @@ const DURATIONS: [u16; 15] = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 36
 pub struct Metrics {
     evictions: Family<[(&'static str, &'static str); 1], Counter>,
     durations: Family<[(&'static str, String); 2], Histogram>,
-    /// The classes with their own label value.
-    classes: Arc<Mutex<BTreeSet<String>>>,
     gauges: Gauges,
 }
 
@@ -53,7 +53,6 @@ impl Metrics {
                 "Time from the creation of an Evacuation to its end, by the evacuator that was active at the end and outcome",
                 Family::new_with_constructor(|| Histogram::new(DURATIONS.map(f64::from))),
             ),
-            classes: Arc::default(),
             gauges,
         }
     }
@@ -62,7 +61,7 @@ impl Metrics {
     #[must_use]
     pub fn export_gauges(&self, state: &Arc<Mutex<State>>, clock: Clock) -> Arc<GaugeSource> {
         let source = Arc::new((Arc::clone(state), clock));
-        *self.gauges.0.lock() = Arc::downgrade(&source);
+        *self.gauges.source.lock() = Arc::downgrade(&source);
         source
     }
 
@@ -78,9 +77,7 @@ impl Metrics {
 
     /// Counts an evacuation that has ended.
     pub fn ended(&self, record: &Record, end: End, now: Timestamp) {
-        let (class, mut classes) = (class_of(record, now), self.classes.lock());
-        let class = bounded(class, classes.contains(class), classes.len());
-        classes.insert(class.clone());
+        let class = self.gauges.labels.classes.bounded(class_of(record, now));
         let outcome = match end {
             End::Evicted => "evicted",
             End::Evacuated => "evacuated",
@@ -98,15 +95,25 @@ fn class_of(record: &Record, now: Timestamp) -> &str {
     record.active.as_deref().filter(|_| !is_evicting(record, now)).unwrap_or(NO_CLASS)
 }
 
-/// The name as a label value, or `others` if there are too many names already.
-fn bounded(name: &str, is_known: bool, known: usize) -> String {
-    let name = if is_known || known < MAX_NAMES { name } else { OTHERS };
-    name.to_owned()
+/// The label values that users choose.
+#[derive(Clone, Debug)]
+struct Labels {
+    classes: LabelValues,
+    instigators: LabelValues,
+}
+
+impl Default for Labels {
+    fn default() -> Self {
+        Self { classes: LabelValues::new(OUR_CLASSES), instigators: LabelValues::new(OUR_INSTIGATORS) }
+    }
 }
 
 /// Computes gauges from the leader's state when metrics are scraped.
 #[derive(Clone, Debug, Default)]
-struct Gauges(Arc<Mutex<Weak<GaugeSource>>>);
+struct Gauges {
+    source: Arc<Mutex<Weak<GaugeSource>>>,
+    labels: Labels,
+}
 
 /// The state of the leader, and its clock.
 pub type GaugeSource = (Arc<Mutex<State>>, Clock);
@@ -124,36 +131,33 @@ struct Counts {
 }
 
 impl Counts {
-    fn of(state: &State, now: Timestamp) -> Self {
+    fn of(state: &State, labels: &Labels, now: Timestamp) -> Self {
         let mut counts = Self::default();
         for record in state.records() {
-            let class = class_of(record, now);
-            *number(&mut counts.active, class) += 1;
-            let oldest = number(&mut counts.oldest, class);
+            let class = labels.classes.bounded(class_of(record, now));
+            *counts.active.entry(class.clone()).or_default() += 1;
+            let oldest = counts.oldest.entry(class).or_default();
             *oldest = now.duration_since(record.created).as_secs().max(*oldest);
-            record.instigators().for_each(|name| *number(&mut counts.instigators, name) += 1);
+            for name in record.instigators() {
+                *counts.instigators.entry(labels.instigators.bounded(name)).or_default() += 1;
+            }
+            // Other programs may set the condition with any reason.
             if let Some(reason) = record.blocked_by() {
-                *number(&mut counts.blocked, reason) += 1;
+                *counts.blocked.entry(reason::known(reason).to_owned()).or_default() += 1;
             }
         }
         for (class, pods) in &state.pod_classes {
-            *number(&mut counts.evacuators, class) += i64::from(*pods);
+            *counts.evacuators.entry(labels.classes.bounded(class)).or_default() += i64::from(*pods);
         }
         counts
     }
 }
 
-/// The gauge value with this label value.
-fn number<'a>(numbers: &'a mut Numbers, name: &str) -> &'a mut i64 {
-    let name = bounded(name, numbers.contains_key(name), numbers.len());
-    numbers.entry(name).or_default()
-}
-
 impl Collector for Gauges {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
-        let Some(source) = self.0.lock().upgrade() else { return Ok(()) };
+        let Some(source) = self.source.lock().upgrade() else { return Ok(()) };
         let (state, clock) = &*source;
-        let counts = Counts::of(&state.lock(), clock.now());
+        let counts = Counts::of(&state.lock(), &self.labels, clock.now());
         let families = [
             (
                 "evacuation_controller_active_evacuator",
@@ -203,11 +207,13 @@ impl Collector for Gauges {
 
 #[cfg(test)]
 mod tests {
+    use haulout_api_types::instigators;
+    use haulout_service_runtime::metrics::MAX_LABEL_VALUES;
     use haulout_service_runtime::pods::{Change, PodIndex};
     use serde_json::json;
 
     use super::*;
-    use crate::testing::{at, evacuators, pod_with, record};
+    use crate::testing::{at, blocked, evacuators, pod_with, record};
 
     fn state_with(records: impl IntoIterator<Item = Record>) -> Arc<Mutex<State>> {
         let mut state = State::default();
@@ -274,7 +280,7 @@ mod tests {
         let reporting = |n, created, progress| Record { progress: Some(at(progress)), ..with_a(n, created) };
         let done = Record { completed: true, ..with_a(4, 900) };
         let state = state_with([with_a(1, 0), reporting(2, 100, 950), reporting(3, 500, 990), done]);
-        let counts = Counts::of(&state.lock(), at(1000));
+        let counts = Counts::of(&state.lock(), &Labels::default(), at(1000));
         let numbers =
             |all: &[(&str, i64)]| all.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect::<Numbers>();
         assert_eq!(counts.active, numbers(&[("a", 2), ("none", 2)]), "one has timed out, one has completed");
@@ -293,7 +299,7 @@ mod tests {
         let mut state = State::default();
         let mut change = |old: Option<&Arc<_>>, new: Option<&Arc<_>>| {
             state.apply_pod(&Change { old: old.cloned(), new: new.cloned() }, &PodIndex::default());
-            Counts::of(&state, at(0)).evacuators.into_iter().collect::<Vec<_>>()
+            Counts::of(&state, &Labels::default(), at(0)).evacuators.into_iter().collect::<Vec<_>>()
         };
         let (one, two) =
             (annotated(1, &["a.example.com"]), annotated(2, &["a.example.com", "b.example.com"]));
@@ -307,18 +313,45 @@ mod tests {
 
     #[test]
     fn label_values_are_bounded() {
+        let now = Clock::default().now();
         let records = (0..1000).map(|n| {
             let class = format!("class-{n}.example.com");
-            Record { evacuators: evacuators(&[&class]), active: Some(class.into()), ..record(n) }
+            let finalizer = instigators::finalizer(&format!("instigator-{n}.example.com")).into();
+            let blocked = Some(blocked(&format!("Reason{n}")));
+            let (evacuators, active) = (evacuators(&[&class]), Some(class.into()));
+            let (finalizers, progress) = (Box::new([finalizer]), Some(now));
+            Record { evacuators, active, finalizers, blocked, progress, ..record(n) }
         });
         let state = state_with(records);
-        let counts = Counts::of(&state.lock(), at(0));
-        assert_eq!(counts.active.len(), MAX_NAMES + 1);
-        assert_eq!(counts.active.values().sum::<i64>(), 1000);
+        state.lock().pod_classes = (0..1000).map(|n| (format!("class-{n}.example.com"), 1)).collect();
         let all = haulout_service_runtime::metrics::Metrics::new("test", "0");
         let metrics = Metrics::new(&all);
-        state.lock().records().for_each(|record| metrics.ended(record, End::Evacuated, at(0)));
+        state.lock().records().for_each(|record| metrics.ended(record, End::Evacuated, now));
+        let exported = metrics.export_gauges(&state, Clock::default());
         let text = all.encode().unwrap();
-        assert_eq!(text.matches("evacuation_duration_seconds_count{").count(), MAX_NAMES + 1);
+        for name in [
+            "haulout_evacuation_duration_seconds_count",
+            "evacuation_controller_active_evacuator",
+            "haulout_evacuation_oldest_age_seconds",
+            "evacuation_controller_active_instigator",
+            "evacuation_controller_pod_evacuators",
+        ] {
+            let series = text.matches(&format!("\n{name}{{")).count();
+            assert!((2..=MAX_LABEL_VALUES + 2).contains(&series), "{name} has {series} series");
+        }
+        assert_contains(&text, &["haulout_evacuation_blocked_pods{reason=\"Other\"} 1000"]);
+        // Other classes and a new term.
+        let built_in = Record { active: Some(class::DEPLOYMENT.into()), progress: Some(now), ..record(2000) };
+        state.lock().apply(Record { evacuators: evacuators(&[class::DEPLOYMENT]), ..built_in });
+        drop(exported);
+        let _exported = metrics.export_gauges(&state, Clock::default());
+        let again = all.encode().unwrap();
+        let values = |text: &str| {
+            let lines = text.lines().filter(|line| line.starts_with("evacuation_controller_pod_evacuators{"));
+            lines.map(ToOwned::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(values(&text), values(&again), "values keep their series");
+        let built_in = format!("evacuation_controller_active_evacuator{{class=\"{}\"}}", class::DEPLOYMENT);
+        assert_contains(&again, &[&built_in]);
     }
 }

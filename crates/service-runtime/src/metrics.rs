@@ -1,6 +1,8 @@
 //! The metrics of every service: process, build, API requests, work queues, watches, leadership. They have the names of
 //! client-go's metrics where those exist, so that existing dashboards work.
 
+mod label_values;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::hash::Hash;
@@ -18,6 +20,8 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry, Unit};
 use tokio::task::Id;
+
+pub use self::label_values::{LabelValues, MAX_LABEL_VALUES, OTHER_VALUES};
 
 /// Buckets from a millisecond to a minute and a half.
 #[derive(Clone, Copy, Debug)]
