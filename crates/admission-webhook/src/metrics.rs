@@ -47,7 +47,8 @@ impl Metrics {
             connections: all.add("haulout_admission_connections", "Number of open connections"),
             closed: all.add(
                 "haulout_admission_connections_closed",
-                "Number of connections closed by the webhook, by cause: failed or slow TLS handshake, or idle",
+                "Number of connections closed by the webhook, by cause: failed or slow TLS handshake, idle, client that \
+                 did not receive, or idle or slow when another client needed the place or the memory",
             ),
             pod_lookups: all.add(
                 "haulout_admission_pod_lookups",

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use haulout_service_runtime::server::LimitedListener;
+use haulout_service_runtime::server::{Connection, ConnectionLimits, Listener, MAX_CONNECTIONS, Stream};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use rustls::ServerConfig;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -28,12 +28,22 @@ use tracing::{debug, info, warn};
 use crate::metrics::Metrics;
 use crate::review::Admit;
 
+/// How much a client may send on an HTTP/2 connection before the server has read it. An API server sends a larger body
+/// in several round trips.
+const WINDOW: u32 = 64 << 10;
+/// Size of the headers of a request, and of what is buffered of a body and of a response on their way.
+const BUFFER_SIZE: usize = 16 << 10;
+
 /// Limits of the server. The defaults are for production; tests use smaller ones.
+///
+/// All connections together use at most 64 MiB: 48 MiB for requests and responses (`memory`), and 16 MiB for what
+/// clients send and the server has not read (256 connections of `WINDOW`). HTTP/2 allows half as much again for the
+/// overhead of small frames, and TLS needs at most 64 KiB of buffers per connection, usually none.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Concurrent connections. More connections wait. An API server needs one or two.
+    /// Concurrent connections. A new connection beyond them replaces an idle one. An API server needs one or two.
     pub connections: usize,
-    /// Concurrent requests on one HTTP/2 connection.
+    /// Concurrent requests on one HTTP/2 connection. API servers open another connection for more.
     pub streams: u32,
     /// Duration of a TLS handshake.
     pub handshake: Duration,
@@ -45,8 +55,11 @@ pub struct Limits {
     /// Size of a request body. The API server accepts objects of up to 3 MiB, and an update contains the old object
     /// too.
     pub body: usize,
-    /// Total size of concurrent bodies. Large ones wait for each other.
-    pub bodies: usize,
+    /// Total size of concurrent requests and of responses that clients have not received. Large ones wait for each
+    /// other. Slow ones are closed for others.
+    pub memory: usize,
+    /// How long a client may refuse to receive anything.
+    pub write: Duration,
     /// How long new connections are accepted after a stop is requested, because endpoints take time to update.
     pub accept_after_stop: Duration,
     /// How long running requests may take after that.
@@ -56,13 +69,14 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            connections: 256,
-            streams: 128,
+            connections: MAX_CONNECTIONS,
+            streams: 32,
             handshake: Duration::from_secs(5),
             first_request: Duration::from_secs(5),
             idle: Duration::from_secs(120),
             body: 8 << 20,
-            bodies: 64 << 20,
+            memory: 48 << 20,
+            write: Duration::from_secs(5),
             accept_after_stop: Duration::from_secs(3),
             drain: Duration::from_secs(4),
         }
@@ -89,11 +103,11 @@ impl Server {
     pub async fn serve(self, listener: TcpListener, stop: CancellationToken) {
         let server = Arc::new(self);
         let connections = TaskTracker::new();
-        let listener = LimitedListener::new(listener, server.limits.connections);
+        let Limits { connections: most, memory, write, .. } = server.limits;
+        let listener = Listener::new(listener, ConnectionLimits { connections: most, memory, write });
         let accept = async {
             loop {
-                let (stream, permit) = listener.next().await;
-                connections.spawn(Arc::clone(&server).connection(stream, permit));
+                connections.spawn(Arc::clone(&server).connection(listener.next().await));
             }
         };
         let stopped = async {
@@ -114,12 +128,23 @@ impl Server {
         }
     }
 
-    async fn connection(self: Arc<Self>, stream: TcpStream, _permit: OwnedSemaphorePermit) {
+    async fn connection(self: Arc<Self>, stream: Stream) {
         let _counted = self.metrics.connection();
         // Responses are small and clients wait for them. If this fails, they are only a little slower.
-        let _ = stream.set_nodelay(true);
+        let _ = stream.tcp().set_nodelay(true);
+        let connection = stream.connection().clone();
+        tokio::select! {
+            () = self.tls(stream, &connection) => {}
+            _ = connection.closed() => {}
+        }
+        if let Some(cause) = connection.close_cause() {
+            self.metrics.closed(cause.label());
+        }
+    }
+
+    async fn tls(&self, stream: Stream, connection: &Connection) {
         match timeout(self.limits.handshake, self.tls.accept(stream)).await {
-            Ok(Ok(stream)) => self.http(stream).await,
+            Ok(Ok(stream)) => self.http(stream, connection).await,
             Ok(Err(error)) => {
                 debug!(%error, "TLS handshake failed");
                 self.metrics.closed("handshake_failed");
@@ -128,17 +153,19 @@ impl Server {
         }
     }
 
-    async fn http(&self, stream: TlsStream<TcpStream>) {
+    async fn http(&self, stream: TlsStream<Stream>, connection: &Connection) {
         let limits = &self.limits;
         let mut http = auto::Builder::new(TokioExecutor::new());
-        http.http1().timer(TokioTimer::new()).header_read_timeout(limits.idle).max_buf_size(64 << 10);
+        http.http1().timer(TokioTimer::new()).header_read_timeout(limits.idle).max_buf_size(BUFFER_SIZE);
         http.http2()
             .timer(TokioTimer::new())
             .keep_alive_interval(Duration::from_secs(30))
             .keep_alive_timeout(Duration::from_secs(10))
             .max_concurrent_streams(limits.streams)
             .max_header_list_size(16 << 10)
-            .initial_connection_window_size(1 << 20);
+            .max_send_buf_size(BUFFER_SIZE)
+            .initial_stream_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW);
         // ALPN determines the protocol, so no client can keep the server waiting for a first byte to detect it.
         let http = match stream.get_ref().1.alpn_protocol() {
             Some(b"h2") => http.http2_only(),
@@ -147,13 +174,14 @@ impl Server {
         let (requests, started) = (TaskTracker::new(), Notify::new());
         // New requests can still start. Closing lets `wait` return when there are none.
         requests.close();
-        let service = service_fn(|request: http::Request<Incoming>| {
+        let service = service_fn(|mut request: http::Request<Incoming>| {
             started.notify_one();
+            request.extensions_mut().insert(connection.clone());
             requests.track_future(self.router.clone().call(request))
         });
-        let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
+        let mut served = pin!(http.serve_connection(TokioIo::new(stream), service));
         tokio::select! {
-            ended = connection.as_mut() => {
+            ended = served.as_mut() => {
                 if let Err(error) = ended {
                     debug!(%error, "connection failed");
                 }
@@ -163,10 +191,10 @@ impl Server {
             () = self.close.cancelled() => {}
         }
         // HTTP/2 sends GOAWAY and HTTP/1.1 `connection: close`. Running requests continue.
-        connection.as_mut().graceful_shutdown();
+        served.as_mut().graceful_shutdown();
         tokio::select! {
             // The result no longer matters.
-            _ = connection.as_mut() => {}
+            _ = served.as_mut() => {}
             () = wait_until_idle(&requests, &started, limits.first_request, limits.first_request) => {}
         }
     }

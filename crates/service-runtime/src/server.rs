@@ -1,4 +1,7 @@
-//! The HTTP server of every service: `/livez`, `/readyz`, `/metrics`.
+//! The HTTP server of every service: `/livez`, `/readyz`, `/metrics`. `listener` limits the connections of every port.
+
+mod connections;
+mod listener;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,25 +14,42 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use rustix::io::Errno;
 use rustix::net::sockopt;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::net::{TcpListener, TcpSocket};
 use tokio_util::sync::CancellationToken;
+use tower::Service as _;
 use tracing::debug;
 
+pub use self::listener::{
+    CloseCause, Connection, ConnectionLimits, Listener, Memory, OutOfMemory, Stream, Work,
+};
 use crate::clock::Clock;
 use crate::metrics::Metrics;
 
-/// Timeout for receiving the headers of a request, also of the next request on the same connection.
-const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum number of connections. Further connections wait, so that they use no resources of the service.
-const MAX_CONNECTIONS: usize = 256;
+/// Maximum number of connections of a port. A new connection beyond it replaces an idle one.
+pub const MAX_CONNECTIONS: usize = 256;
+
+/// Timeouts of the server. Tests use shorter ones.
+#[derive(Clone, Copy, Debug)]
+struct Timeouts {
+    /// For receiving the headers of a request.
+    headers: Duration,
+    /// For the whole connection, including a client that does not receive the response. Prometheus gives up after 10 s.
+    connection: Duration,
+}
+
+const TIMEOUTS: Timeouts = Timeouts { headers: Duration::from_secs(5), connection: Duration::from_secs(10) };
+/// Size of the headers of a request, and of what is buffered of a response.
+const BUFFER_SIZE: usize = 16 << 10;
 
 /// What a service waits for before it is ready. Clones share the state.
 #[derive(Clone, Debug, Default)]
@@ -61,36 +81,6 @@ pub struct ServerState {
     pub readiness: Readiness,
     /// For `/shift-clock` in test builds.
     pub clock: Clock,
-}
-
-/// A listener with a maximum number of open connections. Further connections wait before they are accepted.
-#[derive(Debug)]
-pub struct LimitedListener {
-    listener: TcpListener,
-    permits: Arc<Semaphore>,
-}
-
-impl LimitedListener {
-    /// A listener with this maximum number of connections.
-    pub fn new(listener: TcpListener, max_connections: usize) -> Self {
-        Self { listener, permits: Arc::new(Semaphore::new(max_connections)) }
-    }
-
-    /// Accepts the next connection. It counts as open until the permit is dropped.
-    pub async fn next(&self) -> (TcpStream, OwnedSemaphorePermit) {
-        loop {
-            // The semaphore is never closed.
-            let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else { continue };
-            match self.listener.accept().await {
-                Ok((stream, _)) => return (stream, permit),
-                // Wait before the next attempt: if no more files can be opened, an immediate retry fails too.
-                Err(error) => {
-                    debug!(%error, "failed to accept connection");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-            }
-        }
-    }
 }
 
 /// Maximum number of connections that wait to be accepted.
@@ -127,15 +117,19 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Serves until `stop` is cancelled.
 pub async fn serve(listener: TcpListener, state: ServerState, stop: CancellationToken) {
-    serve_with_timeout(listener, state, stop, HEADER_READ_TIMEOUT).await;
+    serve_with_timeouts(listener, state, stop, TIMEOUTS).await;
 }
 
-async fn serve_with_timeout(
+async fn serve_with_timeouts(
     listener: TcpListener,
     state: ServerState,
     stop: CancellationToken,
-    header_read_timeout: Duration,
+    timeouts: Timeouts,
 ) {
+    let closed: Family<[(&'static str, &'static str); 1], Counter> = state.metrics.add(
+        "haulout_http_connections_closed",
+        "Connections to the port for probes and metrics that the service closed early, by cause",
+    );
     let router = Router::new()
         .route("/livez", get(async || "ok\n"))
         .route("/readyz", get(ready))
@@ -143,23 +137,46 @@ async fn serve_with_timeout(
     #[cfg(feature = "test-clock")]
     let router = router.route("/shift-clock", axum::routing::post(shift_clock));
     let router = router.with_state(state);
-    let listener = LimitedListener::new(listener, MAX_CONNECTIONS);
+    let limits = ConnectionLimits { connections: MAX_CONNECTIONS, memory: 0, write: timeouts.connection };
+    let listener = Listener::new(listener, limits);
     let connections = GracefulShutdown::new();
     loop {
-        let (stream, permit) = tokio::select! {
+        let stream = tokio::select! {
             () = stop.cancelled() => break,
-            accepted = listener.next() => accepted,
+            stream = listener.next() => stream,
         };
-        let service = TowerToHyperService::new(router.clone());
-        let connection = http1::Builder::new()
+        let (connection, router) = (stream.connection().clone(), router.clone());
+        let worker = connection.clone();
+        let service = service_fn(move |request: http::Request<Incoming>| {
+            let (work, answer) = (worker.work(), router.clone().call(request));
+            async move {
+                let _work = work;
+                answer.await
+            }
+        });
+        let served = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(header_read_timeout)
+            .header_read_timeout(timeouts.headers)
+            .max_buf_size(BUFFER_SIZE)
+            .keep_alive(false)
             .serve_connection(TokioIo::new(stream), service);
-        let connection = connections.watch(connection);
+        let served = connections.watch(served);
+        let closed = closed.clone();
         tokio::spawn(async move {
-            let _permit = permit;
-            if let Err(error) = connection.await {
-                debug!(%error, "connection failed");
+            // The stream is dropped before the code of a branch runs, and has to know by then that it is closed early.
+            let timeout = async {
+                tokio::time::sleep(timeouts.connection).await;
+                connection.close(CloseCause::Timeout);
+            };
+            tokio::select! {
+                served = served => if let Err(error) = served {
+                    debug!(%error, "connection failed");
+                },
+                _ = connection.closed() => {}
+                () = timeout => {}
+            }
+            if let Some(cause) = connection.close_cause() {
+                closed.get_or_create(&[("cause", cause.label())]).inc();
             }
         });
     }
@@ -196,7 +213,8 @@ async fn shift_clock(State(state): State<ServerState>, body: String) -> Response
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, Interest};
+    use tokio::net::TcpStream;
 
     use super::*;
 
@@ -209,33 +227,82 @@ mod tests {
         answer
     }
 
+    struct Server {
+        address: SocketAddr,
+        metrics: Metrics,
+        readiness: Readiness,
+        stop: CancellationToken,
+        served: tokio::task::JoinHandle<()>,
+    }
+
+    impl Server {
+        fn start(timeouts: Timeouts) -> Self {
+            let listener = listen(all_interfaces(0)).unwrap();
+            // Listening on all interfaces includes IPv4.
+            let address = (Ipv4Addr::LOCALHOST, listener.local_addr().unwrap().port()).into();
+            let (metrics, readiness) = (Metrics::new("test", "0"), Readiness::default());
+            let state = ServerState {
+                metrics: metrics.clone(),
+                readiness: readiness.clone(),
+                clock: Clock::default(),
+            };
+            let stop = CancellationToken::new();
+            let served = tokio::spawn(serve_with_timeouts(listener, state, stop.clone(), timeouts));
+            Self { address, metrics, readiness, stop, served }
+        }
+
+        async fn get(&self, path: &str) -> String {
+            ask(self.address, &format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await
+        }
+    }
+
     #[tokio::test]
-    async fn slow_client_is_disconnected_and_blocks_nobody() {
-        let listener = listen(all_interfaces(0)).unwrap();
-        // Listening on all interfaces includes IPv4.
-        let address = (Ipv4Addr::LOCALHOST, listener.local_addr().unwrap().port()).into();
-        let readiness = Readiness::default();
-        let state = ServerState {
-            metrics: Metrics::new("test", "0"),
-            readiness: readiness.clone(),
-            clock: Clock::default(),
-        };
-        let stop = CancellationToken::new();
-        let server =
-            tokio::spawn(serve_with_timeout(listener, state, stop.clone(), Duration::from_millis(300)));
+    async fn probes_are_answered_among_many_slow_clients() {
+        let server = Server::start(TIMEOUTS);
         let mut slow = Vec::new();
-        for _ in 0..MAX_CONNECTIONS {
-            let mut stream = TcpStream::connect(address).await.unwrap();
+        for _ in 0..2 * MAX_CONNECTIONS {
+            let mut stream = TcpStream::connect(server.address).await.unwrap();
             stream.write_all(b"GET /li").await.unwrap();
             slow.push(stream);
         }
-        let get = |path| format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
-        assert!(ask(address, &get("/livez")).await.starts_with("HTTP/1.1 200"));
-        readiness.wait_for("pods");
-        let answer = ask(address, &get("/readyz")).await;
+        assert!(server.get("/livez").await.starts_with("HTTP/1.1 200"));
+        server.readiness.wait_for("pods");
+        let answer = server.get("/readyz").await;
         assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("waiting for pods\n"), "{answer}");
-        assert_eq!(ask(address, "GET /metrics").await, "", "it is disconnected");
-        stop.cancel();
-        tokio::time::timeout(Duration::from_secs(20), server).await.expect("it ends").unwrap();
+        let closed = "haulout_http_connections_closed_total{cause=\"too_many_connections\"} ";
+        assert!(server.get("/metrics").await.contains(closed));
+        server.stop.cancel();
+        tokio::time::timeout(Duration::from_secs(20), server.served).await.expect("it ends").unwrap();
+    }
+
+    #[tokio::test]
+    async fn client_without_complete_headers_is_disconnected() {
+        let server = Server::start(Timeouts { headers: Duration::from_millis(300), ..TIMEOUTS });
+        assert_eq!(ask(server.address, "GET /livez").await, "");
+    }
+
+    #[tokio::test]
+    async fn connection_serves_one_request() {
+        let server = Server::start(TIMEOUTS);
+        let request = "GET /livez HTTP/1.1\r\nhost: x\r\n\r\n";
+        let answer = ask(server.address, &request.repeat(2)).await;
+        assert_eq!(answer.matches("HTTP/1.1 200").count(), 1, "{answer}");
+    }
+
+    #[tokio::test]
+    async fn client_that_does_not_receive_is_disconnected() {
+        let server = Server::start(Timeouts { connection: Duration::from_millis(300), ..TIMEOUTS });
+        // More than the kernel buffers.
+        let large: Family<[(&'static str, String); 1], Counter> = server.metrics.add("large", "Large");
+        for number in 0..200 {
+            large.get_or_create(&[("number", format!("{number:0>60000}"))]).inc();
+        }
+        let mut stream = TcpStream::connect(server.address).await.unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        // A reset: what the client has not received does not stay in the kernel.
+        let reset = stream.ready(Interest::ERROR);
+        tokio::time::timeout(Duration::from_secs(20), reset).await.expect("it is disconnected").unwrap();
+        let text = server.metrics.encode().unwrap();
+        assert!(text.contains("haulout_http_connections_closed_total{cause=\"timeout\"} 1\n"));
     }
 }

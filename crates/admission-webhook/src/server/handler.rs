@@ -1,31 +1,36 @@
 //! Handles one request: reads its body within limits, parses the review and responds. An internal failure or an invalid
 //! request is not a verdict: the response has a code outside of 2xx, and the API server applies the `failurePolicy`.
 
+use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::Request as HttpRequest;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use futures::FutureExt as _;
+use haulout_service_runtime::server::{Connection, Memory, OutOfMemory};
 use http::{StatusCode, Uri, header};
 use http_body_util::BodyExt as _;
-use hyper::body::Body as _;
+use hyper::body::{Body as _, Frame, SizeHint};
 use kube::core::Status;
 use serde_json::json;
-use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
 use tracing::{debug, error, warn};
 
-use super::Limits;
+use super::{BUFFER_SIZE, Limits};
 use crate::metrics::Metrics;
 use crate::review::{self, Admit, Hook, Operation, Request};
 
-/// Unit in which bodies reserve memory.
-const MEMORY_UNIT: usize = 64 << 10;
+/// Memory of a request without its body.
+const REQUEST_SIZE: usize = 16 << 10;
+/// The rules get a copy of the objects in a body.
+const COPIES: usize = 2;
 /// Default of `timeoutSeconds` in the API server.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum of `timeoutSeconds` in the API server.
@@ -34,8 +39,6 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(30);
 struct Handler<A> {
     admit: A,
     body: usize,
-    /// Memory for bodies, in units.
-    memory: Semaphore,
     metrics: Metrics,
 }
 
@@ -71,13 +74,12 @@ fn failure_response(status: &Status, uid: Option<&str>) -> Response {
             "code": status.code, "reason": status.reason, "message": status.message,
         })),
     };
-    json_response(code, body.unwrap_or_default())
+    json_response(code, body.unwrap_or_default().into())
 }
 
 /// Serves every webhook under its path.
 pub(super) fn router(admit: impl Admit, limits: &Limits, metrics: Metrics) -> Router {
-    let memory = Semaphore::new(limits.bodies.div_ceil(MEMORY_UNIT));
-    let handler = Arc::new(Handler { admit, body: limits.body, memory, metrics });
+    let handler = Arc::new(Handler { admit, body: limits.body, metrics });
     let route = |router: Router, hook: Hook| {
         let handler = Arc::clone(&handler);
         router.route(&hook.path(), post(async move |request| handler.answer(hook, request).await))
@@ -122,11 +124,15 @@ impl<A: Admit> Handler<A> {
         known: &mut RequestInfo,
     ) -> Result<Response, Failure> {
         let deadline = Instant::now() + budget(http.uri());
-        let (body, _held) = timeout_at(deadline, self.read(http.into_body())).await.map_err(|_| {
+        let connection = http.extensions().get::<Connection>().cloned();
+        let connection = connection.ok_or_else(|| internal("the request has no connection"))?;
+        let read = self.read(http.into_body(), connection.memory());
+        let (body, mut memory) = timeout_at(deadline, read).await.map_err(|_| {
             let message = "the request body was not received within timeoutSeconds, or too many large requests were \
                            waiting";
             failure(StatusCode::REQUEST_TIMEOUT, "Timeout", message)
         })??;
+        let _work = connection.work();
         let started = Instant::now();
         let request = review::read(&body).map_err(|error| {
             known.uid = error.uid;
@@ -144,11 +150,12 @@ impl<A: Admit> Handler<A> {
         let answer = review::answer(&uid, &verdict)
             .map_err(|error| internal(&format!("failed to serialize the response: {error}")))?;
         self.metrics.answered(hook, operation, &verdict, started.elapsed());
-        Ok(json_response(StatusCode::OK, answer))
+        memory.shrink_to(REQUEST_SIZE.max(answer.len()));
+        Ok(json_response(StatusCode::OK, Body::new(Answer { rest: answer.into(), _memory: memory })))
     }
 
     /// The whole body and the memory that it reserved.
-    async fn read(&self, mut body: Body) -> Result<(Vec<u8>, Vec<SemaphorePermit<'_>>), Failure> {
+    async fn read(&self, mut body: Body, mut memory: Memory) -> Result<(Vec<u8>, Memory), Failure> {
         let too_large = || {
             let message = format!("the request body has more than {} bytes", self.body);
             failure(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", &message)
@@ -156,7 +163,12 @@ impl<A: Admit> Handler<A> {
         if !usize::try_from(body.size_hint().lower()).is_ok_and(|announced| announced <= self.body) {
             return Err(too_large());
         }
-        let (mut whole, mut held) = (Vec::new(), Vec::new());
+        let busy = |OutOfMemory| {
+            let message = "too many large requests are in progress";
+            failure(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message)
+        };
+        memory.grow_to(REQUEST_SIZE).await.map_err(busy)?;
+        let mut whole = Vec::new();
         while let Some(frame) = body.frame().await {
             let frame =
                 frame.map_err(|error| bad_request(&format!("failed to read the request body: {error}")))?;
@@ -165,14 +177,43 @@ impl<A: Admit> Handler<A> {
             if length > self.body {
                 return Err(too_large());
             }
-            let steps = length.div_ceil(MEMORY_UNIT) - whole.len().div_ceil(MEMORY_UNIT);
-            if let Ok(steps @ 1..) = u32::try_from(steps) {
-                // This fails only if the semaphore is closed, which never happens.
-                held.extend(self.memory.acquire_many(steps).await);
+            if length > whole.capacity() {
+                let capacity = length.next_power_of_two().min(self.body);
+                memory.grow_to(COPIES * capacity).await.map_err(busy)?;
+                whole.reserve_exact(capacity - whole.len());
             }
             whole.extend_from_slice(&data);
         }
-        Ok((whole, held))
+        Ok((whole, memory))
+    }
+}
+
+/// A response that keeps its memory reserved until the client has received it. Its pieces are small, so that little of
+/// it is in other buffers.
+struct Answer {
+    rest: Bytes,
+    _memory: Memory,
+}
+
+impl hyper::body::Body for Answer {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let length = self.rest.len().min(BUFFER_SIZE);
+        let piece = self.rest.split_to(length);
+        Poll::Ready((!piece.is_empty()).then(|| Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.rest.len() as u64)
     }
 }
 
@@ -197,7 +238,7 @@ fn check_resource(hook: Hook, request: &Request) -> Result<(), Failure> {
     Err(bad_request(&format!("{path} handles {expected}, not {received}: check the webhook configuration")))
 }
 
-fn json_response(code: StatusCode, body: Vec<u8>) -> Response {
+fn json_response(code: StatusCode, body: Body) -> Response {
     (code, [(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 

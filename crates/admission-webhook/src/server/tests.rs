@@ -108,14 +108,17 @@ async fn connections_are_refused_while_requests_finish() {
 }
 
 #[tokio::test]
-async fn excess_connection_waits_until_an_idle_one_is_closed() {
-    // Long enough for a connected test client to send its request.
-    let limits = Limits { connections: 2, first_request: Duration::from_secs(2), ..Limits::default() };
-    let setup = Setup::start(limits).await;
-    let mut idle = Vec::new();
-    for _ in 0..2 {
-        idle.push(setup.connect(&TLS13, "h2", None).await.unwrap());
+async fn new_connection_replaces_an_idle_one() {
+    let setup = Setup::start(Limits { connections: 2, first_request: TIMEOUT, ..Limits::default() }).await;
+    let oldest = setup.connect(&TLS13, "h2", None).await.unwrap();
+    let mut busy = setup.client(&TLS13, "h2", None).await.unwrap();
+    let busy = tokio::spawn(async move { busy.post("/validate/pods", review("sleeps")).await });
+    setup.asked("sleeps").await;
+    for _ in 0..10 {
+        let mut client = setup.client(&TLS13, "h2", None).await.unwrap();
+        assert_eq!(client.post("/validate/pods", review("fine")).await.unwrap().0, 200);
     }
-    let mut client = setup.client(&TLS13, "h2", None).await.unwrap();
-    assert_eq!(client.post("/validate/pods", review("fine")).await.unwrap().0, 200);
+    hostile::read_to_end_of_stream(oldest).await;
+    setup.closed("too_many_connections", 10).await;
+    assert_eq!(busy.await.unwrap().unwrap().0, 200, "a request in progress is not lost");
 }

@@ -29,6 +29,7 @@ impl Admit for FakeRules {
 
 struct Setup {
     router: Router,
+    memory: usize,
     metrics: ServiceMetrics,
 }
 
@@ -36,11 +37,15 @@ impl Setup {
     fn new(limits: Limits) -> Self {
         let metrics = ServiceMetrics::new("test", "1");
         let router = super::router(FakeRules, &limits, Metrics::new(&metrics));
-        Self { router, metrics }
+        Self { router, memory: limits.memory, metrics }
     }
 
     async fn post(&self, path: &str, body: impl Into<Body>) -> (u16, Value) {
-        let request = http::Request::post(path).body(body.into()).unwrap();
+        self.post_on(&Connection::fake(self.memory).await, path, body).await
+    }
+
+    async fn post_on(&self, connection: &Connection, path: &str, body: impl Into<Body>) -> (u16, Value) {
+        let request = http::Request::post(path).extension(connection.clone()).body(body.into()).unwrap();
         let response = self.router.clone().oneshot(request).await.unwrap();
         let code = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
@@ -124,7 +129,7 @@ async fn deep_and_wide_objects_are_accepted() {
 
 #[tokio::test(start_paused = true)]
 async fn too_large_or_too_slow_bodies_are_rejected() {
-    let limits = Limits { body: 1 << 20, bodies: 1 << 20, ..Limits::default() };
+    let limits = Limits { body: 1 << 20, memory: 2 << 20, ..Limits::default() };
     let setup = Setup::new(limits);
     assert_eq!(setup.post("/validate/pods", vec![b' '; (1 << 20) + 1]).await.0, 413);
     // A body without a content length is checked while it is read.
@@ -134,11 +139,14 @@ async fn too_large_or_too_slow_bodies_are_rejected() {
     let silent = || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
     assert_eq!(setup.post("/validate/pods?timeout=1s", silent()).await.0, 408);
 
-    // A client that holds all the memory and stops sending times out, and its memory is released.
+    // A client that holds all the memory and stops sending times out, and its memory is released. On the same
+    // connection, others wait for it.
+    let connection = Connection::fake(2 << 20).await;
     let hog = stream::iter([Ok::<_, Infallible>(Bytes::from(vec![b' '; 1 << 20]))]).chain(stream::pending());
-    let hog = setup.post("/validate/pods?timeout=2s", Body::from_stream(hog));
-    let patient = setup.post("/validate/pods?timeout=5s", review("pods", "fine").to_string());
-    let hasty = setup.post("/validate/pods?timeout=1s", review("pods", "fine").to_string());
+    let hog = setup.post_on(&connection, "/validate/pods?timeout=2s", Body::from_stream(hog));
+    let fine = || review("pods", "fine").to_string();
+    let patient = setup.post_on(&connection, "/validate/pods?timeout=5s", fine());
+    let hasty = setup.post_on(&connection, "/validate/pods?timeout=1s", fine());
     let ((hog, _), (patient, _), (hasty, _)) = tokio::join!(hog, patient, hasty);
     assert_eq!((hog, patient, hasty), (408, 200, 408));
 }

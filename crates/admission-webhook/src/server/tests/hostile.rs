@@ -1,5 +1,6 @@
 //! Hostile and broken clients get an error or are disconnected. Other clients are not affected.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use hyper::body::Bytes;
@@ -22,7 +23,7 @@ fn short() -> Limits {
 }
 
 /// Reads until the server closes the connection.
-async fn read_to_end_of_stream(mut stream: impl AsyncRead + Unpin) -> String {
+pub async fn read_to_end_of_stream(mut stream: impl AsyncRead + Unpin) -> String {
     let mut bytes = Vec::new();
     // A reset closes the connection, too.
     let _ = timeout(TIMEOUT, stream.read_to_end(&mut bytes)).await.expect("the connection is closed");
@@ -72,6 +73,51 @@ async fn missing_body_gets_a_timeout_and_is_disconnected() {
     slow.write_all(head.as_bytes()).await.unwrap();
     let answer = read_to_end_of_stream(slow).await;
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+}
+
+#[tokio::test]
+async fn client_that_does_not_receive_is_disconnected() {
+    let setup = Setup::start(Limits { write: Duration::from_millis(300), ..Limits::default() }).await;
+    let mut deaf = setup.connect(&TLS13, "http/1.1", None).await.unwrap();
+    let body = review("fine");
+    let head = format!("POST /validate/pods HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    let request = [head.as_bytes(), &body].concat();
+    // Until the buffers of both sides are full.
+    let sent = async { while deaf.write_all(&request).await.is_ok() {} };
+    timeout(TIMEOUT, sent).await.expect("the connection is closed");
+    setup.closed("write_timeout", 1).await;
+}
+
+#[tokio::test]
+async fn slow_bodies_do_not_keep_memory_from_others() {
+    // The memory is enough for four of these bodies.
+    let (body, memory) = (1 << 20, 8 << 20);
+    let setup = Setup::start(Limits { body, memory, ..Limits::default() }).await;
+    let (one, other) = (Ipv4Addr::new(127, 0, 0, 2), Ipv4Addr::new(127, 0, 0, 3));
+    let mut slow = Vec::new();
+    for _ in 0..8 {
+        let mut stream = setup.connect_from(one, &TLS13, "http/1.1", None).await.unwrap();
+        let head =
+            format!("POST /validate/pods?timeout=30s HTTP/1.1\r\nhost: x\r\ncontent-length: {body}\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        // The server does not read the whole body while it waits for memory.
+        let incomplete = vec![b' '; body - 1];
+        slow.push(tokio::spawn(async move {
+            let _ = stream.write_all(&incomplete).await;
+            read_to_end_of_stream(stream).await
+        }));
+    }
+    for address in [other, one] {
+        for protocol in ["http/1.1", "h2"] {
+            let mut client = setup.client_from(address, &TLS13, protocol, None).await.unwrap();
+            let mut large = review("fine").to_vec();
+            large.resize(body, b' ');
+            let answer = client.post("/validate/pods?timeout=10s", large.into()).await;
+            assert_eq!(answer.unwrap().0, 200, "{address} {protocol}");
+        }
+    }
+    assert!(setup.metrics.encode().unwrap().contains("cause=\"too_much_memory\""));
+    slow.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! A test server and its clients.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
 use rustls_pki_types::pem::PemObject as _;
 use serde_json::{Value, json};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
@@ -167,6 +167,17 @@ impl Setup {
         protocol: &str,
         identity: Option<Identity>,
     ) -> io::Result<TlsStream<TcpStream>> {
+        self.connect_from(Ipv4Addr::LOCALHOST, version, protocol, identity).await
+    }
+
+    /// The same from this address.
+    pub async fn connect_from(
+        &self,
+        source: Ipv4Addr,
+        version: &'static SupportedProtocolVersion,
+        protocol: &str,
+        identity: Option<Identity>,
+    ) -> io::Result<TlsStream<TcpStream>> {
         let provider = Arc::new(ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[version])
@@ -177,7 +188,9 @@ impl Setup {
             None => config.with_no_client_auth(),
         };
         config.alpn_protocols = vec![protocol.into()];
-        let stream = TcpStream::connect(self.address).await?;
+        let socket = TcpSocket::new_v4()?;
+        socket.bind((source, 0).into())?;
+        let stream = socket.connect(self.address).await?;
         let name = ServerName::try_from("127.0.0.1").unwrap();
         let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
         assert_eq!(stream.get_ref().1.alpn_protocol(), Some(protocol.as_bytes()));
@@ -191,7 +204,18 @@ impl Setup {
         protocol: &str,
         identity: Option<Identity>,
     ) -> io::Result<Client> {
-        let io = TokioIo::new(self.connect(version, protocol, identity).await?);
+        self.client_from(Ipv4Addr::LOCALHOST, version, protocol, identity).await
+    }
+
+    /// The same from this address.
+    pub async fn client_from(
+        &self,
+        source: Ipv4Addr,
+        version: &'static SupportedProtocolVersion,
+        protocol: &str,
+        identity: Option<Identity>,
+    ) -> io::Result<Client> {
+        let io = TokioIo::new(self.connect_from(source, version, protocol, identity).await?);
         Ok(if protocol == "h2" {
             let (sender, connection) =
                 http2::handshake(TokioExecutor::new(), io).await.map_err(io::Error::other)?;

@@ -1,0 +1,164 @@
+//! Decides which connection is closed when there are too many or when they hold too much memory: one of the address that
+//! uses most. No sockets and no clock; `listener` acts on it.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+/// How long a connection may hold memory that clients with as much or more of it need.
+const MEMORY_GRACE: Duration = Duration::from_secs(1);
+
+/// Identifies a connection. Later connections have larger ones.
+pub(super) type Id = u64;
+
+/// What a connection that needs a place or memory has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Full {
+    /// Close this connection, and wait until it is removed.
+    Close(Id),
+    /// Wait for any change: all other connections are in use, or one is already being closed.
+    Wait,
+}
+
+#[derive(Debug)]
+struct Connection {
+    peer: IpAddr,
+    /// Number of complete requests that are being processed. The client is responsible for any other wait.
+    working: usize,
+    idle_since: Instant,
+    memory: usize,
+    memory_since: Instant,
+    closing: bool,
+}
+
+impl Connection {
+    fn is_idle(&self) -> bool {
+        self.working == 0 && !self.closing
+    }
+}
+
+/// The open connections of a port.
+#[derive(Debug)]
+pub(super) struct Connections {
+    max_connections: usize,
+    max_memory: usize,
+    next: Id,
+    open: BTreeMap<Id, Connection>,
+    memory: usize,
+}
+
+impl Connections {
+    pub(super) fn new(max_connections: usize, max_memory: usize) -> Self {
+        Self { max_connections, max_memory, next: 0, open: BTreeMap::new(), memory: 0 }
+    }
+
+    /// Adds a connection. If there is no place for it, the longest idle connection of the address with most connections
+    /// is closed. API servers can share an address, so no address has a limit of its own. The new connection counts for
+    /// its address, so that an address with many connections cannot close the only one of another address.
+    pub(super) fn open(&mut self, peer: IpAddr, now: Instant) -> Result<Id, Full> {
+        if self.open.len() < self.max_connections {
+            let id = self.next;
+            self.next += 1;
+            let (idle_since, memory_since) = (now, now);
+            let connection =
+                Connection { peer, working: 0, idle_since, memory: 0, memory_since, closing: false };
+            self.open.insert(id, connection);
+            return Ok(id);
+        }
+        if self.open.values().any(|connection| connection.closing) {
+            return Err(Full::Wait);
+        }
+        Err(self.close_one((peer, 1), |_| 1, |_, open, _| Some(open.idle_since)))
+    }
+
+    /// Removes a connection. Its memory has been released.
+    pub(super) fn remove(&mut self, id: Id) {
+        self.open.remove(&id);
+    }
+
+    /// The connection has a complete request, and is not closed until it has been processed.
+    pub(super) fn start_work(&mut self, id: Id) {
+        if let Some(connection) = self.open.get_mut(&id) {
+            connection.working += 1;
+        }
+    }
+
+    /// A request has been processed. The connection is idle if it was the last one.
+    pub(super) fn end_work(&mut self, id: Id, now: Instant) {
+        if let Some(connection) = self.open.get_mut(&id) {
+            connection.working = connection.working.saturating_sub(1);
+            connection.idle_since = now;
+        }
+    }
+
+    /// Reserves memory for a connection. If there is not enough, a connection of the address that holds most is closed:
+    /// the one that has held memory for the longest time. It is closed only if its address holds more than the
+    /// requesting one, or if it has held memory for a while, so that concurrent large requests of one client normally
+    /// wait for each other.
+    pub(super) fn reserve(&mut self, id: Id, bytes: usize, now: Instant) -> Result<(), Full> {
+        let free = self.max_memory.saturating_sub(self.memory);
+        let Some(connection) = self.open.get_mut(&id) else { return Err(Full::Wait) };
+        if bytes <= free {
+            if connection.memory == 0 {
+                connection.memory_since = now;
+            }
+            connection.memory += bytes;
+            self.memory += bytes;
+            return Ok(());
+        }
+        let peer = connection.peer;
+        let closing: usize =
+            self.open.values().filter(|open| open.closing).map(|closing| closing.memory).sum();
+        if bytes <= free + closing {
+            return Err(Full::Wait);
+        }
+        Err(self.close_one(
+            (peer, bytes),
+            |open| open.memory,
+            |other, open, holds_more| {
+                let long = now.saturating_duration_since(open.memory_since) >= MEMORY_GRACE;
+                let eligible = other != id && open.memory > 0 && (long || holds_more);
+                eligible.then_some(open.memory_since)
+            },
+        ))
+    }
+
+    /// Releases memory of a connection.
+    pub(super) fn release(&mut self, id: Id, bytes: usize) {
+        self.memory = self.memory.saturating_sub(bytes);
+        if let Some(connection) = self.open.get_mut(&id) {
+            connection.memory = connection.memory.saturating_sub(bytes);
+        }
+    }
+
+    /// Closes the idle connection of the address with the largest amount that `since` returns the earliest time for, if
+    /// there is one. `since` gets the connection and whether its address has more than that of the newcomer, which is
+    /// an address and the amount that it needs. Linear in the number of connections, which takes microseconds.
+    fn close_one(
+        &mut self,
+        newcomer: (IpAddr, usize),
+        amount: impl Fn(&Connection) -> usize,
+        since: impl Fn(Id, &Connection, bool) -> Option<Instant>,
+    ) -> Full {
+        let (address, needed) = newcomer;
+        let mut totals = HashMap::from([(address, needed)]);
+        for open in self.open.values().filter(|open| !open.closing) {
+            *totals.entry(open.peer).or_default() += amount(open);
+        }
+        let total = |address| totals.get(&address).copied().unwrap_or_default();
+        let candidates = self.open.iter().filter(|(_, open)| open.is_idle()).filter_map(|(id, open)| {
+            let holds = total(open.peer);
+            let since = since(*id, open, holds > total(address))?;
+            Some((holds, Reverse(since), Reverse(*id)))
+        });
+        let Some((_, _, Reverse(id))) = candidates.max() else { return Full::Wait };
+        if let Some(chosen) = self.open.get_mut(&id) {
+            chosen.closing = true;
+        }
+        Full::Close(id)
+    }
+}
+
+#[cfg(test)]
+mod tests;

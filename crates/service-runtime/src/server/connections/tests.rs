@@ -1,0 +1,207 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const MIB: usize = 1 << 20;
+
+fn address(last: u8) -> IpAddr {
+    [10, 0, 0, last].into()
+}
+
+/// Opens one connection per address, a second apart, and returns the time of the next one.
+fn opened(connections: &mut Connections, addresses: &[u8], start: Instant) -> Instant {
+    let mut now = start;
+    for last in addresses {
+        connections.open(address(*last), now).unwrap();
+        now += Duration::from_secs(1);
+    }
+    now
+}
+
+#[test]
+fn longest_idle_of_the_largest_address_is_closed() {
+    for (open, working, newcomer, closed) in [
+        // All from one address.
+        (vec![1, 1, 1, 1], vec![], 1, Full::Close(0)),
+        (vec![1, 1, 1, 1], vec![], 2, Full::Close(0)),
+        // The address with most connections, and not the one that is idle longest.
+        (vec![2, 1, 1, 1], vec![], 2, Full::Close(1)),
+        (vec![2, 1, 1, 1], vec![1], 2, Full::Close(2)),
+        // The address with most is busy: the next one.
+        (vec![2, 1, 1, 1], vec![1, 2, 3], 3, Full::Close(0)),
+        (vec![1, 1, 2, 2, 3], vec![0, 1], 4, Full::Close(2)),
+        // An address cannot take the only connection of another one.
+        (vec![1, 2, 3, 4], vec![], 4, Full::Close(3)),
+        (vec![1, 2, 3, 4], vec![], 5, Full::Close(0)),
+        // Everything is busy.
+        (vec![1, 1, 2, 2], vec![0, 1, 2, 3], 3, Full::Wait),
+    ] {
+        let mut connections = Connections::new(open.len(), 0);
+        let now = opened(&mut connections, &open, Instant::now());
+        for id in &working {
+            connections.start_work(*id);
+        }
+        assert_eq!(connections.open(address(newcomer), now), Err(closed), "{open:?} {working:?} {newcomer}");
+    }
+}
+
+#[test]
+fn place_is_free_when_the_closed_connection_is_removed() {
+    let mut connections = Connections::new(2, 0);
+    let now = opened(&mut connections, &[1, 1], Instant::now());
+    assert_eq!(connections.open(address(2), now), Err(Full::Close(0)));
+    assert_eq!(connections.open(address(2), now), Err(Full::Wait), "one is enough");
+    connections.remove(0);
+    assert_eq!(connections.open(address(2), now), Ok(2));
+}
+
+#[test]
+fn idle_time_starts_when_the_last_request_ends() {
+    let mut connections = Connections::new(2, 0);
+    let now = opened(&mut connections, &[1, 1], Instant::now());
+    connections.start_work(0);
+    connections.start_work(0);
+    connections.end_work(0, now);
+    assert_eq!(connections.open(address(2), now), Err(Full::Close(1)), "one request remains");
+    connections.remove(1);
+    connections.open(address(1), now).unwrap();
+    connections.end_work(0, now + Duration::from_secs(1));
+    assert_eq!(connections.open(address(2), now), Err(Full::Close(2)), "0 became idle later");
+}
+
+#[test]
+fn memory_is_taken_from_the_address_that_holds_most() {
+    let (short, long) = (Duration::from_millis(10), Duration::from_secs(10));
+    for (held, working, requester, age, expected) in [
+        // Enough is free.
+        (vec![(1, 3), (2, 4)], vec![], 3, short, Ok(())),
+        // Another address holds more: at once, and the one that holds it longest.
+        (vec![(1, 5), (1, 4), (2, 1)], vec![], 3, short, Err(Full::Close(0))),
+        (vec![(1, 5), (1, 4), (2, 1)], vec![0], 3, short, Err(Full::Close(1))),
+        (vec![(1, 5), (1, 4), (2, 1)], vec![0, 1], 3, short, Err(Full::Wait)),
+        // The others hold as much or less, and the address itself: only after a while.
+        (vec![(3, 4), (1, 3), (2, 3)], vec![], 3, short, Err(Full::Wait)),
+        (vec![(3, 4), (1, 3), (2, 3)], vec![], 3, long, Err(Full::Close(0))),
+        (vec![(1, 2), (2, 3), (4, 2), (5, 3)], vec![], 3, long, Err(Full::Close(1))),
+    ] {
+        let start = Instant::now();
+        let mut connections = Connections::new(10, 10 * MIB);
+        for (last, mib) in &held {
+            let id = connections.open(address(*last), start).unwrap();
+            connections.reserve(id, mib * MIB, start).unwrap();
+        }
+        for id in &working {
+            connections.start_work(*id);
+        }
+        let id = connections.open(address(requester), start).unwrap();
+        assert_eq!(connections.reserve(id, 3 * MIB, start + age), expected, "{held:?} {working:?} {age:?}");
+    }
+}
+
+#[test]
+fn requester_waits_for_its_own_memory_and_for_a_closing_connection() {
+    let start = Instant::now();
+    let later = start + Duration::from_secs(10);
+    let mut connections = Connections::new(10, 10 * MIB);
+    let own = connections.open(address(1), start).unwrap();
+    connections.reserve(own, 10 * MIB, start).unwrap();
+    assert_eq!(connections.reserve(own, 1, later), Err(Full::Wait));
+    let other = connections.open(address(2), start).unwrap();
+    assert_eq!(connections.reserve(other, MIB, later), Err(Full::Close(own)));
+    let third = connections.open(address(3), start).unwrap();
+    assert_eq!(connections.reserve(third, MIB, later), Err(Full::Wait), "what is released is enough");
+    connections.release(own, 10 * MIB);
+    connections.remove(own);
+    assert_eq!(connections.reserve(other, MIB, later), Ok(()));
+    assert_eq!(connections.reserve(third, MIB, later), Ok(()));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Open(u8),
+    Work(usize),
+    Rest(usize),
+    Leave(usize),
+    Reserve(usize, usize),
+    Release(usize),
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (0..5_u8).prop_map(Step::Open),
+        3 => any::<usize>().prop_map(Step::Work),
+        2 => any::<usize>().prop_map(Step::Rest),
+        1 => any::<usize>().prop_map(Step::Leave),
+        3 => (any::<usize>(), 1..6_usize).prop_map(|(index, units)| Step::Reserve(index, units)),
+        1 => any::<usize>().prop_map(Step::Release),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn limits_hold_and_only_idle_connections_are_closed(steps in prop::collection::vec(any_step(), 1..200)) {
+        const MAX: usize = 12;
+        const MEMORY: usize = 20;
+        let mut connections = Connections::new(MAX, MEMORY);
+        let mut now = Instant::now();
+        for step in steps {
+            now += Duration::from_millis(100);
+            let before: Vec<_> = connections.open.iter().map(|(id, open)| (*id, copy(open))).collect();
+            let pick = |index: usize| before.get(index % before.len().max(1)).map(|(id, _)| *id);
+            match step {
+                Step::Open(last) => match connections.open(address(last), now) {
+                    Ok(_) => prop_assert!(before.len() < MAX),
+                    Err(Full::Close(id)) => {
+                        let (longest, closed) = longest_idle_of_the_largest(&before, address(last));
+                        prop_assert_eq!(id, longest);
+                        connections.release(id, closed.memory);
+                        connections.remove(id);
+                        prop_assert!(connections.open(address(last), now).is_ok(), "the newcomer is served");
+                    }
+                    Err(Full::Wait) => prop_assert!(before.iter().all(|(_, open)| !open.is_idle())),
+                },
+                Step::Work(index) => pick(index).into_iter().for_each(|id| connections.start_work(id)),
+                Step::Rest(index) => pick(index).into_iter().for_each(|id| connections.end_work(id, now)),
+                Step::Leave(index) | Step::Release(index) => {
+                    if let Some(id) = pick(index) {
+                        let memory = connections.open[&id].memory;
+                        connections.release(id, memory);
+                        if matches!(step, Step::Leave(_)) {
+                            connections.remove(id);
+                        }
+                    }
+                }
+                Step::Reserve(index, units) => {
+                    if let Some(id) = pick(index)
+                        && let Err(Full::Close(other)) = connections.reserve(id, units, now)
+                    {
+                        let (_, closed) = before.iter().find(|(known, _)| *known == other).unwrap();
+                        prop_assert!(other != id && closed.is_idle() && closed.memory > 0);
+                        let memory = closed.memory;
+                        connections.release(other, memory);
+                        connections.remove(other);
+                    }
+                }
+            }
+            prop_assert!(connections.open.len() <= MAX);
+            prop_assert!(connections.memory <= MEMORY);
+            prop_assert_eq!(connections.memory, connections.open.values().map(|open| open.memory).sum::<usize>());
+        }
+    }
+}
+
+fn copy(open: &Connection) -> Connection {
+    Connection { ..*open }
+}
+
+/// The same rule, written in another way.
+fn longest_idle_of_the_largest(before: &[(Id, Connection)], newcomer: IpAddr) -> (Id, &Connection) {
+    let count = |address: IpAddr| {
+        before.iter().filter(|(_, open)| open.peer == address).count() + usize::from(address == newcomer)
+    };
+    let mut idle: Vec<_> = before.iter().filter(|(_, open)| open.is_idle()).collect();
+    let most = idle.iter().map(|(_, open)| count(open.peer)).max().unwrap();
+    idle.retain(|(_, open)| count(open.peer) == most);
+    let (id, open) = idle.iter().min_by_key(|(id, open)| (open.idle_since, *id)).unwrap();
+    (*id, open)
+}
