@@ -39,3 +39,32 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | replace "+" "_" | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
+
+{{/* Whether Haulout issues the certificate of the webhook: "true" or nothing. */}}
+{{- define "haulout.ownCertificate" -}}
+{{- with .Values.admissionWebhook -}}
+{{- if and .enabled (not .certificate.existingSecret) (not .certificate.certManager.issuerRef) -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether there is anything to do for the certificate manager: "true" or nothing. */}}
+{{- define "haulout.managesCertificate" -}}
+{{- with .Values.admissionWebhook -}}
+{{- if and .enabled (or .certificate.manageCaBundle (include "haulout.ownCertificate" $)) -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+The Secret with the certificate of the webhook. The one that cert-manager creates has another name than the one that the
+chart renders, so that neither replaces the other.
+*/}}
+{{- define "haulout.certificateSecret" -}}
+{{- $certificate := .Values.admissionWebhook.certificate -}}
+{{- if $certificate.existingSecret -}}
+{{- $certificate.existingSecret -}}
+{{- else if $certificate.certManager.issuerRef -}}
+{{- include "haulout.fullname" . }}-admission-webhook-certificate
+{{- else -}}
+{{- include "haulout.fullname" . }}-webhook-certificate
+{{- end -}}
+{{- end -}}

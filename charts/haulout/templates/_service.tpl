@@ -237,7 +237,7 @@ spec:
 {{- end }}
 {{- end -}}
 
-{{/* The Role of a service with leader election. */}}
+{{/* The Role of a service with leader election, and with the rules of the service, if it has any. */}}
 {{- define "haulout.leaseRole" -}}
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -252,6 +252,9 @@ rules:
     resources: [leases]
     resourceNames: [{{ include "haulout.leaseName" . }}]
     verbs: [list, watch, update]
+  {{- with .rules }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end -}}
 
 {{/*

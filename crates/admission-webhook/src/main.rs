@@ -9,7 +9,7 @@
 //! | what is allowed, rejected, warned about and defaulted? | `decide` |
 //! | which kinds are watched? | `watch` |
 //! | which requests go to the API server? | `api` |
-//! | where does the certificate come from, and how is it trusted? | `certificates` |
+//! | where does the certificate come from? | `certificates`, `files` |
 //! | which metrics are exported? | `metrics` |
 
 mod admit;
@@ -17,13 +17,13 @@ mod api;
 mod args;
 mod certificates;
 mod decide;
+mod files;
 mod metrics;
 mod review;
 mod server;
 mod watch;
 
 use std::net::SocketAddr;
-use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -98,18 +98,12 @@ async fn run(args: Args, context: Context) -> Result<(), WebhookError> {
         &args.rules,
     );
     let server = Server::new(rules, tls, Limits::default(), metrics);
-    let managing = certificates::start(args.certificates, &context, &mut term, &certificate);
+    let following = certificates::start(args.certificates, &context, &mut term, &certificate);
     let mut ended = Ok(());
     let work = async {
-        let mut serving = pin!(server.serve(listener, context.stop.clone()));
         tokio::select! {
-            () = serving.as_mut() => {}
-            managed = managing => {
-                ended = managed;
-                if ended.is_ok() {
-                    serving.await;
-                }
-            }
+            () = server.serve(listener, context.stop.clone()) => {}
+            Err(error) = following => ended = Err(error),
         }
     };
     term.run(Box::pin(work)).await;

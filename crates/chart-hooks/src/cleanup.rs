@@ -31,8 +31,13 @@ use tracing::info;
 use crate::evacuations;
 
 /// The services of a release, by their names in the chart.
-const SERVICES: [&str; 4] =
-    ["admission-webhook", "evacuation-controller", "maintenance-controller", "taint-manager"];
+const SERVICES: [&str; 5] = [
+    "admission-webhook",
+    "certificate-manager",
+    "evacuation-controller",
+    "maintenance-controller",
+    "taint-manager",
+];
 /// Number of objects per page of a list.
 const PAGE_SIZE: u32 = 500;
 /// Number of concurrent requests.
@@ -133,7 +138,7 @@ impl Args {
     }
 }
 
-/// The Secret with the webhook's self-signed certificate.
+/// The Secret that cert-manager made, or that the webhook of an earlier version made. Helm deletes the one of the chart.
 fn certificate_name(name: &str) -> String {
     format!("{name}-admission-webhook-certificate")
 }

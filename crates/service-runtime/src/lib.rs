@@ -3,6 +3,7 @@
 
 pub mod access;
 pub mod api;
+pub mod certificate;
 pub mod clients;
 pub mod clock;
 mod error_chain;

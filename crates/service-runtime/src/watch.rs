@@ -164,6 +164,12 @@ impl<K: Resource<DynamicType = ()>> Source<K> {
         Self { params: self.params.fields(fields), ..self }
     }
 
+    /// Restricts the watch to the object with this name. Roles can permit this without permitting other objects.
+    #[must_use]
+    pub fn named(self, name: &str) -> Self {
+        self.fields(&format!("metadata.name={name}"))
+    }
+
     /// Sets the number of objects per page of a list.
     #[must_use]
     pub fn page_size(self, page_size: u32) -> Self {

@@ -19,8 +19,14 @@ use crate::ui::{self, Step};
 use crate::{needs, repo};
 
 /// The binaries of a release: the services and the chart's hooks. Their packages have the prefix `haulout-`.
-pub const SERVICES: [&str; 5] =
-    ["admission-webhook", "chart-hooks", "evacuation-controller", "maintenance-controller", "taint-manager"];
+pub const SERVICES: [&str; 6] = [
+    "admission-webhook",
+    "certificate-manager",
+    "chart-hooks",
+    "evacuation-controller",
+    "maintenance-controller",
+    "taint-manager",
+];
 
 const CHECKSUMS: &str = "SHA256SUMS";
 

@@ -293,7 +293,7 @@ impl Histogram {
 /// A client that calls the webhook directly, without an API server.
 async fn webhook_client(client: &Client, replica: &Service) -> Result<Client> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
-    let secret = secrets.get("haulout-admission-webhook-certificate").await.context("the certificate")?;
+    let secret = secrets.get("haulout-webhook-certificate").await.context("the certificate")?;
     let authority = secret.data.as_ref().and_then(|data| data.get("ca.crt")).context("ca.crt")?;
     let root = CertificateDer::from_pem_slice(&authority.0).context("ca.crt")?;
     let url = format!("https://{}", webhook::address(replica)?).parse().context("the webhook's address")?;

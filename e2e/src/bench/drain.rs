@@ -235,6 +235,7 @@ impl BenchEnv {
 /// The requests of all our services.
 fn ours(requests: &Requests) -> Requests {
     let account = |name: &str| format!("system:serviceaccount:{NAMESPACE}:haulout-{name}");
-    let accounts: Vec<_> = SERVICES.into_iter().chain(["admission-webhook"]).map(account).collect();
+    let accounts: Vec<_> =
+        SERVICES.into_iter().chain(["admission-webhook", "certificate-manager"]).map(account).collect();
     requests.only(|r| accounts.contains(&r.user) && r.user_agent.starts_with("haulout-"))
 }

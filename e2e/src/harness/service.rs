@@ -22,7 +22,7 @@ pub const XTASK_ENV: &str = "HAULOUT_XTASK";
 /// Prefix of the line with which a test reports that it cannot run on this machine. Such a test passes and is reported
 /// as skipped.
 pub const SKIPPED: &str = "skipped on this machine: ";
-/// Names of the services in the chart's values. Each is a Deployment.
+/// Names of the services in the values of every version of the chart. Each is a Deployment.
 pub(crate) const VALUES: &[&str] =
     &["admissionWebhook", "evacuationController", "maintenanceController", "taintManager"];
 /// How long a service may take to start or to respond.

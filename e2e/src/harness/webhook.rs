@@ -1,4 +1,5 @@
-//! The admission webhook as in a cluster: replicas with the arguments of the chart's Deployment, behind one address.
+//! The admission webhook as in a cluster: replicas with the arguments of the chart's Deployment, behind one address. And
+//! the certificate manager, without which they have no certificate.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -17,24 +18,33 @@ use crate::wait;
 
 /// The webhook's name in the chart.
 const NAME: &str = "admission-webhook";
+/// The certificate manager's name in the chart.
+const CERTIFICATE_MANAGER: &str = "certificate-manager";
 /// How long the first replica may take until the API server trusts it.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The webhook of one cluster. Dropping it stops the forwarder. The replicas belong to the caller.
+/// The webhook of one cluster. Dropping it stops the forwarder and the certificate manager. The replicas belong to the
+/// caller.
 #[derive(Debug)]
 pub struct Webhook {
     /// The address for the API server.
     pub forwarder: Forwarder,
+    /// One replica of the certificate manager, if the chart installs it with these values.
+    pub certificate_manager: Option<Service>,
 }
 
 impl Webhook {
-    /// Installs the chart with the webhook, without replicas, and with these values.
+    /// Installs the chart with the webhook, without replicas, and with these values. Starts the certificate manager.
     pub async fn install(cluster: &Handle, values: &[(&str, &str)]) -> Result<Self> {
         let forwarder = Forwarder::start().await?;
         let url = format!("https://{}", forwarder.address());
         let own = [("admissionWebhook.enabled", "true"), ("admissionWebhook.url", &url)];
         cluster.install_chart(&[&own, values].concat()).await?;
-        Ok(Self { forwarder })
+        let certificate_manager = match chart_args(cluster, CERTIFICATE_MANAGER).await? {
+            Some(args) => Some(start(cluster, CERTIFICATE_MANAGER, &args, &[]).await?),
+            None => None,
+        };
+        Ok(Self { forwarder, certificate_manager })
     }
 
     /// Installs the chart, starts one replica and waits until the API server trusts it.
@@ -47,14 +57,9 @@ impl Webhook {
 
     /// Starts a replica with the arguments from the chart, and these. It receives connections when it is ready.
     pub async fn start(&self, cluster: &Handle, args: &[&str]) -> Result<Service> {
-        let deployments: Api<Deployment> = Api::namespaced(cluster.client().await?, NAMESPACE);
-        let deployment = deployments.get(&format!("haulout-{NAME}")).await.context("the chart's webhook")?;
-        let pod = deployment.spec.and_then(|spec| spec.template.spec).unwrap_or_default();
-        let chart: Vec<_> = pod.containers.into_iter().filter_map(|one| one.args).flatten().collect();
-        let mut all: Vec<_> = chart.iter().map(String::as_str).collect();
-        all.extend(["--webhook-listen", "127.0.0.1:0"]);
-        all.extend(args);
-        let replica = Service::start(cluster, NAME, &all).await?;
+        let chart = chart_args(cluster, NAME).await?.context("the chart's webhook")?;
+        let args = [["--webhook-listen", "127.0.0.1:0"].as_slice(), args].concat();
+        let replica = start(cluster, NAME, &chart, &args).await?;
         replica.ready().await?;
         self.forwarder.add(address(&replica)?);
         Ok(replica)
@@ -84,6 +89,24 @@ impl Webhook {
         let answered = answered.await;
         answered.with_context(|| last.map(|error| error.to_string()).unwrap_or_default())
     }
+}
+
+/// The arguments from the chart's Deployment of a service, if it has one.
+async fn chart_args(cluster: &Handle, name: &str) -> Result<Option<Vec<String>>> {
+    let deployments: Api<Deployment> = Api::namespaced(cluster.client().await?, NAMESPACE);
+    let deployment = deployments.get_opt(&format!("haulout-{name}")).await;
+    let Some(deployment) =
+        deployment.with_context(|| format!("failed to read the Deployment of the {name}"))?
+    else {
+        return Ok(None);
+    };
+    let pod = deployment.spec.and_then(|spec| spec.template.spec).unwrap_or_default();
+    Ok(Some(pod.containers.into_iter().filter_map(|one| one.args).flatten().collect()))
+}
+
+async fn start(cluster: &Handle, name: &str, chart: &[String], args: &[&str]) -> Result<Service> {
+    let all: Vec<_> = chart.iter().map(String::as_str).chain(args.iter().copied()).collect();
+    Service::start(cluster, name, &all).await
 }
 
 /// The address on which a replica serves the API server, from its log.

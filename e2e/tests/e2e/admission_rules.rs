@@ -16,7 +16,7 @@ use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
 };
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Secret};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde::Deserialize as _;
@@ -260,7 +260,7 @@ async fn every_admission_rule_works_through_kubectl() {
     for node in nodes::all() {
         nodes.create(&params, &node).await.unwrap();
     }
-    let (_webhook, service) = Webhook::with_replica(&cluster).await.unwrap();
+    let (webhook, service) = Webhook::with_replica(&cluster).await.unwrap();
     for object in users() {
         cluster.kubectl_with(&["create", "-f", "-"], &object.to_string()).await.unwrap().success().unwrap();
     }
@@ -292,7 +292,7 @@ async fn every_admission_rule_works_through_kubectl() {
         service.metric_where("haulout_admission_access_reviews_total", "result=\"cached\"").await.unwrap();
     assert!(cached > 0.0, "no access review was answered from the cache");
 
-    drop(service);
+    drop((service, webhook));
     reports::table_without_webhook(&mut runner).await;
     let CaseRunner { wrong, count, .. } = runner;
     assert!(wrong.is_empty(), "{} of {count} cases:\n{}", wrong.len(), wrong.join("\n"));
@@ -300,8 +300,8 @@ async fn every_admission_rule_works_through_kubectl() {
     cluster.shutdown().await;
 }
 
-/// The chart does not contain the CA that the service wrote into the configurations. No replica runs that could
-/// restore it.
+/// The chart contains neither the CA in the configurations nor the certificate in the Secret. No certificate manager runs
+/// that could restore them.
 async fn upgrade_keeps_the_ca_bundle(cluster: &Handle) {
     let client = cluster.client().await.unwrap();
     let name = "haulout-system.haulout-admission-webhook";
@@ -312,7 +312,10 @@ async fn upgrade_keeps_the_ca_bundle(cluster: &Handle) {
         let validating = validating.webhooks.into_iter().flatten().map(|webhook| webhook.client_config);
         mutating.chain(validating).collect::<Vec<_>>()
     };
-    let before = ways().await;
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
+    let secret = async || secrets.get("haulout-webhook-certificate").await.unwrap();
+    let (before, certificate) = (ways().await, secret().await);
+    assert!(certificate.data.as_ref().is_some_and(|data| data.contains_key("tls.key")));
     assert!(before.iter().all(|way| way.ca_bundle.as_ref().is_some_and(|bundle| !bundle.0.is_empty())));
     let url = "https://127.0.0.1:1";
     cluster
@@ -327,6 +330,7 @@ async fn upgrade_keeps_the_ca_bundle(cluster: &Handle) {
     let bundles =
         |ways: &[WebhookClientConfig]| ways.iter().map(|way| way.ca_bundle.clone()).collect::<Vec<_>>();
     assert_eq!(bundles(&before), bundles(&after));
+    assert_eq!(secret().await.data, certificate.data);
 }
 
 #[tokio::test]

@@ -117,22 +117,34 @@ async fn webhook_is_rendered_for_each_certificate_source() {
     let cluster = shared().await;
     let chart = chart().display().to_string();
     let render = async |values: &str| {
-        let args = ["template", "mine", &chart, "--namespace", "x", "--show-only"];
-        let what = ["templates/admission-webhook.yaml", "--set", values];
-        helm(&cluster, &[args.as_slice(), &what].concat()).await
+        let args = ["template", "mine", &chart, "--namespace", "x", "--set", values];
+        let text = helm(&cluster, &args).await;
+        // The certificate manager is the second one.
+        ["admission-webhook", "certificate-manager"].map(|service| {
+            let documents = text
+                .split("\n---\n")
+                .filter(|document| document.contains(&format!("# Source: haulout/templates/{service}.yaml")));
+            documents.collect::<Vec<_>>().join("\n---\n")
+        })
     };
-    let own = render("admissionWebhook.url=https://192.0.2.1:8443/").await;
-    for part in [
-        "url: https://192.0.2.1:8443/validate/pods",
-        "--serving-name=192.0.2.1",
-        "--serving-name=mine-haulout-admission-webhook.x.svc",
-        "resourceNames: [mine-haulout-admission-webhook-certificate]",
-        "'system:serviceaccount:x:mine-haulout-evacuation-controller'",
+    let [own, manager] = render("admissionWebhook.url=https://192.0.2.1:8443/").await;
+    for (part, text) in [
+        ("url: https://192.0.2.1:8443/validate/pods", &own),
+        ("--certificate-secret=mine-haulout-webhook-certificate", &own),
+        ("resourceNames: [mine-haulout-webhook-certificate]", &own),
+        ("'system:serviceaccount:x:mine-haulout-evacuation-controller'", &own),
+        ("--certificate-secret=mine-haulout-webhook-certificate", &manager),
+        ("--serving-name=192.0.2.1", &manager),
+        ("--serving-name=mine-haulout-admission-webhook.x.svc", &manager),
+        ("--validating-configuration=x.mine-haulout-admission-webhook", &manager),
+        ("kind: Secret\nmetadata:\n  name: mine-haulout-webhook-certificate", &manager),
     ] {
-        assert!(own.contains(part), "{part} is not in\n{own}");
+        assert!(text.contains(part), "{part} is not in\n{text}");
     }
-    assert!(!own.contains("haulout-system"), "the rendered files contain the name of another release\n{own}");
-    let theirs = render(
+    for text in [&own, &manager] {
+        assert!(!text.contains("haulout-system"), "the name of another release is in\n{text}");
+    }
+    let [theirs, manager] = render(
         "admissionWebhook.certificate.existingSecret=theirs,admissionWebhook.clients.configMap=api,\
          admissionWebhook.clients.names={kube-apiserver}",
     )
@@ -141,6 +153,25 @@ async fn webhook_is_rendered_for_each_certificate_source() {
         assert!(theirs.contains(part), "{part} is not in\n{theirs}");
     }
     assert!(!theirs.contains("resources: [secrets]"), "no permission on Secrets is needed\n{theirs}");
+    assert_eq!(manager, "", "it has nothing to do");
+    let existing = "admissionWebhook.certificate.existingSecret=theirs";
+    let [_, manager] = render(&format!("{existing},admissionWebhook.certificate.manageCaBundle=true")).await;
+    for part in ["--certificate-secret=theirs", "--ca-bundle-only"] {
+        assert!(manager.contains(part), "{part} is not in\n{manager}");
+    }
+    for part in ["kind: Secret", "- update", "--serving-name"] {
+        assert!(!manager.contains(part), "{part} is in\n{manager}");
+    }
+}
+
+#[tokio::test]
+async fn kube_system_namespace_is_rejected() {
+    let cluster = shared().await;
+    let chart = chart().display().to_string();
+    let output = cluster.helm(&["template", "haulout", &chart, "-n", "kube-system"]).await.unwrap();
+    assert!(!output.status.success());
+    let (reason, fix) = ("could act as Haulout's services", "--namespace haulout-system --create-namespace");
+    assert!(output.stderr.contains(reason) && output.stderr.contains(fix), "{}", output.stderr);
 }
 
 #[tokio::test]

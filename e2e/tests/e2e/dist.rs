@@ -10,8 +10,14 @@ use serde_json::{Value, json};
 
 use crate::support::xtask;
 
-const SERVICES: [&str; 5] =
-    ["admission-webhook", "chart-hooks", "evacuation-controller", "maintenance-controller", "taint-manager"];
+const SERVICES: [&str; 6] = [
+    "admission-webhook",
+    "certificate-manager",
+    "chart-hooks",
+    "evacuation-controller",
+    "maintenance-controller",
+    "taint-manager",
+];
 
 fn dist(output: &Path, args: &[&str]) -> BTreeMap<String, String> {
     let made = Command::new(xtask()).args(["dist", "--output"]).arg(output).args(args).output().unwrap();

@@ -48,6 +48,13 @@ fn earlier_chart(folder: &Path) -> Option<PathBuf> {
     got.success().then(|| folder.join("charts/haulout"))
 }
 
+/// The webhook of an earlier version created its Secret itself, under this name and without labels.
+async fn create_earlier_certificate(env: &TestEnv) {
+    let name = "haulout-admission-webhook-certificate";
+    let create = ["create", "secret", "generic", name, "--from-literal=tls.crt=x", "-n", OURS];
+    env.cluster.kubectl(&create).await.unwrap().success().unwrap();
+}
+
 const NEWER_PERMISSIONS: &str = "newer-permissions";
 
 /// The services are the current ones: the earlier chart does not grant permissions that were added later.
@@ -81,14 +88,19 @@ async fn upgrade_and_rollback_during_a_drain() {
     let env = TestEnv::on(cluster, None, SHORT_LEASE, &[]).await;
     let scenario = env.scenario("shop").await;
     let (before, evacuation) = partly_drained_node(&scenario).await;
+    create_earlier_certificate(&env).await;
 
-    env.cluster.install_chart(&[("maintenanceController.resources.requests.cpu", "20m")]).await.unwrap();
+    let values = [("maintenanceController.resources.requests.cpu", "20m")];
+    let webhook = Webhook::install(&env.cluster, &values).await.unwrap();
+    let replica = webhook.start(&env.cluster, &[]).await.unwrap();
+    Webhook::reachable(&env.cluster).await.unwrap();
     let withdraw = ["delete", "clusterrolebinding", NEWER_PERMISSIONS];
     env.cluster.kubectl(&withdraw).await.unwrap().success().unwrap();
     env.rollout_restart().await;
 
     // And back, including the CRDs, with existing objects.
     helm(&env.cluster, &["rollback", "haulout", "1", "-n", OURS]).await;
+    drop((webhook, replica));
     let first = scenario.maintenances().get(&scenario.of("blue")).await.unwrap();
     assert_eq!(first.spec.stage, Stage::Drain);
     complete_evacuator(&scenario, &evacuation).await;
@@ -290,6 +302,7 @@ async fn uninstall_during_a_drain_leaves_nothing() {
     let taints = Service::start(&env.cluster, "taint-manager", &args).await.unwrap();
     taints.leads().await.unwrap();
     let (before, first) = partly_drained_node(&scenario).await;
+    create_earlier_certificate(&env).await;
     let tainted = scenario.node("n2", "green").await;
     scenario.patch_node("n2", json!({"spec": {"taints": [{"key": "mine", "effect": "NoExecute"}]}})).await;
     let timed = |node: &Node| node.annotations().contains_key(names::TAINTS_FIRST_SEEN_ANNOTATION);

@@ -137,7 +137,7 @@ async fn chart_grants_exactly_what_services_need() {
         "metadata": {"name": "may-nothing", "namespace": NAMESPACE}});
     apply(&cluster, &[account]).await;
     let programs = programs(&cluster).await;
-    assert_eq!(programs.len(), 7, "{:?}", programs.keys());
+    assert_eq!(programs.len(), 8, "{:?}", programs.keys());
     for (component, program) in programs {
         let asked = missing_permissions(&cluster, &component, &program.args, "may-nothing").await;
         let granted: BTreeSet<_> = program.permissions.iter().map(Permission::description).collect();

@@ -70,7 +70,7 @@ async fn tiltfile_builds_and_deploys_valid_objects() {
         .collect();
     let builds = arguments(&calls, "docker_build");
     let built: BTreeSet<_> = builds.iter().map(|build| build["ref"].as_str().unwrap().to_owned()).collect();
-    assert_eq!((built.len(), &built), (4, &deployed));
+    assert_eq!((built.len(), &built), (5, &deployed));
     for container in containers {
         assert_eq!(
             container["securityContext"]["readOnlyRootFilesystem"], false,
@@ -93,7 +93,7 @@ async fn tiltfile_builds_and_deploys_valid_objects() {
     let attached: BTreeSet<_> = resources.iter().map(|one| one["workload"].to_string()).collect();
     assert_eq!(names, attached);
     let ports: BTreeSet<_> = resources.iter().map(|one| one["port_forwards"].to_string()).collect();
-    assert_eq!(ports.len(), 4, "each service has its own port");
+    assert_eq!(ports.len(), 5, "each service has its own port");
 
     let objects = arguments(&calls, "k8s_yaml");
     let list =

@@ -11,7 +11,7 @@ const DETECTION_LIMIT: Duration = Duration::from_secs(150);
 
 const REQUESTS: &str = "rest_client_requests_total";
 
-/// The services, with the kinds that they watch.
+/// Services, with the kinds that they watch.
 const WATCHED: [(&str, &[&str]); 3] = [
     ("evacuation-controller", &["evacuations", "poddisruptionbudgets", "pods"]),
     (

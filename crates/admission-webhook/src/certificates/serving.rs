@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use haulout_service_runtime::certificate::Pair;
 use haulout_service_runtime::server::Readiness;
 use jiff::Timestamp;
 use parking_lot::RwLock;
@@ -9,7 +10,6 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use tracing::info;
 
-use super::pair::Pair;
 use crate::metrics::Metrics;
 
 const CERTIFICATE: &str = "certificate";
@@ -38,6 +38,14 @@ impl ServingCertificate {
         *self.key.write() = Some(Arc::clone(&pair.key));
         self.readiness.done(CERTIFICATE);
         info!(expires = %pair.expires, names = pair.names.join(","), "serving a new certificate");
+    }
+}
+
+#[cfg(test)]
+impl ServingCertificate {
+    /// The first certificate of the chain.
+    pub fn leaf(&self) -> Option<rustls::pki_types::CertificateDer<'static>> {
+        self.key.read().as_ref()?.cert.first().cloned()
     }
 }
 

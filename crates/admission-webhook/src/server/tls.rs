@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use haulout_service_runtime::certificate::names_of;
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::ring;
 use rustls::pki_types::{CertificateDer, UnixTime};
@@ -14,7 +15,6 @@ use rustls::{
 };
 use rustls_pki_types::pem::{self, PemObject as _};
 use thiserror::Error as ThisError;
-use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
 use crate::args::ClientArgs;
 
@@ -109,26 +109,5 @@ impl ClientCertVerifier for Named {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.inner.supported_verify_schemes()
-    }
-}
-
-/// The common name and the alternative names of a certificate. Empty if it is invalid.
-pub(crate) fn names_of(certificate: &[u8]) -> Vec<String> {
-    let Ok((_, parsed)) = X509Certificate::from_der(certificate) else { return Vec::new() };
-    let common = parsed.subject().iter_common_name().filter_map(|name| name.as_str().ok()).map(str::to_owned);
-    let alternatives = parsed.subject_alternative_name().ok().flatten();
-    let alternatives = alternatives.into_iter().flat_map(|extension| &extension.value.general_names);
-    common.chain(alternatives.filter_map(readable)).collect()
-}
-
-fn readable(name: &GeneralName<'_>) -> Option<String> {
-    match name {
-        GeneralName::DNSName(name) | GeneralName::URI(name) => Some((*name).to_owned()),
-        GeneralName::IPAddress(bytes) => {
-            let v4 = <[u8; 4]>::try_from(*bytes).map(std::net::IpAddr::from);
-            let v6 = <[u8; 16]>::try_from(*bytes).map(std::net::IpAddr::from);
-            v4.or(v6).ok().map(|address| address.to_string())
-        }
-        _ => None,
     }
 }

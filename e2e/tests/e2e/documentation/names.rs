@@ -151,6 +151,7 @@ async fn every_documented_flag_exists() {
     ];
     let services = [
         "admission-webhook",
+        "certificate-manager",
         "chart-hooks",
         "evacuation-controller",
         "maintenance-controller",

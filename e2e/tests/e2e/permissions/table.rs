@@ -71,15 +71,19 @@ pub(super) fn permissions() -> BTreeMap<String, &'static str> {
     needs(service, TAINT_FAULTS, "coordination.k8s.io", "leases", &ELECTED);
 
     let service = "admission-webhook";
-    needs(service, CERTIFICATE, "", "secrets", &["create", "list", "watch", "update"]);
-    for resource in ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"] {
-        needs(service, CERTIFICATE, "admissionregistration.k8s.io", resource, &["list", "watch", "patch"]);
-    }
+    needs(service, CERTIFICATE, "", "secrets", watched);
     needs(service, RULES, NODE_MAINTENANCE, "nodemaintenances", watched);
     needs(service, RULES, NODE_MAINTENANCE, "drainrules", watched);
     needs(service, RULES, "", "pods", &["get", "list", "watch"]);
     needs(service, RULES, "", "nodes", watched);
     needs(service, RULES, "authorization.k8s.io", "subjectaccessreviews", &["create"]);
+
+    let service = "certificate-manager";
+    needs(service, CERTIFICATE, "", "secrets", &["list", "watch", "update"]);
+    for resource in ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"] {
+        needs(service, CERTIFICATE, "admissionregistration.k8s.io", resource, &["list", "watch", "patch"]);
+    }
+    needs(service, CERTIFICATE, "coordination.k8s.io", "leases", &ELECTED);
 
     let service = "cleanup";
     needs(service, REMOVAL, EVACUATION, "evacuations", &["list", "patch", "delete"]);

@@ -10,18 +10,19 @@ use haulout_e2e::service::NAMESPACE;
 use haulout_e2e::{Handle, Webhook, wait, webhook};
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
+use serde_json::json;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::{SOON, ask, cluster};
 
 const CONFIGURATION: &str = "haulout-system.haulout-admission-webhook";
-const SECRET: &str = "haulout-admission-webhook-certificate";
+const SECRET: &str = "haulout-webhook-certificate";
 const REQUESTS: usize = 2_000;
 const RENEWALS: usize = 2;
 const IN_FLIGHT: usize = 4;
@@ -52,10 +53,9 @@ async fn handshake(client: &Client, replica: std::net::SocketAddr) -> anyhow::Re
 async fn no_request_fails_during_certificate_renewal() {
     let cluster = cluster("webhook-rotation").await;
     let client = cluster.client().await.unwrap();
-    let webhook = Webhook::install(&cluster, &[]).await.unwrap();
-    let short = ["--certificate-lifetime", "30s"];
-    let replicas =
-        [webhook.start(&cluster, &short).await.unwrap(), webhook.start(&cluster, &short).await.unwrap()];
+    let short = ("certificateManager.extraArgs", "{--certificate-lifetime=30s}");
+    let webhook = Webhook::install(&cluster, &[short]).await.unwrap();
+    let replicas = [webhook.start(&cluster, &[]).await.unwrap(), webhook.start(&cluster, &[]).await.unwrap()];
     Webhook::reachable(&cluster).await.unwrap();
 
     // The API server keeps its connections. A client that opens new ones all the time covers every moment.
@@ -113,17 +113,26 @@ async fn no_request_fails_during_certificate_renewal() {
 async fn secret_and_ca_bundles_are_restored() {
     let cluster = cluster("webhook-mended").await;
     let client = cluster.client().await.unwrap();
-    let (_webhook, replica) = Webhook::with_replica(&cluster).await.unwrap();
+    let (webhook, replica) = Webhook::with_replica(&cluster).await.unwrap();
+    let manager = webhook.certificate_manager.as_ref().unwrap();
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
-    let certificate = |secret: &Secret| secret.data.as_ref().unwrap()["tls.crt"].0.clone();
     let before = secrets.get(SECRET).await.unwrap();
 
-    // Deleted or corrupted, the Secret is restored with the same content: a new certificate would not be trusted yet.
+    // The certificate manager may not create the Secret. It reports that it is missing, and the webhook keeps serving.
     secrets.delete(SECRET, &DeleteParams::default()).await.unwrap();
-    let uid = before.metadata.uid.clone();
-    let is_back = |secret: &Secret| secret.metadata.uid != uid;
-    let back = wait::present(secrets.clone(), SECRET, "is back", SOON, is_back).await.unwrap();
-    assert_eq!(certificate(&back), certificate(&before));
+    let missing = async || manager.metric("haulout_certificate_secret_missing").await.unwrap();
+    wait::eventually("the missing Secret is reported", SOON, async || {
+        Ok((missing().await > 0.0).then_some(()))
+    })
+    .await
+    .unwrap();
+    assert!(manager.text().contains("run `helm upgrade` to create it"), "{}", manager.text());
+    Webhook::reachable(&cluster).await.unwrap();
+    // Then, and when it is corrupted, it is restored with the same content: a new certificate would not be trusted yet.
+    reinstall(&cluster).await;
+    let is_same = |secret: &Secret| secret.data == before.data;
+    wait::present(secrets.clone(), SECRET, "is back", SOON, is_same).await.unwrap();
+    assert!(missing().await < 1.0);
     let spoil = r#"{"data": {"tls.key": "bm9uc2Vuc2U="}}"#;
     cluster
         .kubectl(&["-n", NAMESPACE, "patch", "secret", SECRET, "-p", spoil])
@@ -131,9 +140,7 @@ async fn secret_and_ca_bundles_are_restored() {
         .unwrap()
         .success()
         .unwrap();
-    wait::present(secrets, SECRET, "is mended", SOON, |secret: &Secret| secret.data == before.data)
-        .await
-        .unwrap();
+    wait::present(secrets.clone(), SECRET, "is restored", SOON, is_same).await.unwrap();
 
     // A new configuration, or one whose bundle was overwritten, gets the CA bundle.
     let trusted = bundle(&client).await;
@@ -150,8 +157,11 @@ async fn secret_and_ca_bundles_are_restored() {
         .unwrap()
         .success()
         .unwrap();
+    let version = secrets.get(SECRET).await.unwrap().metadata.resource_version;
     reinstall(&cluster).await;
     wait_for_trust().await;
+    let upgraded = secrets.get(SECRET).await.unwrap().metadata.resource_version;
+    assert_eq!(upgraded, version, "an upgrade of the chart does not touch the Secret");
     let overwrite = r#"[{"op": "replace", "path": "/webhooks/0/clientConfig/caBundle", "value": ""}]"#;
     cluster
         .kubectl(&["patch", "validatingwebhookconfiguration", CONFIGURATION, "--type=json", "-p", overwrite])
@@ -162,10 +172,14 @@ async fn secret_and_ca_bundles_are_restored() {
     wait_for_trust().await;
     Webhook::reachable(&cluster).await.unwrap();
 
-    // At rest, nothing is written.
-    let writes = async || replica.metric_where("rest_client_requests_total", "verb=\"patch\"").await.unwrap();
-    let patches = writes().await;
+    // At rest, nothing is written, and the webhook writes nothing at all.
+    let requests = "rest_client_requests_total";
+    let patches = manager.metric_where(requests, "verb=\"patch\"").await.unwrap();
     assert!(patches <= 6.0, "{patches} patches");
+    for verb in ["patch", "update", "delete"] {
+        let verb = format!("verb=\"{verb}\"");
+        assert!(replica.metric_where(requests, &verb).await.unwrap() < 1.0, "{verb} of the webhook");
+    }
     drop(replica);
     cluster.shutdown().await;
 }
@@ -186,7 +200,6 @@ async fn provided_certificate_files_are_reloaded() {
     let dir = folder.path().display().to_string();
     let pki = cluster.pki();
     let ca = pki.ca_certificate().unwrap();
-    std::fs::write(folder.path().join("ca.crt"), &ca).unwrap();
     let put = |certificate: &str, key: &str| {
         std::fs::write(folder.path().join("tls.crt"), certificate).unwrap();
         std::fs::write(folder.path().join("tls.key"), key).unwrap();
@@ -202,6 +215,19 @@ async fn provided_certificate_files_are_reloaded() {
     .await
     .unwrap();
 
+    // The CA bundle is from a Secret that does not exist yet.
+    let manager = webhook.certificate_manager.as_ref().unwrap();
+    wait::eventually("the missing Secret is reported", SOON, async || {
+        Ok(manager.text().contains("certificate Secret does not exist; create it").then_some(()))
+    })
+    .await
+    .unwrap();
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
+    let theirs = |ca: &str| -> Secret {
+        serde_json::from_value(json!({"metadata": {"name": "theirs"}, "stringData": {"ca.crt": ca}})).unwrap()
+    };
+    secrets.create(&PostParams::default(), &theirs(&ca)).await.unwrap();
+
     put(&first.certificate, &second.key);
     let error = webhook.start(&cluster, &["--cert-dir", &dir]).await.unwrap_err();
     let message = format!("{error:#}");
@@ -211,6 +237,13 @@ async fn provided_certificate_files_are_reloaded() {
     let replica = webhook.start(&cluster, &["--cert-dir", &dir]).await.unwrap();
     Webhook::reachable(&cluster).await.unwrap();
     assert_eq!(bundle(&client).await, ca.as_bytes());
+    let twice = format!("{ca}{ca}");
+    secrets.replace("theirs", &PostParams::default(), &theirs(&twice)).await.unwrap();
+    wait::eventually("the CA bundle follows the Secret", SOON, async || {
+        Ok((bundle(&client).await == twice.as_bytes()).then_some(()))
+    })
+    .await
+    .unwrap();
     let address = webhook::address(&replica).unwrap();
     let der = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).unwrap().to_vec();
     assert_eq!(handshake(&client, address).await.unwrap(), der(&first.certificate));

@@ -95,7 +95,7 @@ async fn client_ca_admits_only_the_api_server() {
     assert!(replica.metric("haulout_admission_requests_total").await.unwrap() > 0.0);
 
     let secrets: Api<Secret> = Api::namespaced(client, NAMESPACE);
-    let secret = secrets.get("haulout-admission-webhook-certificate").await.unwrap();
+    let secret = secrets.get("haulout-webhook-certificate").await.unwrap();
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(&secret.data.unwrap()["ca.crt"].0).unwrap()).unwrap();
     let address = webhook::address(&replica).unwrap();

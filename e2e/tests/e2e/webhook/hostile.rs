@@ -174,7 +174,7 @@ async fn garbage_requests_do_not_grow_memory() {
     let cluster = cluster("webhook-hostile").await;
     let (_webhook, replica) = Webhook::with_replica(&cluster).await.unwrap();
     let secrets: Api<Secret> = Api::namespaced(cluster.client().await.unwrap(), NAMESPACE);
-    let secret = secrets.get("haulout-admission-webhook-certificate").await.unwrap();
+    let secret = secrets.get("haulout-webhook-certificate").await.unwrap();
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(&secret.data.unwrap()["ca.crt"].0).unwrap()).unwrap();
     let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();

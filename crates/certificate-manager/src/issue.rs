@@ -14,7 +14,7 @@ const BACKDATED: SignedDuration = SignedDuration::from_hours(1);
 
 /// A new certificate, in PEM.
 #[derive(Clone, PartialEq)]
-pub(super) struct Issued {
+pub struct Issued {
     pub authority: String,
     pub certificate: String,
     pub key: String,
@@ -28,11 +28,7 @@ impl fmt::Debug for Issued {
 }
 
 /// Issues a certificate for these names.
-pub(super) fn issue(
-    names: &[String],
-    lifetime: SignedDuration,
-    now: Timestamp,
-) -> Result<Issued, rcgen::Error> {
+pub fn issue(names: &[String], lifetime: SignedDuration, now: Timestamp) -> Result<Issued, rcgen::Error> {
     let set_common_fields = |params: &mut CertificateParams, name: String| {
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, name);
@@ -59,4 +55,24 @@ pub(super) fn issue(
 
 fn date(time: Timestamp) -> OffsetDateTime {
     OffsetDateTime::from_unix_timestamp(time.as_second()).unwrap_or(OffsetDateTime::UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use haulout_service_runtime::certificate::{Pair, expiry};
+
+    use super::*;
+
+    #[test]
+    fn authority_expires_with_its_certificate() {
+        let now = Timestamp::now();
+        let issued =
+            issue(&["a.svc".into(), "127.0.0.1".into()], SignedDuration::from_hours(24), now).unwrap();
+        let pair = Pair::read(issued.certificate.as_bytes(), issued.key.as_bytes()).unwrap();
+        assert!(pair.not_before < now && now < pair.expires);
+        for name in ["a.svc", "127.0.0.1"] {
+            assert!(pair.names.iter().any(|known| known == name), "{:?}", pair.names);
+        }
+        assert_eq!(expiry(issued.authority.as_bytes()), Some(pair.expires));
+    }
 }

@@ -18,11 +18,11 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::sync::Notify;
 
-use crate::args::CertificateArgs;
+use crate::args::Args;
 
 /// The CA bundles of one configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Configuration {
+pub struct Configuration {
     resource_version: String,
     /// One per webhook, in order.
     bundles: Vec<Vec<u8>>,
@@ -30,12 +30,12 @@ pub(super) struct Configuration {
 
 impl Configuration {
     /// Whether the bundle of every webhook contains this authority.
-    pub(super) fn trusts(&self, authority: &[u8]) -> bool {
+    pub fn trusts(&self, authority: &[u8]) -> bool {
         self.bundles.iter().all(|bundle| bundle.windows(authority.len()).any(|part| part == authority))
     }
 
     #[cfg(test)]
-    pub(super) fn with_bundles(bundles: Vec<Vec<u8>>) -> Self {
+    pub fn with_bundles(bundles: Vec<Vec<u8>>) -> Self {
         Self { resource_version: String::new(), bundles }
     }
 
@@ -87,11 +87,6 @@ impl Webhooks for ValidatingWebhookConfiguration {
     }
 }
 
-/// Restricts the watch to the object with this name. The role permits nothing else.
-pub(super) fn named<K: Resource<DynamicType = ()>>(source: Source<K>, name: &str) -> Source<K> {
-    source.fields(&format!("metadata.name={name}"))
-}
-
 /// The watched configurations of one kind, by name.
 struct Watched<K> {
     api: Api<K>,
@@ -107,14 +102,10 @@ impl<K: Webhooks> Watched<K> {
     ) -> Self {
         let watch = |name: &String| {
             let store = Arc::new(Store::new(|_| {}, Arc::clone(changed)));
-            term.watch(named(Source::all(resource), name), &store);
+            term.watch(Source::all(resource).named(name), &store);
             (name.clone(), store)
         };
         Self { api: Api::all(client.clone()), stores: names.iter().map(watch).collect() }
-    }
-
-    fn is_synced(&self) -> bool {
-        self.stores.values().all(|store| store.is_synced())
     }
 
     fn present(&self) -> impl Iterator<Item = Configuration> {
@@ -135,38 +126,35 @@ impl<K: Webhooks> Watched<K> {
 }
 
 /// All configurations whose `caBundle` this service writes.
-pub(super) struct Configurations {
+pub struct Configurations {
     mutating: Watched<MutatingWebhookConfiguration>,
     validating: Watched<ValidatingWebhookConfiguration>,
 }
 
 impl Configurations {
     /// Starts the watches, and notifies `changed` of every change.
-    pub(super) fn watch(
-        args: &CertificateArgs,
-        client: &Client,
-        term: &mut Term,
-        changed: &Arc<Notify>,
-    ) -> Self {
-        let [mutating, validating] = args.managed_configurations();
+    pub fn watch(args: &Args, client: &Client, term: &mut Term, changed: &Arc<Notify>) -> Self {
+        let [mutating, validating] = args.configurations();
         Self {
             mutating: Watched::start(mutating, client, term, changed),
             validating: Watched::start(validating, client, term, changed),
         }
     }
 
-    /// Whether all watches have synced.
-    pub(super) fn is_synced(&self) -> bool {
-        self.mutating.is_synced() && self.validating.is_synced()
-    }
-
     /// The configurations that exist. The API server sends no requests through the others.
-    pub(super) fn present(&self) -> Vec<Configuration> {
+    pub fn present(&self) -> Vec<Configuration> {
         self.mutating.present().chain(self.validating.present()).collect()
     }
 
+    #[cfg(test)]
+    pub fn put_validating(&self, name: &str, changed: ValidatingWebhookConfiguration) {
+        if let Some(store) = self.validating.stores.get(name) {
+            store.put(name, changed);
+        }
+    }
+
     /// Writes this bundle into all configurations that differ. Returns whether it wrote any.
-    pub(super) async fn apply_bundle(&self, bundle: &str) -> kube::Result<bool> {
+    pub async fn apply_bundle(&self, bundle: &str) -> kube::Result<bool> {
         Ok(self.mutating.apply_bundle(bundle).await? | self.validating.apply_bundle(bundle).await?)
     }
 }

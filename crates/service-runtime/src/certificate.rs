@@ -1,4 +1,4 @@
-//! Parses a certificate and its key from PEM for rustls.
+//! Parses certificates and keys from PEM, for the program that serves them and the one that issues them.
 
 use std::sync::Arc;
 
@@ -8,9 +8,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::{self, PemObject as _};
 use thiserror::Error;
-use x509_parser::prelude::{ASN1Time, FromDer as _, X509Certificate};
-
-use crate::server::tls::names_of;
+use x509_parser::prelude::{ASN1Time, FromDer as _, GeneralName, X509Certificate};
 
 /// Why a certificate or key cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -34,16 +32,20 @@ pub enum PairError {
 
 /// A certificate and key that can be served.
 #[derive(Clone, Debug)]
-pub(super) struct Pair {
+pub struct Pair {
+    /// The chain and the key, for rustls.
     pub key: Arc<CertifiedKey>,
+    /// The start of its validity.
     pub not_before: Timestamp,
+    /// The end of its validity.
     pub expires: Timestamp,
+    /// The names for which it is valid.
     pub names: Vec<String>,
 }
 
 impl Pair {
     /// Parses a certificate chain and a key.
-    pub(super) fn read(certificate: &[u8], key: &[u8]) -> Result<Self, PairError> {
+    pub fn read(certificate: &[u8], key: &[u8]) -> Result<Self, PairError> {
         let bad = |error: &dyn std::fmt::Display| PairError::BadCertificate(error.to_string());
         let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate).collect();
         let chain = chain.map_err(|error| bad(&error))?;
@@ -66,44 +68,64 @@ impl Pair {
 }
 
 /// Expiry time of the first certificate in this PEM text.
-pub(super) fn expiry(certificates: &[u8]) -> Option<Timestamp> {
+pub fn expiry(certificates: &[u8]) -> Option<Timestamp> {
     let first = CertificateDer::from_pem_slice(certificates).ok()?;
     let (_, parsed) = X509Certificate::from_der(&first).ok()?;
     Timestamp::from_second(parsed.validity().not_after.timestamp()).ok()
 }
 
+/// The common name and the alternative names of a certificate. Empty if it is invalid.
+pub fn names_of(certificate: &[u8]) -> Vec<String> {
+    let Ok((_, parsed)) = X509Certificate::from_der(certificate) else { return Vec::new() };
+    let common = parsed.subject().iter_common_name().filter_map(|name| name.as_str().ok()).map(str::to_owned);
+    let alternatives = parsed.subject_alternative_name().ok().flatten();
+    let alternatives = alternatives.into_iter().flat_map(|extension| &extension.value.general_names);
+    common.chain(alternatives.filter_map(readable)).collect()
+}
+
+fn readable(name: &GeneralName<'_>) -> Option<String> {
+    match name {
+        GeneralName::DNSName(name) | GeneralName::URI(name) => Some((*name).to_owned()),
+        GeneralName::IPAddress(bytes) => {
+            let v4 = <[u8; 4]>::try_from(*bytes).map(std::net::IpAddr::from);
+            let v6 = <[u8; 16]>::try_from(*bytes).map(std::net::IpAddr::from);
+            v4.or(v6).ok().map(|address| address.to_string())
+        }
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::certificates::issue::issue;
 
     #[test]
     fn errors_name_the_invalid_part() {
         let now = Timestamp::now();
-        let issue = || issue(&["a.svc".into(), "127.0.0.1".into()], "24h".parse().unwrap(), now).unwrap();
-        let (one, other) = (issue(), issue());
+        let issue = || {
+            let names = ["a.svc".to_owned(), "127.0.0.1".to_owned()];
+            let issued = rcgen::generate_simple_self_signed(names).unwrap();
+            (issued.cert.pem(), issued.signing_key.serialize_pem())
+        };
+        let ((one, key), (_, other)) = (issue(), issue());
         let read = |certificate: &str, key: &str| Pair::read(certificate.as_bytes(), key.as_bytes()).err();
-        assert_eq!(read(&one.certificate, &one.key), None);
-        assert_eq!(read(&one.certificate, &other.key), Some(PairError::Mismatch));
-        assert_eq!(read("", &one.key), Some(PairError::NoCertificate));
-        assert_eq!(read(&one.key, &one.key), Some(PairError::NoCertificate));
-        assert_eq!(read(&one.certificate, ""), Some(PairError::NoKey));
-        assert_eq!(read(&one.certificate, &one.certificate), Some(PairError::NoKey));
-        let truncated = one.certificate.get(..200).unwrap();
-        assert!(matches!(read(truncated, &one.key), Some(PairError::BadCertificate(_))));
+        assert_eq!(read(&one, &key), None);
+        assert_eq!(read(&one, &other), Some(PairError::Mismatch));
+        assert_eq!(read("", &key), Some(PairError::NoCertificate));
+        assert_eq!(read(&key, &key), Some(PairError::NoCertificate));
+        assert_eq!(read(&one, ""), Some(PairError::NoKey));
+        assert_eq!(read(&one, &one), Some(PairError::NoKey));
+        let truncated = one.get(..200).unwrap();
+        assert!(matches!(read(truncated, &key), Some(PairError::BadCertificate(_))));
         let (begin, end) = ("-----BEGIN CERTIFICATE-----\n", "-----END CERTIFICATE-----\n");
         let nonsense = format!("{begin}bm9uc2Vuc2U=\n{end}");
-        assert!(matches!(read(&nonsense, &one.key), Some(PairError::BadCertificate(_))));
+        assert!(matches!(read(&nonsense, &key), Some(PairError::BadCertificate(_))));
 
-        let pair = Pair::read(one.certificate.as_bytes(), one.key.as_bytes()).unwrap();
+        let pair = Pair::read(one.as_bytes(), key.as_bytes()).unwrap();
         assert!(pair.not_before < now && now < pair.expires);
         for name in ["a.svc", "127.0.0.1"] {
             assert!(pair.names.iter().any(|known| known == name), "{:?}", pair.names);
         }
-        assert_eq!(
-            expiry(one.authority.as_bytes()),
-            Some(pair.expires),
-            "the authority expires at the same time"
-        );
+        assert_eq!(expiry(one.as_bytes()), Some(pair.expires));
     }
 }

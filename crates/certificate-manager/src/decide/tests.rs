@@ -3,7 +3,7 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 
 use super::*;
-use crate::certificates::issue::issue;
+use crate::issue::issue;
 
 const NAME: &str = "webhook.haulout-system.svc";
 

@@ -7,12 +7,12 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::configurations::Configuration;
-use super::secret::{Contents, Generation};
+use crate::configurations::Configuration;
+use crate::secret::{Contents, Generation};
 
 /// Names, lifetime and timing of certificates.
 #[derive(Clone, Debug)]
-pub(super) struct Policy {
+pub struct Policy {
     pub names: Vec<String>,
     pub lifetime: SignedDuration,
     /// Time from writing an authority into all configurations until every API server has received it.
@@ -24,7 +24,7 @@ pub(super) struct Policy {
 impl Policy {
     /// Watches usually deliver changes within seconds; one and ten minutes are generous. Short lifetimes, as in tests,
     /// use a fraction.
-    pub(super) fn new(names: Vec<String>, lifetime: SignedDuration) -> Self {
+    pub fn new(names: Vec<String>, lifetime: SignedDuration) -> Self {
         let propagation = (lifetime / 20).min(SignedDuration::from_mins(1));
         let overlap = (lifetime / 10).min(SignedDuration::from_mins(10));
         Self { names, lifetime, propagation, overlap }
@@ -33,7 +33,7 @@ impl Policy {
 
 /// A change to the Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub enum Step {
     /// Restores the last good contents.
     Restore,
     /// Issues a certificate that is served at once, because there is no other one.
@@ -50,14 +50,14 @@ pub(super) enum Step {
 
 /// The next step, or when to decide again if nothing changes.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Decision {
+pub enum Decision {
     Now(Step),
     At(Timestamp),
 }
 
 /// Decides the next step. `found` is the content of the Secret, if it exists and is valid. `last_good` is the last
 /// valid content.
-pub(super) fn decide<'a>(
+pub fn decide<'a>(
     found: Option<&Contents>,
     last_good: Option<&Contents>,
     configurations: impl IntoIterator<Item = &'a Configuration>,
