@@ -9,6 +9,7 @@ use haulout_api_types::bounded;
 use haulout_api_types::names::reason;
 use haulout_drain_planner::backoff::{self, RESET_AFTER};
 use haulout_drain_planner::facts::Blocked;
+use haulout_service_runtime::eviction;
 use haulout_service_runtime::queue::Backoff;
 use jiff::{SignedDuration, Timestamp};
 
@@ -31,7 +32,7 @@ pub struct Failure {
 /// The cause determines the message and how soon the failure is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FailureCause {
-    /// The API server is unreachable or overloaded, or the object changed at the same time.
+    /// The API server is unreachable, overloaded or limits the rate of requests, or the object changed at the same time.
     Temporary,
     /// The API server, a policy or a webhook rejected the write.
     Rejected,
@@ -58,6 +59,8 @@ impl From<&kube::Error> for Failure {
         // watch event. The remaining codes mean that the API server is overloaded.
         // https://github.com/kubernetes/kubernetes/blob/v1.36.0/staging/src/k8s.io/apiserver/pkg/admission/plugin/webhook/errors/statuserror.go
         let cause = match status.code {
+            // A webhook chooses the code of its rejection.
+            _ if eviction::is_denied_by_webhook(status) => FailureCause::Rejected,
             _ if causes.any(|cause| cause.reason == "NamespaceTerminating") => {
                 FailureCause::NamespaceTerminating
             }
@@ -66,7 +69,7 @@ impl From<&kube::Error> for Failure {
             _ if status.message.contains("webhook") => FailureCause::Rejected,
             _ => FailureCause::Temporary,
         };
-        Self { message: bounded::text(&status.message), cause }
+        Self { message: bounded::text(status.message.trim_end()), cause }
     }
 }
 
@@ -156,7 +159,7 @@ impl<K: Hash + Eq> WriteLog<K> {
         let (reason, message) = match cause {
             FailureCause::Temporary if failed.failures < REPORT_AFTER_FAILURES => return None,
             FailureCause::Temporary => {
-                (self.reason, format!("failed to write {}, retrying: {message}", self.what))
+                (reason::SERVER_BUSY, format!("failed to write {}, retrying: {message}", self.what))
             }
             FailureCause::Rejected => {
                 (self.reason, format!("the API server rejected the write of {}: {message}", self.what))
@@ -221,6 +224,13 @@ mod tests {
         kube::Error::Api(Box::new(serde_json::from_value::<Status>(status).unwrap()))
     }
 
+    /// What kube makes of the answer of API Priority and Fairness, whose body is plain text.
+    fn fairness() -> kube::Error {
+        let status = json!({"status": "Failure", "message": "Too many requests, please try again later.\n",
+            "reason": "Failed to parse error data", "code": 429});
+        kube::Error::Api(Box::new(serde_json::from_value::<Status>(status).unwrap()))
+    }
+
     #[test]
     fn rejections_are_reported_at_once_failures_when_repeated() {
         let denied = "admission webhook \"x\" denied the request: no";
@@ -232,9 +242,10 @@ mod tests {
             (answer(422, "bad", ""), 1, "EvacuationRejected", rejected("bad")),
             (answer(400, "bad", ""), 1, "EvacuationRejected", rejected("bad")),
             (answer(500, unreachable, ""), 1, "EvacuationRejected", rejected(unreachable)),
-            (answer(500, "no leader", ""), 3, "EvacuationRejected", failed("no leader")),
-            (answer(429, "too many", ""), 3, "EvacuationRejected", failed("too many")),
-            (answer(409, "there is one", ""), 3, "EvacuationRejected", failed("there is one")),
+            (answer(429, denied, ""), 1, "EvacuationRejected", rejected(denied)),
+            (answer(500, "no leader", ""), 3, "ServerBusy", failed("no leader")),
+            (fairness(), 3, "ServerBusy", failed("Too many requests, please try again later.")),
+            (answer(409, "there is one", ""), 3, "ServerBusy", failed("there is one")),
             (
                 answer(403, "it is being terminated", "NamespaceTerminating"),
                 1,

@@ -260,8 +260,9 @@ impl Meaning {
 const DISRUPTION_BUDGET: &str = "DisruptionBudget";
 const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
 
-/// No field shows this, but the API server adds this prefix to the message of the webhook.
-fn is_denied_by_webhook(status: &Status) -> bool {
+/// Whether a webhook rejected the request. No field shows this, but the API server adds this prefix to the message of the
+/// webhook.
+pub fn is_denied_by_webhook(status: &Status) -> bool {
     status.message.starts_with("admission webhook \"") && status.message.contains("\" denied the request")
 }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use haulout_e2e::service::NAMESPACE;
 use haulout_e2e::{Cluster, Handle, objects};
 use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::flowcontrol::v1::FlowSchema;
 use k8s_openapi::api::rbac::v1::{ClusterRole, RoleBinding};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
@@ -190,6 +191,7 @@ async fn unknown_values_are_rejected_by_name() {
             "admissionWebhook.certificate.existingSecret=x,admissionWebhook.certificate.certManager.issuerRef.name=y",
             "set either existingSecret or certManager.issuerRef",
         ),
+        ("flowControl.matchingPrecedence=1", "flowControl/matchingPrecedence"),
         ("cleanup.enable=false", "'enable' not allowed"),
         ("networkPolicy.from=x", "'from' not allowed"),
         ("podMonitor.interval=often", "podMonitor/interval"),
@@ -208,6 +210,62 @@ async fn unknown_values_are_rejected_by_name() {
         assert!(!output.status.success(), "{set} was taken");
         assert!(output.stderr.contains(word), "{set}: {}", output.stderr);
     }
+}
+
+/// Sends a request as the service account of a service. Returns the FlowSchema of the request, by UID.
+async fn flow_schema_of(cluster: &Handle, account: &str, path: &str) -> String {
+    let account = cluster.service_account_kubeconfig(NAMESPACE, account).await.unwrap();
+    let client = cluster.client_from(&account, "flow-control").await.unwrap();
+    let request = http::Request::get(path).body(kube::client::Body::empty()).unwrap();
+    let response = client.send(request).await.unwrap();
+    let header = response.headers().get("x-kubernetes-pf-flowschema-uid").expect("flow control is on");
+    header.to_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn flow_control_gives_services_their_own_level() {
+    let cluster = Cluster::builder().name("flow-control").scheduler(false).kwok(false).boot().await.unwrap();
+    cluster
+        .install_chart(&[("flowControl.enabled", "true"), ("taintManager.enabled", "true")])
+        .await
+        .unwrap();
+    let schemas: Api<FlowSchema> = Api::all(cluster.client().await.unwrap());
+    let (all, leases) = ("haulout-system.haulout", "haulout-system.haulout-leases");
+    let mut uids = Vec::new();
+    for name in [all, leases] {
+        let is_used = |schema: &FlowSchema| {
+            let conditions = schema.status.iter().flat_map(|status| status.conditions.iter().flatten());
+            conditions
+                .into_iter()
+                .any(|c| c.type_.as_deref() == Some("Dangling") && c.status.as_deref() == Some("False"))
+        };
+        let soon = std::time::Duration::from_secs(60);
+        let schema = haulout_e2e::wait::present(schemas.clone(), name, "has a level", soon, is_used).await;
+        uids.push(schema.unwrap().metadata.uid.unwrap());
+    }
+    let lease =
+        format!("/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/haulout-evacuation-controller");
+    for service in ["admission-webhook", "evacuation-controller", "maintenance-controller", "taint-manager"] {
+        let account = format!("haulout-{service}");
+        // The API server applies new FlowSchemas a little after it has reported that they are used.
+        haulout_e2e::wait::eventually(
+            &format!("requests of {service} have their own level"),
+            std::time::Duration::from_secs(30),
+            async || {
+                let found = [
+                    flow_schema_of(&cluster, &account, "/api/v1/pods").await,
+                    flow_schema_of(&cluster, &account, "/api/v1/nodes").await,
+                    flow_schema_of(&cluster, &account, &lease).await,
+                ];
+                Ok((found == [&*uids[0], &*uids[0], &*uids[1]]).then_some(()))
+            },
+        )
+        .await
+        .unwrap();
+    }
+    let other = flow_schema_of(&cluster, "default", "/api/v1/pods").await;
+    assert!(!uids.contains(&other), "other service accounts are not affected");
+    cluster.shutdown().await;
 }
 
 #[tokio::test]
