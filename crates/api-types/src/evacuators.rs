@@ -218,6 +218,20 @@ pub fn merge_labels(
     (!merged.is_empty()).then_some(merged)
 }
 
+/// The annotations of an Evacuation: its own, and those with which Argo CD leaves it alone. With the labels of its pod, it would
+/// look like a part of the application that is missing in Git: out of sync, and to be pruned. Flux deletes only what it has
+/// applied itself, and needs no annotation.
+pub fn merge_annotations(own: Option<BTreeMap<String, String>>) -> BTreeMap<String, String> {
+    let mut merged = own.unwrap_or_default();
+    for (annotation, value) in [
+        (names::ARGO_CD_COMPARE_OPTIONS_ANNOTATION, "IgnoreExtraneous"),
+        (names::ARGO_CD_SYNC_OPTIONS_ANNOTATION, "Prune=false"),
+    ] {
+        merged.entry(annotation.to_owned()).or_insert_with(|| value.to_owned());
+    }
+    merged
+}
+
 /// A pod with incomplete metadata.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("the pod has no metadata.{0}, so no Evacuation can be created for it")]
@@ -241,6 +255,7 @@ pub fn evacuation_for(
     let mut evacuation = Evacuation::new(&evacuation_name(&uid, &name), spec);
     evacuation.metadata.namespace = Some(namespace);
     evacuation.metadata.labels = merge_labels(None, pod.labels.as_ref());
+    evacuation.metadata.annotations = Some(merge_annotations(None));
     evacuation.metadata.finalizers = Some(vec![instigators::finalizer(instigator)]);
     Ok((evacuation, violations))
 }

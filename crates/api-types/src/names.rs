@@ -27,6 +27,10 @@ pub const MAINTENANCES_ANNOTATION: &str = "nodemaintenance.k8s.io/maintenances";
 pub const SCALE_DOWN_DISABLED_ANNOTATION: &str = "cluster-autoscaler.kubernetes.io/scale-down-disabled";
 /// Keeps Karpenter from removing the node while it is under maintenance.
 pub const DO_NOT_DISRUPT_ANNOTATION: &str = "karpenter.sh/do-not-disrupt";
+/// How Argo CD compares an object with Git. Read from objects in the cluster, too.
+pub const ARGO_CD_COMPARE_OPTIONS_ANNOTATION: &str = "argocd.argoproj.io/compare-options";
+/// How Argo CD synchronizes an object with Git. Read from objects in the cluster, too.
+pub const ARGO_CD_SYNC_OPTIONS_ANNOTATION: &str = "argocd.argoproj.io/sync-options";
 /// Pod label with which the pod's owner overrides every drain rule: `skip` or `wait-completed`.
 pub const DRAIN_LABEL: &str = "cluster.x-k8s.io/drain";
 /// On a Node: when the taint manager first observed `NoExecute` taints without `timeAdded`, as JSON.

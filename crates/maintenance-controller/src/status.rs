@@ -228,7 +228,9 @@ fn is_same_wait(a: &WaitingFor, b: &WaitingFor) -> bool {
 
 fn wait_message(reason: WaitReason, turn: Option<&Turn>) -> String {
     match (reason, turn) {
-        (_, Some(turn)) if turn.message.is_empty() => format!("evacuator {} is active", turn.class),
+        (_, Some(turn)) if turn.message.is_empty() => {
+            bounded::text(&format!("evacuator {} is active", turn.class))
+        }
         (_, Some(turn)) => bounded::text(&format!("evacuator {} is active: {}", turn.class, turn.message)),
         (WaitReason::EvacuatorActive, None) => "an evacuator is active".into(),
         (WaitReason::GracePeriod, None) => "the pod is terminating within its grace period".into(),

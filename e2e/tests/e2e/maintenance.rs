@@ -3,6 +3,7 @@
 //! and maintenances, and run at the same time.
 
 mod faults;
+mod gitops;
 mod lifecycle;
 mod overlaps;
 mod rules;

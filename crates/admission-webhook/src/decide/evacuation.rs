@@ -41,6 +41,10 @@ pub fn set_defaults(new: &Evacuation, pod: Option<&ObjectMeta>, served: &BTreeSe
     if let Some(labels) = labels.filter(|labels| new.metadata.labels.as_ref() != Some(labels)) {
         verdict.set(["metadata", "labels"], json!(labels));
     }
+    let annotations = evacuators::merge_annotations(new.metadata.annotations.clone());
+    if new.metadata.annotations.as_ref() != Some(&annotations) {
+        verdict.set(["metadata", "annotations"], json!(annotations));
+    }
     let (resolved, _) = evacuators::resolve(pod, served);
     if new.spec.evacuators.is_empty() && !resolved.is_empty() {
         verdict.set(["spec", "evacuators"], serde_json::to_value(resolved).unwrap_or(Value::Null));

@@ -197,6 +197,9 @@ fn evacuation_for_a_pod_is_complete() {
     apiVersion: evacuation.coordination.k8s.io/v1alpha1
     kind: Evacuation
     metadata:
+      annotations:
+        argocd.argoproj.io/compare-options: IgnoreExtraneous
+        argocd.argoproj.io/sync-options: Prune=false
       finalizers:
         - evacuation.coordination.k8s.io/instigator_nodemaintenance.k8s.io
       labels:

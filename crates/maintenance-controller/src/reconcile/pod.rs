@@ -52,7 +52,8 @@ impl Controller {
         for violation in violations {
             warn!(namespace = %pod.namespace, pod = %pod.name, %violation, "ignoring invalid annotation of pod");
         }
-        evacuation.metadata.annotations = Some([(MAINTENANCES_ANNOTATION.to_owned(), on_behalf_of)].into());
+        let annotations = evacuation.metadata.annotations.get_or_insert_default();
+        annotations.insert(MAINTENANCES_ANNOTATION.to_owned(), on_behalf_of);
         match api::create_evacuation(&self.clients.direct, &evacuation).await {
             Ok(()) => {
                 self.update(|state| state.pod_succeeded(pod));

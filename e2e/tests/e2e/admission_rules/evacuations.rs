@@ -105,6 +105,10 @@ async fn creation(runner: &mut CaseRunner<'_>, web_1: &str, old: &str) {
         json!({"app": "web", "team": "red"}),
         "labels merged, the pod's win"
     );
+    assert_eq!(
+        made["metadata"]["annotations"],
+        json!({"argocd.argoproj.io/compare-options": "IgnoreExtraneous", "argocd.argoproj.io/sync-options": "Prune=false"})
+    );
     assert_eq!(made["spec"]["evacuators"], json!([{"evacuatorClass": "a.example.com", "priority": 5}]));
     assert_eq!(made["spec"]["progressDeadlineSeconds"], 1800);
 

@@ -11,6 +11,8 @@ async fn drain_survives_faults_and_writes_little() {
     let env = TestEnv::with_webhook("maintenance-faults").await;
     let scenarios = scenarios![&env;
         status_is_written_once_a_second_and_not_at_rest,
+        super::gitops::maintenance_in_git_stays_in_sync,
+        super::gitops::evacuations_are_marked_for_argo_cd,
         super::waiting::missing_evacuation_controller_is_a_blocker,
         super::waiting::removed_annotation_is_restored_with_backoff,
         completion_and_deletion_work_without_status_writes,

@@ -25,7 +25,7 @@ fn pod(uid: &str, annotations: &[(&str, &str)], labels: &Value) -> ObjectMeta {
 fn evacuation(rest: Value) -> Evacuation {
     let mut object = json!({
         "apiVersion": "evacuation.coordination.k8s.io/v1alpha1", "kind": "Evacuation",
-        "metadata": {"name": format!("{UID}-web-1"), "namespace": "shop"},
+        "metadata": {"name": format!("{UID}-web-1"), "namespace": "shop", "annotations": evacuators::merge_annotations(None)},
         "spec": {"podRef": {"name": "web-1", "uid": UID}}
     });
     json_patch::merge(&mut object, &rest);
@@ -69,6 +69,22 @@ fn new_evacuation_gets_labels_and_evacuators_of_its_pod() {
     assert_eq!(verdict.warnings.len(), 1);
     assert!(verdict.warnings[0].starts_with(&format!("pod web-1: annotation {key}: the priority must be")));
     assert_eq!(set_defaults(&done, Some(&pod), &served), Verdict::default(), "no default is missing");
+}
+
+#[test]
+fn new_evacuation_is_marked_for_argo_cd() {
+    let pod = pod(UID, &[], &json!({"app.kubernetes.io/instance": "shop"}));
+    let (compare, sync) = ("argocd.argoproj.io/compare-options", "argocd.argoproj.io/sync-options");
+    let ours = json!({compare: "IgnoreExtraneous", sync: "Prune=false"});
+    for (given, expected) in [
+        (json!(null), ours.clone()),
+        (json!({"mine": "x"}), json!({compare: "IgnoreExtraneous", sync: "Prune=false", "mine": "x"})),
+        (json!({sync: "Prune=confirm"}), json!({compare: "IgnoreExtraneous", sync: "Prune=confirm"})),
+    ] {
+        let mut new = evacuation(json!({}));
+        new.metadata.annotations = serde_json::from_value(given).unwrap();
+        assert_eq!(json!(prepared(&new, &pod, &BTreeSet::new()).metadata.annotations), expected);
+    }
 }
 
 #[test]
