@@ -13,7 +13,8 @@ impl Scenario<'_> {
     /// Waits until applying the manifest again changes nothing, not even a version: no write of ours comes in between.
     async fn until_in_sync(&self, manager: &str, manifest: &Value) {
         let name = manifest["metadata"]["name"].as_str().unwrap();
-        let found = wait::eventually(&format!("{name} is in sync"), SOON, async || {
+        let what = format!("{name} is in sync");
+        let found = wait::eventually(&what, SOON, async || {
             let before = json!(self.maintenances().get(name).await.unwrap());
             let dry = json!(self.apply(manager, manifest, true).await);
             let after = json!(self.apply(manager, manifest, false).await);
