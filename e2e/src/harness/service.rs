@@ -135,8 +135,8 @@ impl Service {
         Ok(answer)
     }
 
-    /// The address on which it listens, from its log.
-    async fn address(&self) -> Result<String> {
+    /// The address of its probes and metrics, from its log.
+    pub async fn address(&self) -> Result<String> {
         let address = wait::eventually("the service logs its address", LIMIT, async || {
             if let Some(status) = self.try_wait() {
                 bail!("the service exited with {status}");

@@ -4,15 +4,23 @@
 mod availability;
 mod certificates;
 mod clients;
+mod floods;
 mod hostile;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use haulout_api_types::NodeMaintenance;
 use haulout_e2e::Cluster;
+use haulout_e2e::service::NAMESPACE;
+use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::api::PostParams;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::{ClientConfig, RootCertStore};
 use serde_json::json;
+use tokio_rustls::TlsConnector;
 
 /// For everything that should take moments.
 const SOON: Duration = Duration::from_secs(60);
@@ -33,4 +41,15 @@ async fn ask(api: &Api<NodeMaintenance>) -> kube::Result<()> {
     .unwrap();
     let dry = PostParams { dry_run: true, ..PostParams::default() };
     api.create(&dry, &maintenance).await.map(|_| ())
+}
+
+/// Connects to the webhook with this protocol, such as `h2`, and trusts its certificate.
+async fn connector(cluster: &Cluster, protocol: &str) -> TlsConnector {
+    let secrets: Api<Secret> = Api::namespaced(cluster.client().await.unwrap(), NAMESPACE);
+    let secret = secrets.get("haulout-webhook-certificate").await.unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(&secret.data.unwrap()["ca.crt"].0).unwrap()).unwrap();
+    let mut config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = vec![protocol.into()];
+    TlsConnector::from(Arc::new(config))
 }

@@ -1,22 +1,17 @@
 //! Invalid data on the wire to the real binary: everything is answered or disconnected, and memory does not grow.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
-use haulout_e2e::service::{NAMESPACE, Service};
+use haulout_e2e::service::Service;
 use haulout_e2e::{Webhook, wait, webhook};
-use k8s_openapi::api::core::v1::Secret;
-use kube::Api;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::{SOON, cluster};
+use super::{SOON, cluster, connector};
 
 struct Client {
     connector: TlsConnector,
@@ -173,13 +168,10 @@ fn resident_mib(service: &Service) -> u64 {
 async fn garbage_requests_do_not_grow_memory() {
     let cluster = cluster("webhook-hostile").await;
     let (_webhook, replica) = Webhook::with_replica(&cluster).await.unwrap();
-    let secrets: Api<Secret> = Api::namespaced(cluster.client().await.unwrap(), NAMESPACE);
-    let secret = secrets.get("haulout-webhook-certificate").await.unwrap();
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(&secret.data.unwrap()["ca.crt"].0).unwrap()).unwrap();
-    let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
-    let address = webhook::address(&replica).unwrap();
-    let client = Client { connector: TlsConnector::from(Arc::new(config)), address };
+    let client = Client {
+        connector: connector(&cluster, "http/1.1").await,
+        address: webhook::address(&replica).unwrap(),
+    };
 
     let oversized = OversizedObjects::new();
     // The allocator keeps memory that it had once. What counts is that usage does not keep growing.
