@@ -43,7 +43,7 @@ use crate::api::ApiServer;
 use crate::args::Args;
 use crate::certificates::{CertificateError, ServingCertificate};
 use crate::metrics::Metrics;
-use crate::server::tls::{self, TlsError};
+use crate::server::tls::{Tls, TlsError};
 use crate::server::{Limits, Server};
 use crate::watch::Caches;
 
@@ -87,7 +87,7 @@ enum WebhookError {
 async fn run(args: Args, context: Context) -> Result<(), WebhookError> {
     let metrics = Metrics::new(&context.metrics);
     let certificate = ServingCertificate::new(metrics.clone(), context.readiness.clone());
-    let tls = tls::config(Arc::new(certificate.clone()), &args.clients)?;
+    let tls = Tls::load(Arc::new(certificate.clone()), &args.clients)?;
     let not_listening = |source| WebhookError::Listen { address: args.webhook_listen, source };
     let listener = listen(args.webhook_listen).map_err(not_listening)?;
     info!(webhook = %listener.local_addr().map_err(not_listening)?, "webhook listening");
@@ -97,13 +97,14 @@ async fn run(args: Args, context: Context) -> Result<(), WebhookError> {
         ApiServer::new(context.clients.direct.clone(), metrics.clone()),
         &args.rules,
     );
-    let server = Server::new(rules, tls, Limits::default(), metrics);
+    let server = Server::new(rules, tls.clone(), Limits::default(), metrics);
     let following = certificates::start(args.certificates, &context, &mut term, &certificate);
     let mut ended = Ok(());
     let work = async {
         tokio::select! {
             () = server.serve(listener, context.stop.clone()) => {}
             Err(error) = following => ended = Err(error),
+            never = tls.follow_client_ca() => match never {},
         }
     };
     term.run(Box::pin(work)).await;

@@ -14,17 +14,16 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use rustls::ServerConfig;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::time::timeout;
-use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::Service as _;
 use tracing::{debug, info, warn};
 
+use self::tls::Tls;
 use crate::metrics::Metrics;
 use crate::review::Admit;
 
@@ -86,7 +85,7 @@ impl Default for Limits {
 /// State shared by all connections.
 pub struct Server {
     router: Router,
-    tls: TlsAcceptor,
+    tls: Tls,
     limits: Limits,
     metrics: Metrics,
     close: CancellationToken,
@@ -94,9 +93,9 @@ pub struct Server {
 
 impl Server {
     /// Creates a server. Call `serve` to run it.
-    pub fn new(admit: impl Admit, tls: Arc<ServerConfig>, limits: Limits, metrics: Metrics) -> Self {
+    pub fn new(admit: impl Admit, tls: Tls, limits: Limits, metrics: Metrics) -> Self {
         let router = handler::router(admit, &limits, metrics.clone());
-        Self { router, tls: TlsAcceptor::from(tls), limits, metrics, close: CancellationToken::new() }
+        Self { router, tls, limits, metrics, close: CancellationToken::new() }
     }
 
     /// Serves until `stop` is cancelled, then drains the connections.
@@ -143,7 +142,7 @@ impl Server {
     }
 
     async fn tls(&self, stream: Stream, connection: &Connection) {
-        match timeout(self.limits.handshake, self.tls.accept(stream)).await {
+        match timeout(self.limits.handshake, self.tls.acceptor().accept(stream)).await {
             Ok(Ok(stream)) => self.http(stream, connection).await,
             Ok(Err(error)) => {
                 debug!(%error, "TLS handshake failed");

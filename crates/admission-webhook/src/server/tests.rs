@@ -60,6 +60,28 @@ async fn client_ca_admits_only_named_clients() {
 }
 
 #[tokio::test]
+async fn replaced_client_ca_applies_to_new_connections() {
+    let (old, new) = (Authority::new(), Authority::new());
+    let setup = Setup::start_for(Limits::default(), Some((&old, &[]))).await;
+    let connect = async |authority: &Authority| {
+        // With TLS 1.2, a rejected client gets the error in the handshake.
+        setup.client(&TLS12, "h2", Some(authority.client("kube-apiserver"))).await
+    };
+    let mut before = connect(&old).await.unwrap();
+    for invalid in ["", "nonsense", "-----BEGIN CERTIFICATE-----\nbm9uc2Vuc2U=\n-----END CERTIFICATE-----\n"]
+    {
+        setup.tls.replace_authorities(invalid.as_bytes()).unwrap_err();
+    }
+    connect(&old).await.unwrap();
+    assert!(connect(&new).await.is_err());
+    setup.tls.replace_authorities(new.pem.as_bytes()).unwrap();
+    connect(&new).await.unwrap();
+    assert!(connect(&old).await.is_err());
+    let (code, _) = before.post("/validate/pods", review("fine")).await.unwrap();
+    assert_eq!(code, 200, "a connection that is open stays open");
+}
+
+#[tokio::test]
 async fn graceful_shutdown_loses_no_request() {
     let setup = Setup::start(Limits::default()).await;
     let mut client = setup.client(&TLS13, "h2", None).await.unwrap();

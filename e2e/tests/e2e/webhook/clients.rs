@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use haulout_e2e::pki::{Credentials, Pki};
 use haulout_e2e::service::NAMESPACE;
-use haulout_e2e::{Cluster, Component, Webhook, webhook};
+use haulout_e2e::{Cluster, Component, Webhook, wait, webhook};
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use rustls::pki_types::pem::PemObject as _;
@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::ask;
+use super::{SOON, ask};
 
 /// Configures API servers to present this certificate to all webhooks. Returns the path for
 /// `--admission-control-config-file`.
@@ -86,7 +86,9 @@ async fn client_ca_admits_only_the_api_server() {
     let cluster = cluster.extra_args(Component::ApiServer, [argument]).boot().await.unwrap();
 
     let webhook = Webhook::install(&cluster, &[]).await.unwrap();
-    let authority = pki.ca_certificate_file().display().to_string();
+    let file = folder.path().join("clients.crt");
+    std::fs::write(&file, pki.ca_certificate().unwrap()).unwrap();
+    let authority = file.display().to_string();
     let check = ["--client-ca", &authority, "--client-name", "kube-apiserver"];
     let replica = webhook.start(&cluster, &check).await.unwrap();
     Webhook::reachable(&cluster).await.unwrap();
@@ -109,6 +111,24 @@ async fn client_ca_admits_only_the_api_server() {
         let rejected = answer(address, &roots, credentials).await;
         assert!(rejected.is_err(), "{who}: {rejected:?}");
     }
+
+    // The file is reloaded. While it is invalid, the previous authority stays in use.
+    std::fs::write(&file, "nonsense").unwrap();
+    wait::eventually("the invalid file is reported", SOON, async || {
+        let message = "failed to load the new client CA; keeping the previous one";
+        Ok(replica.text().contains(message).then_some(()))
+    })
+    .await
+    .unwrap();
+    answer(address, &roots, Some(&api_server)).await.unwrap();
+    std::fs::write(&file, others.ca_certificate().unwrap()).unwrap();
+    wait::eventually("clients of the new authority are accepted", SOON, async || {
+        Ok(answer(address, &roots, Some(&other_authority)).await.ok())
+    })
+    .await
+    .unwrap();
+    let rejected = answer(address, &roots, Some(&api_server)).await;
+    assert!(rejected.is_err(), "the previous authority: {rejected:?}");
     drop(replica);
     cluster.shutdown().await;
 }

@@ -28,7 +28,8 @@ use crate::args::ClientArgs;
 use crate::decide::Verdict;
 use crate::metrics::Metrics;
 use crate::review::{Admit, Hook, Request};
-use crate::server::{Limits, Server, tls};
+use crate::server::tls::Tls;
+use crate::server::{Limits, Server};
 
 /// Deadline for everything that must happen.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
@@ -107,6 +108,7 @@ pub struct Setup {
     pub stop: CancellationToken,
     pub served: JoinHandle<()>,
     pub metrics: ServiceMetrics,
+    pub tls: Tls,
     asked: watch::Receiver<Vec<String>>,
     roots: Arc<RootCertStore>,
 }
@@ -131,15 +133,15 @@ impl Setup {
             let client_names = names.iter().map(|name| (*name).to_owned()).collect();
             ClientArgs { client_ca: Some(file), client_names }
         });
-        let tls = tls::config(Arc::new(SingleCertAndKey::from(key)), &clients.unwrap_or_default()).unwrap();
+        let tls = Tls::load(Arc::new(SingleCertAndKey::from(key)), &clients.unwrap_or_default()).unwrap();
         let metrics = ServiceMetrics::new("test", "1");
         let (sender, asked) = watch::channel(Vec::new());
-        let server = Server::new(FakeRules(sender), tls, limits, Metrics::new(&metrics));
+        let server = Server::new(FakeRules(sender), tls.clone(), limits, Metrics::new(&metrics));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
         let end = tokio::spawn(server.serve(listener, stop.clone()));
-        Self { address, stop, served: end, metrics, asked, roots: Arc::new(roots) }
+        Self { address, stop, served: end, metrics, tls, asked, roots: Arc::new(roots) }
     }
 
     /// Waits until the rules have received an object in this namespace.
