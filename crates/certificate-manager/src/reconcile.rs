@@ -1,5 +1,5 @@
 //! Takes the steps that `decide` returns: writes the Secret and the webhook configurations. The service may not create
-//! Secrets: the chart renders an empty one, and whoever deletes it has to restore it.
+//! Secrets: the chart renders an empty one, and restores it if it is deleted.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,7 @@
 //! Least privilege, checked in three ways: the chart's roles grant exactly the permissions that a program requires at
 //! its start; without any one of them it does not start; and each is used by a test, which is named here.
 
+mod documented;
 mod table;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -180,7 +180,8 @@ proptest! {
         let mut renewals = 0;
         let mut second = 0;
         while second < 4_000 {
-            // Any replica may act. It uses the current Secret, because the API server rejects writes to an old version.
+            // The leader may change at any time. It uses the current Secret, because the API server rejects writes to an
+            // old version.
             let store = stores.at(second).unwrap().clone();
             let down = behaviour.outages.iter().any(|(from, long)| (*from..from + long).contains(&second));
             let mut patched = bundles.at(second).unwrap().clone();

@@ -145,6 +145,7 @@ async fn every_documented_flag_exists() {
     let service = |name: &str| xtask().with_file_name(name);
     let mut programs = vec![
         (tools.kubectl(), vec!["options"]),
+        (tools.kubectl(), vec!["auth", "can-i", "--help"]),
         (service("chart-hooks"), vec!["cleanup", "--help"]),
         (tools.path("kube-controller-manager"), vec!["--help"]),
         (tools.path("kube-apiserver"), vec!["--help"]),
