@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use haulout_service_runtime::certificate::{PairError, expiry};
+use haulout_service_runtime::certificate::{Pair, PairError, expiry};
 use haulout_service_runtime::clients::Clients;
 use haulout_service_runtime::queue::Backoff;
 use haulout_service_runtime::service::Context;
@@ -189,16 +189,24 @@ impl<'a> Manager<'a> {
 
     /// The CA bundle that another program has put into the Secret.
     fn read_bundle(&self, secret: &Secret) -> Option<String> {
-        let bytes = secret.data.as_ref().and_then(|data| data.get("ca.crt"));
-        let text = bytes.and_then(|bytes| String::from_utf8(bytes.0.clone()).ok());
-        let bundle = text.filter(|text| expiry(text.as_bytes()).is_some());
-        if bundle.is_none() {
-            warn!(
-                secret = self.name,
-                "ca.crt in the Secret contains no certificate; keeping the CA bundle of the webhook configurations"
-            );
-        }
-        bundle
+        let part = |key: &str| {
+            let part = secret.data.as_ref().and_then(|data| data.get(key));
+            part.map(|part| part.0.clone()).unwrap_or_default()
+        };
+        let authority =
+            String::from_utf8(part("ca.crt")).ok().filter(|text| expiry(text.as_bytes()).is_some());
+        // While the webhook cannot use a new certificate, it serves the previous one, which the new authority would not
+        // make trusted.
+        let problem = match (Pair::read(&part("tls.crt"), &part("tls.key")), &authority) {
+            (Err(error), _) => error.to_string(),
+            (Ok(_), None) => "ca.crt contains no certificate".into(),
+            (Ok(_), Some(_)) => return authority,
+        };
+        warn!(
+            secret = self.name,
+            problem, "Secret cannot be used; keeping the CA bundle of the webhook configurations"
+        );
+        None
     }
 
     async fn apply_bundle(&self, bundle: &str) -> Result<(), StepError> {

@@ -320,7 +320,7 @@ mod tests {
             let blocked = Some(blocked(&format!("Reason{n}")));
             let (evacuators, active) = (evacuators(&[&class]), Some(class.into()));
             let (finalizers, progress) = (Box::new([finalizer]), Some(now));
-            Record { evacuators, active, finalizers, blocked, progress, ..record(n) }
+            Record { finalizers, evacuators, active, progress, blocked, ..record(n) }
         });
         let state = state_with(records);
         state.lock().pod_classes = (0..1000).map(|n| (format!("class-{n}.example.com"), 1)).collect();

@@ -125,13 +125,25 @@ async fn deleted_secret_that_is_back_empty_is_restored() {
 #[tokio::test]
 async fn secret_of_others_is_only_read() {
     let mut secret = empty();
-    let authority = issue(&["a".into()], "1h".parse().unwrap(), Timestamp::now()).unwrap().authority;
-    secret["data"] = json!({"ca.crt": ByteString(authority.clone().into_bytes())});
+    let issued = || issue(&["a".into()], "1h".parse().unwrap(), Timestamp::now()).unwrap();
+    let (first, second) = (issued(), issued());
+    let data = |authority: &str, certificate: &str, key: &str| {
+        let text = |text: &str| ByteString(text.into());
+        json!({"ca.crt": text(authority), "tls.crt": text(certificate), "tls.key": text(key)})
+    };
+    let authority = first.authority;
+    secret["data"] = data(&authority, &first.certificate, &first.key);
     let cluster = Cluster::new(Some(secret.clone()));
     assert_eq!(cluster.reconcile(&["--ca-bundle-only"]).await, (vec![PATCH.into()], false));
     assert_eq!(cluster.bundle(), authority);
-    for useless in [json!({}), json!({"ca.crt": "bm9uc2Vuc2U="})] {
-        secret["data"] = useless;
+    for unusable in [
+        json!({}),
+        data("nonsense", &first.certificate, &first.key),
+        // The webhook keeps serving the first certificate.
+        data(&second.authority, &second.certificate, &first.key),
+        data(&second.authority, "", ""),
+    ] {
+        secret["data"] = unusable;
         cluster.0.lock().0 = Some(secret.clone());
         assert_eq!(cluster.reconcile(&["--ca-bundle-only"]).await, (vec![], false));
         assert_eq!(cluster.bundle(), authority, "it stays");

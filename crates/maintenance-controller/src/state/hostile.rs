@@ -106,7 +106,7 @@ impl Fixture {
             Case::RejectedWrite | Case::Terminating => {
                 let answer = Status { code: 403, message: one.into(), ..Status::default() };
                 let failure = Failure::from(&kube::Error::Api(answer.boxed()));
-                self.state.pod_failed(&pod, failure, at(0), 0.5);
+                self.state.pod_failed(&pod, failure, &self.pods, at(0), 0.5);
                 return;
             }
         };
@@ -143,7 +143,7 @@ fn check(fixture: &mut Fixture, stage: Stage) -> Result<(), TestCaseError> {
     for reason in fixture.state.summary().blockers.keys() {
         prop_assert!(reason::ALL.contains(&&**reason), "{reason}");
     }
-    let changes = cordon::decide(&Default::default(), &node, true, at(9));
+    let changes = cordon::decide(&cordon::NodeMarkers::default(), &node, true, at(9));
     let written = [changes.node_patch(), changes.status_patch()].map(|patch| json!(patch));
     prop_assert!(stored_bytes(&json!(written)) < 128 * 1024);
     Ok(())

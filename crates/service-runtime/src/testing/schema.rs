@@ -15,7 +15,8 @@ pub fn status_violations(kind: &str, status: &Value) -> Vec<String> {
     let Some(schema) = schema else { panic!("no schema of {kind}") };
     let schema = serde_json::to_value(schema).unwrap_or_default();
     let mut found = Vec::new();
-    check("status", &schema["properties"]["status"], status, &mut found);
+    let Some(of_status) = schema.pointer("/properties/status") else { panic!("{kind} has no status") };
+    check("status", of_status, status, &mut found);
     found
 }
 
