@@ -266,15 +266,18 @@ impl TestNamespace {
         let list = json!({"apiVersion": "v1", "kind": "List", "items": [account, role, binding]}).to_string();
         self.cluster.kubectl_with(&["create", "-f", "-"], &list).await.unwrap().success().unwrap();
         let user = format!("system:serviceaccount:{}:{name}", self.namespace);
-        for class in classes {
-            let class = format!("evacuators.evacuation.coordination.k8s.io/{class}");
-            let args = ["auth", "can-i", "report", &class, "-n", &self.namespace, "--as", &user];
-            wait::eventually(&format!("{name} may report for {class}"), SOON, async || {
-                Ok(self.cluster.kubectl(&args).await?.status.success().then_some(()))
-            })
-            .await
-            .unwrap();
-        }
+        let args = ["auth", "can-i", "--list", "--namespace", &self.namespace, "--as", &user];
+        wait::eventually(&format!("{name} may report"), SOON, async || {
+            let list = self.cluster.kubectl(&args).await?.success()?;
+            let reports = |line: &&str| {
+                line.starts_with("evacuators.evacuation.coordination.k8s.io ")
+                    && line.trim_end().ends_with("[report]")
+            };
+            let is_listed = |class: &&str| list.lines().filter(reports).any(|line| line.contains(class));
+            Ok(classes.iter().all(is_listed).then_some(()))
+        })
+        .await
+        .unwrap();
     }
 
     /// The Evacuations, for a user who may only report for these classes.
