@@ -9,6 +9,7 @@ pub mod watch_gap;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use haulout_api_types::bounded;
 use haulout_api_types::names::TAINTS_FIRST_SEEN_ANNOTATION;
 use haulout_service_runtime::events::NewEvent;
 use haulout_service_runtime::pods::{Change, Pod, PodIndex, Uid};
@@ -71,6 +72,9 @@ pub struct Annotation {
     /// The new value; `None` removes the annotation.
     pub value: Option<String>,
 }
+
+/// Maximum number of other controllers that are reported in a term.
+const MAX_CONFLICTS: usize = 16;
 
 /// The store.
 #[derive(Debug)]
@@ -277,9 +281,10 @@ impl State {
         self.uncancellable.insert(pod);
     }
 
-    /// Another controller acts on the same taints. Returns whether this is new.
+    /// Another controller acts on the same taints. Returns whether to report this: once for each of the first ones.
     pub fn apply_conflict(&mut self, source: &str) -> bool {
-        self.conflicts.insert(source.to_owned())
+        // Users who may create events choose the source.
+        self.conflicts.len() < MAX_CONFLICTS && self.conflicts.insert(bounded::text(source))
     }
 
     fn decide(&self, pod: &Pod, now: Timestamp) -> Decision {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use haulout_api_types::names::instigator;
-use haulout_api_types::{Evacuation, instigators};
+use haulout_api_types::{Evacuation, bounded, instigators};
 use haulout_service_runtime::pods::{Change, Subscriber};
 use haulout_service_runtime::watch::{EvacuatedPod, Handler, Unreadable};
 use k8s_openapi::api::core::v1 as core;
@@ -157,6 +157,7 @@ impl Handler<core::Event> for Controller {
         let Some(source) = conflicting_source(&event, self.started) else { return };
         self.metrics.conflict();
         if self.state().apply_conflict(source) {
+            let source = &bounded::text(source);
             warn!(source, "another controller removes pods from tainted nodes: {}", events::CONFLICT_ADVICE);
             self.publish(events::conflict(&self.own, source));
         }

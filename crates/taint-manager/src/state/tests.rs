@@ -386,3 +386,13 @@ proptest! {
         prop_assert_eq!(restarted.verdict(&pod_json, asked), always.verdict(&pod_json, asked));
     }
 }
+
+#[test]
+fn conflicts_are_reported_once_and_in_bounded_number() {
+    let mut state = State::new(Policy::default(), SignedDuration::ZERO, None);
+    assert!(state.apply_conflict("taint-eviction-controller"));
+    assert!(!state.apply_conflict("taint-eviction-controller"));
+    let reported = (0..1_000).filter(|n| state.apply_conflict(&format!("{n}{}", "x".repeat(10_000)))).count();
+    assert_eq!(reported, MAX_CONFLICTS - 1);
+    assert!(state.conflicts.iter().all(|source| source.len() <= bounded::MAX_TEXT));
+}
