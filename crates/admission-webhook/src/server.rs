@@ -35,9 +35,10 @@ const BUFFER_SIZE: usize = 16 << 10;
 
 /// Limits of the server. The defaults are for production; tests use smaller ones.
 ///
-/// All connections together use at most 64 MiB: 48 MiB for requests and responses (`memory`), and 16 MiB for what
+/// All connections together hold at most 64 MiB: 48 MiB for requests and responses (`memory`), and 16 MiB for what
 /// clients send and the server has not read (256 connections of `WINDOW`). HTTP/2 allows half as much again for the
-/// overhead of small frames, and TLS needs at most 64 KiB of buffers per connection, usually none.
+/// overhead of small frames, and TLS needs at most 64 KiB of buffers per connection, usually none. Not included are the
+/// parsed objects of the requests that are being processed. `memory` limits how many there are: three of the largest size.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// Concurrent connections. A new connection beyond them replaces an idle one. An API server needs one or two.
