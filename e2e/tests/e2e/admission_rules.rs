@@ -312,7 +312,7 @@ async fn upgrade_keeps_the_ca_bundle(cluster: &Handle) {
         let validating = validating.webhooks.into_iter().flatten().map(|webhook| webhook.client_config);
         mutating.chain(validating).collect::<Vec<_>>()
     };
-    let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), haulout_e2e::service::NAMESPACE);
     let secret = async || secrets.get("haulout-webhook-certificate").await.unwrap();
     let (before, certificate) = (ways().await, secret().await);
     assert!(certificate.data.as_ref().is_some_and(|data| data.contains_key("tls.key")));
