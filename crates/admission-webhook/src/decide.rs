@@ -9,6 +9,7 @@ pub mod pod;
 
 use std::borrow::Borrow;
 
+use haulout_api_types::bounded;
 use json_patch::jsonptr::PointerBuf;
 use json_patch::{AddOperation, PatchOperation};
 use kube::core::Status;
@@ -95,12 +96,12 @@ impl Verdict {
 
     /// Adds a violation.
     pub fn deny(&mut self, cause: Cause, message: impl Into<String>) {
-        self.violations.push(Violation { cause, message: message.into() });
+        self.violations.push(Violation { cause, message: bounded::message(message.into()) });
     }
 
     /// Adds a warning.
     pub fn warn(&mut self, message: impl Into<String>) {
-        self.warnings.push(message.into());
+        self.warnings.push(bounded::message(message.into()));
     }
 
     /// Sets a field, whether or not it exists. Its parent must exist.
@@ -114,7 +115,7 @@ impl Verdict {
         let Some(first) = self.violations.first() else { return Status::success().with_code(200) };
         let (_, code, reason) = first.cause.parts();
         let messages: Vec<_> = self.violations.iter().map(|violation| violation.message.as_str()).collect();
-        Status::failure(&messages.join("; "), reason).with_code(code)
+        Status::failure(&bounded::message(messages.join("; ")), reason).with_code(code)
     }
 }
 

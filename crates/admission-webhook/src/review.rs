@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use haulout_api_types::bounded;
 use haulout_api_types::names::{EVACUATION_GROUP, NODE_MAINTENANCE_GROUP};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::authentication::v1::UserInfo;
@@ -168,7 +169,8 @@ struct Envelope<'a> {
 
 /// Parses the request of a review.
 pub fn read(body: &[u8]) -> Result<Request, InvalidReview> {
-    let invalid = |uid, problem| InvalidReview { uid, problem };
+    // Errors of the parser repeat and escape the text that they reject, and the answer must not be larger than the body.
+    let invalid = |uid, problem: String| InvalidReview { uid, problem: bounded::text(&problem) };
     // Serde would also accept a list with the fields in order.
     let is_object = |json: &[u8]| json.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
     if !is_object(body) {
