@@ -13,6 +13,8 @@
 mod args;
 mod configurations;
 mod decide;
+#[cfg(test)]
+mod fuzz;
 mod issue;
 mod metrics;
 mod reconcile;

@@ -278,7 +278,7 @@ impl Collector for Process {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a gauge is a float, and memory is far below 2^53")]
-fn resident_bytes() -> Option<f64> {
+pub(crate) fn resident_bytes() -> Option<f64> {
     let pages = std::fs::read_to_string("/proc/self/statm").ok()?;
     let resident: u64 = pages.split_whitespace().nth(1)?.parse().ok()?;
     Some((resident * rustix::param::page_size() as u64) as f64)

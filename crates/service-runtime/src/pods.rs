@@ -51,6 +51,8 @@
 //! tests, [`Pod::from_json`] and [`PodIndex::apply`] build an index without a cluster.
 
 mod cache;
+#[cfg(test)]
+mod fuzz;
 mod index;
 mod intern;
 mod pod;

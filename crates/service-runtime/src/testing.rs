@@ -1,5 +1,6 @@
 //! A service context for tests without a cluster: the API server answers as the test defines, and records writes.
 
+pub mod fuzz;
 mod schema;
 
 use std::fmt;

@@ -17,6 +17,8 @@ mod api;
 mod args;
 mod decide;
 mod events;
+#[cfg(test)]
+mod fuzz;
 mod metrics;
 mod policy;
 mod reconcile;

@@ -1,6 +1,8 @@
 //! Tests of the requests that the rules send to the API server, of their failures, and that no object makes the rules
 //! panic. The API server is a fake.
 
+mod fuzz;
+
 use std::convert::Infallible;
 use std::sync::Mutex;
 
