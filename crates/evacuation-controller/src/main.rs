@@ -15,6 +15,8 @@ mod backoff;
 mod budget;
 mod decide;
 mod events;
+#[cfg(test)]
+mod fuzz;
 mod metrics;
 mod reconcile;
 mod record;

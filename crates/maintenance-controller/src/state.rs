@@ -639,6 +639,8 @@ fn evacuation_controller_unavailable(since: Timestamp) -> Blocked {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod tests;
