@@ -42,18 +42,18 @@ fn corpus() -> Vec<Vec<u8>> {
             "userInfo": {"username": "ann", "groups": ["red"], "extra": {"scopes": ["a"]}},
             "object": object, "oldObject": old}})
     };
-    let none = Value::Null;
+    let absent = Value::Null;
     let all = [
-        review("evacuations", "", "CREATE", &evacuation("web-1"), &none),
-        review("evacuations", "", "CREATE", &running, &none),
+        review("evacuations", "", "CREATE", &evacuation("web-1"), &absent),
+        review("evacuations", "", "CREATE", &running, &absent),
         review("evacuations", "", "UPDATE", &evacuation("web-1"), &running),
         review("evacuations", "status", "UPDATE", &running, &evacuation("web-1")),
-        review("evacuations", "", "DELETE", &none, &running),
-        review("nodemaintenances", "", "CREATE", &planned, &none),
+        review("evacuations", "", "DELETE", &absent, &running),
+        review("nodemaintenances", "", "CREATE", &planned, &absent),
         review("nodemaintenances", "", "UPDATE", &planned, &maintenance(&["n1"])),
-        review("nodemaintenances", "", "DELETE", &none, &planned),
-        review("drainrules", "", "CREATE", &rule, &none),
-        review("pods", "", "CREATE", &pod, &none),
+        review("nodemaintenances", "", "DELETE", &absent, &planned),
+        review("drainrules", "", "CREATE", &rule, &absent),
+        review("pods", "", "CREATE", &pod, &absent),
         review("pods", "", "UPDATE", &pod, &pod),
         review("nodes", "", "UPDATE", &node(true), &node(false)),
     ];
