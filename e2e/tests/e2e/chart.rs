@@ -245,7 +245,14 @@ async fn flow_control_gives_services_their_own_level() {
     }
     let lease =
         format!("/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/haulout-evacuation-controller");
-    for service in ["admission-webhook", "evacuation-controller", "maintenance-controller", "taint-manager"] {
+    let services = [
+        "admission-webhook",
+        "certificate-manager",
+        "evacuation-controller",
+        "maintenance-controller",
+        "taint-manager",
+    ];
+    for service in services {
         let account = format!("haulout-{service}");
         // The API server applies new FlowSchemas a little after it has reported that they are used.
         haulout_e2e::wait::eventually(
