@@ -41,9 +41,10 @@ const BUFFER_SIZE: usize = 16 << 10;
 /// parsed objects of the requests that are being processed. `memory` limits how many there are: three of the largest size.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Concurrent connections. A new connection beyond them replaces an idle one. An API server needs one or two.
+    /// Concurrent connections. A new connection beyond them replaces an idle one. An API server uses HTTP/1.1 for a
+    /// Service: one connection per concurrent request.
     pub connections: usize,
-    /// Concurrent requests on one HTTP/2 connection. API servers open another connection for more.
+    /// Concurrent requests on one HTTP/2 connection, which API servers use for a loopback address.
     pub streams: u32,
     /// Duration of a TLS handshake.
     pub handshake: Duration,
@@ -176,6 +177,7 @@ impl Server {
         requests.close();
         let service = service_fn(|mut request: http::Request<Incoming>| {
             started.notify_one();
+            connection.receives_request();
             request.extensions_mut().insert(connection.clone());
             requests.track_future(self.router.clone().call(request))
         });

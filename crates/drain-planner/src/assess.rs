@@ -10,7 +10,6 @@ use haulout_api_types::drain_plan::EntryMatcher;
 use haulout_api_types::drain_rule::DrainBehavior;
 use haulout_api_types::drain_rules::{DrainRules, Evaluation, Source};
 use haulout_api_types::drain_targets::DrainTargets;
-use haulout_api_types::names::reason;
 use haulout_api_types::node_maintenance::{MAX_WAITING_FOR, PodType};
 use haulout_api_types::selector::Labels;
 use haulout_api_types::uid::Uid;
@@ -332,10 +331,8 @@ impl Assessment {
         let (facts, counts) = (pod.facts, &mut self.counts);
         let unneeded = view.has_unneeded_evacuation(pod);
         if unneeded {
-            let failed_writes = facts
-                .blocked
-                .as_ref()
-                .filter(|blocked| &*blocked.reason == reason::EVACUATION_REJECTED && pod.overdue().is_none());
+            let failed_writes =
+                facts.blocked.as_ref().filter(|_| facts.failed_write && pod.overdue().is_none());
             self.failed_writes
                 .extend(failed_writes.map(|failed_writes| Blocker::new(Some(&facts.key), failed_writes)));
         }

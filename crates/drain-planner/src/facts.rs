@@ -50,8 +50,10 @@ pub struct PodFacts<L> {
     pub returned: Option<Box<Returned>>,
     /// Set for one of Haulout's own pods, which needs another node before it may leave.
     pub placement: Option<Arc<Placement>>,
-    /// What blocks it, according to its Evacuation.
+    /// What blocks it, according to its Evacuation, or why the Evacuation cannot be written.
     pub blocked: Option<Blocked>,
+    /// Whether `blocked` is about writing the Evacuation.
+    pub failed_write: bool,
     /// The turn of its active evacuator.
     pub turn: Option<Arc<Turn>>,
 }

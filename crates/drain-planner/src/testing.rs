@@ -65,6 +65,7 @@ pub(crate) fn pod(node: &str, name: &str, priority: i32) -> PodFacts<Map> {
         returned: None,
         placement: None,
         blocked: None,
+        failed_write: false,
         turn: None,
     }
 }

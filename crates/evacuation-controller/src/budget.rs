@@ -194,7 +194,7 @@ impl Budgets {
     pub fn describe<'a>(&self, pod: &Pod, unhealthy: impl IntoIterator<Item = &'a Pod>) -> String {
         match &*self.covering(pod) {
             [] => "The pod is no longer covered by a PodDisruptionBudget.".to_owned(),
-            [budget] => budget.describe(unhealthy),
+            [budget] => bounded::message(budget.describe(unhealthy)),
             several => {
                 let names: Vec<_> = several.iter().map(|budget| &*budget.name).collect();
                 format!("The pod is covered by {}.", bounded::list(&names, MAX_NAMED))

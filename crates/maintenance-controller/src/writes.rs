@@ -34,6 +34,8 @@ pub struct Failure {
 enum FailureCause {
     /// The API server is unreachable, overloaded or limits the rate of requests, or the object changed at the same time.
     Temporary,
+    /// The object, its namespace or its kind does not exist. The next watch event usually resolves this.
+    Missing,
     /// The API server, a policy or a webhook rejected the write.
     Rejected,
     /// The namespace is being deleted, so that nothing can be created in it.
@@ -64,7 +66,8 @@ impl From<&kube::Error> for Failure {
             _ if causes.any(|cause| cause.reason == "NamespaceTerminating") => {
                 FailureCause::NamespaceTerminating
             }
-            404 | 408 | 409 | 429 => FailureCause::Temporary,
+            404 => FailureCause::Missing,
+            408 | 409 | 429 => FailureCause::Temporary,
             400..500 => FailureCause::Rejected,
             _ if status.message.contains("webhook") => FailureCause::Rejected,
             _ => FailureCause::Temporary,
@@ -157,9 +160,13 @@ impl<K: Hash + Eq> WriteLog<K> {
         let failed = self.all.get(key)?.failed.as_ref()?;
         let Failure { message, cause } = &failed.failure;
         let (reason, message) = match cause {
-            FailureCause::Temporary if failed.failures < REPORT_AFTER_FAILURES => return None,
-            FailureCause::Temporary => {
-                (reason::SERVER_BUSY, format!("failed to write {}, retrying: {message}", self.what))
+            FailureCause::Temporary | FailureCause::Missing if failed.failures < REPORT_AFTER_FAILURES => {
+                return None;
+            }
+            FailureCause::Temporary | FailureCause::Missing => {
+                let missing = *cause == FailureCause::Missing;
+                let reason = if missing { self.reason } else { reason::SERVER_BUSY };
+                (reason, format!("failed to write {}, retrying: {message}", self.what))
             }
             FailureCause::Rejected => {
                 (self.reason, format!("the API server rejected the write of {}: {message}", self.what))

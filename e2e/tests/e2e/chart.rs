@@ -226,7 +226,11 @@ async fn flow_schema_of(cluster: &Handle, account: &str, path: &str) -> String {
 async fn flow_control_gives_services_their_own_level() {
     let cluster = Cluster::builder().name("flow-control").scheduler(false).kwok(false).boot().await.unwrap();
     cluster
-        .install_chart(&[("flowControl.enabled", "true"), ("taintManager.enabled", "true")])
+        .install_chart(&[
+            ("flowControl.enabled", "true"),
+            ("taintManager.enabled", "true"),
+            ("admissionWebhook.enabled", "true"),
+        ])
         .await
         .unwrap();
     let schemas: Api<FlowSchema> = Api::all(cluster.client().await.unwrap());

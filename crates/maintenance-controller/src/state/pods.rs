@@ -92,6 +92,7 @@ impl PodState {
         let evacuation = self.evacuations.get(&pod.uid);
         let held = || evacuation.and_then(ObservedEvacuation::held);
         let blocked = || evacuation.and_then(|observed| observed.blocked.clone());
+        let failed_write = self.writes.blocked(&pod.uid);
         PodFacts {
             key: PodKey { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid },
             node: name.clone(),
@@ -105,7 +106,8 @@ impl PodState {
             volumes: self.volumes.of_pod(pod),
             returned: returned.map(Box::new),
             placement: self.placement(pod),
-            blocked: self.writes.blocked(&pod.uid).or_else(held).or_else(blocked),
+            failed_write: failed_write.is_some(),
+            blocked: failed_write.or_else(held).or_else(blocked),
             turn: evacuation.and_then(|observed| observed.turn.clone()),
         }
     }

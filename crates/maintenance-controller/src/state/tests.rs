@@ -509,6 +509,13 @@ fn rejected_evacuation_is_a_blocker_until_written() {
     assert_eq!(fixture.report(), (vec![], vec![]));
     fixture.state.pod_failed(&pod, Failure::permanent(&"no"), &fixture.pods, at(2), 1.0);
     assert_eq!(fixture.report(), (vec!["n1 web-1 EvacuationRejected".into()], vec![]));
+    fixture.state.pod_succeeded(&pod);
+    let busy = Box::new(kube::core::Status { code: 429, ..kube::core::Status::default() });
+    let busy = kube::Error::Api(busy);
+    for _ in 0..3 {
+        fixture.state.pod_failed(&pod, Failure::from(&busy), &fixture.pods, at(3), 1.0);
+    }
+    assert_eq!(fixture.report(), (vec!["n1 web-1 ServerBusy".into()], vec![]));
     fixture.evacuation(&["x"]);
     assert_eq!(fixture.report(), (vec![], vec![]));
 }

@@ -1,7 +1,7 @@
 //! Decides which connection is closed when there are too many or when they hold too much memory: one of the address that
 //! uses most. No sockets and no clock; `listener` acts on it.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -69,7 +69,9 @@ impl Connections {
         if self.open.values().any(|connection| connection.closing) {
             return Err(Full::Wait);
         }
-        Err(self.close_one((peer, 1), |_| 1, |_, open, _| Some(open.idle_since)))
+        let held =
+            |_, open: &Connection, holds: Ordering| (holds != Ordering::Less).then_some(open.idle_since);
+        Err(self.close_one((peer, 1), |_| 1, held))
     }
 
     /// Removes a connection. Its memory has been released.
@@ -81,6 +83,13 @@ impl Connections {
     pub(super) fn start_work(&mut self, id: Id) {
         if let Some(connection) = self.open.get_mut(&id) {
             connection.working += 1;
+        }
+    }
+
+    /// The client has sent the headers of a request. If the connection is idle, it is so only since now.
+    pub(super) fn receives(&mut self, id: Id, now: Instant) {
+        if let Some(connection) = self.open.get_mut(&id) {
+            connection.idle_since = now;
         }
     }
 
@@ -116,9 +125,11 @@ impl Connections {
         Err(self.close_one(
             (peer, bytes),
             |open| open.memory,
-            |other, open, holds_more| {
-                let long = now.saturating_duration_since(open.memory_since) >= MEMORY_GRACE;
-                let eligible = other != id && open.memory > 0 && (long || holds_more);
+            |other, open, holds| {
+                // After a request, the client has time to receive the response.
+                let since = open.memory_since.max(open.idle_since);
+                let long = now.saturating_duration_since(since) >= MEMORY_GRACE;
+                let eligible = other != id && open.memory > 0 && (long || holds == Ordering::Greater);
                 eligible.then_some(open.memory_since)
             },
         ))
@@ -133,13 +144,13 @@ impl Connections {
     }
 
     /// Closes the idle connection of the address with the largest amount that `since` returns the earliest time for, if
-    /// there is one. `since` gets the connection and whether its address has more than that of the newcomer, which is
-    /// an address and the amount that it needs. Linear in the number of connections, which takes microseconds.
+    /// there is one. `since` gets the connection and how its address compares to that of the newcomer, which is an
+    /// address and the amount that it needs. Linear in the number of connections, which takes microseconds.
     fn close_one(
         &mut self,
         newcomer: (IpAddr, usize),
         amount: impl Fn(&Connection) -> usize,
-        since: impl Fn(Id, &Connection, bool) -> Option<Instant>,
+        since: impl Fn(Id, &Connection, Ordering) -> Option<Instant>,
     ) -> Full {
         let (address, needed) = newcomer;
         let mut totals = HashMap::from([(address, needed)]);
@@ -149,7 +160,7 @@ impl Connections {
         let total = |address| totals.get(&address).copied().unwrap_or_default();
         let candidates = self.open.iter().filter(|(_, open)| open.is_idle()).filter_map(|(id, open)| {
             let holds = total(open.peer);
-            let since = since(*id, open, holds > total(address))?;
+            let since = since(*id, open, holds.cmp(&total(address)))?;
             Some((holds, Reverse(since), Reverse(*id)))
         });
         let Some((_, _, Reverse(id))) = candidates.max() else { return Full::Wait };

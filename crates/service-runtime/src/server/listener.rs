@@ -192,6 +192,11 @@ impl Connection {
         self.0.shared.state.lock().close(self.0.id, cause);
     }
 
+    /// The client has sent the headers of a request.
+    pub fn receives_request(&self) {
+        self.0.shared.state.lock().connections.receives(self.0.id, now());
+    }
+
     /// The connection is not idle until the returned value is dropped. Use this only while a complete request is processed.
     pub fn work(&self) -> Work {
         self.0.shared.state.lock().connections.start_work(self.0.id);
@@ -235,7 +240,7 @@ impl Memory {
             return Ok(());
         }
         let (shared, id) = (&self.connection.0.shared, self.connection.0.id);
-        let mut waiting = None;
+        let (mut waiting, mut expected) = (None, false);
         loop {
             let changed = shared.changed.notified();
             {
@@ -245,11 +250,15 @@ impl Memory {
                         self.bytes += more;
                         return Ok(());
                     }
-                    Err(Full::Close(other)) => state.close(other, CloseCause::TooMuchMemory),
+                    Err(Full::Close(other)) => {
+                        state.close(other, CloseCause::TooMuchMemory);
+                        // Its memory is free soon, however many others wait.
+                        expected = true;
+                    }
                     Err(Full::Wait) => {}
                 }
             }
-            if waiting.is_none() {
+            if waiting.is_none() && !expected {
                 waiting = Some(shared.waiting.try_acquire().map_err(|_| OutOfMemory)?);
             }
             // Whether it was notified does not matter.

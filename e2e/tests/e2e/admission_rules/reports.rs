@@ -145,6 +145,11 @@ async fn reports(runner: &mut CaseRunner<'_>, name: &str) {
          Forbid any more; set it before or together with status.activeEvacuatorCompleted",
     ];
     runner.report("Forbid after completion", "rita", name, &forbid, Expected::Rejected(late)).await;
+    let again = json!({"activeEvacuatorCompleted": false});
+    let over = &[
+        "denied request: status.activeEvacuatorCompleted: must stay true until another evacuator becomes active",
+    ];
+    runner.report("its turn again", "rita", name, &again, Expected::Rejected(over)).await;
     runner
         .write_as_controller(
             name,
@@ -177,6 +182,10 @@ async fn owners(runner: &mut CaseRunner<'_>) {
     let rejected = &[rejected.as_str()];
     let what = "a ConfigMap as owner of a new Evacuation";
     runner.create(what, "", &with(json!([map])), Expected::Rejected(rejected)).await;
+    let mut blocking = pod.clone();
+    blocking["blockOwnerDeletion"] = json!(true);
+    let what = "its pod as owner that waits for it";
+    runner.create(what, "", &with(json!([blocking])), Expected::Rejected(rejected)).await;
 
     // One from before the policy.
     let binding =

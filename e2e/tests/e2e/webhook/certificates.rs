@@ -224,7 +224,8 @@ async fn provided_certificate_files_are_reloaded() {
     .unwrap();
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let theirs = |ca: &str| -> Secret {
-        serde_json::from_value(json!({"metadata": {"name": "theirs"}, "stringData": {"ca.crt": ca}})).unwrap()
+        let data = json!({"ca.crt": ca, "tls.crt": first.certificate, "tls.key": first.key});
+        serde_json::from_value(json!({"metadata": {"name": "theirs"}, "stringData": data})).unwrap()
     };
     secrets.create(&PostParams::default(), &theirs(&ca)).await.unwrap();
 

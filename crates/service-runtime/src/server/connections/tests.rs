@@ -31,7 +31,8 @@ fn longest_idle_of_the_largest_address_is_closed() {
         // The address with most is busy: the next one.
         (vec![2, 1, 1, 1], vec![1, 2, 3], 3, Full::Close(0)),
         (vec![1, 1, 2, 2, 3], vec![0, 1], 4, Full::Close(2)),
-        // An address cannot take the only connection of another one.
+        // An address cannot take the only connection of another one, also if all of its own are busy.
+        (vec![2, 1, 1, 1], vec![1, 2, 3], 1, Full::Wait),
         (vec![1, 2, 3, 4], vec![], 4, Full::Close(3)),
         (vec![1, 2, 3, 4], vec![], 5, Full::Close(0)),
         // Everything is busy.
@@ -153,13 +154,16 @@ proptest! {
                 Step::Open(last) => match connections.open(address(last), now) {
                     Ok(_) => prop_assert!(before.len() < MAX),
                     Err(Full::Close(id)) => {
-                        let (longest, closed) = longest_idle_of_the_largest(&before, address(last));
+                        let (longest, closed) = longest_idle_of_the_largest(&before, address(last)).unwrap();
                         prop_assert_eq!(id, longest);
                         connections.release(id, closed.memory);
                         connections.remove(id);
                         prop_assert!(connections.open(address(last), now).is_ok(), "the newcomer is served");
                     }
-                    Err(Full::Wait) => prop_assert!(before.iter().all(|(_, open)| !is_idle(open))),
+                    Err(Full::Wait) => prop_assert!(
+                        before.iter().any(|(_, open)| open.closing)
+                            || longest_idle_of_the_largest(&before, address(last)).is_none()
+                    ),
                 },
                 Step::Work(index) => pick(index).into_iter().for_each(|id| connections.start_work(id)),
                 Step::Rest(index) => pick(index).into_iter().for_each(|id| connections.end_work(id, now)),
@@ -200,13 +204,13 @@ fn is_idle(open: &Connection) -> bool {
 }
 
 /// The same rule, written in another way.
-fn longest_idle_of_the_largest(before: &[(Id, Connection)], newcomer: IpAddr) -> (Id, &Connection) {
+fn longest_idle_of_the_largest(before: &[(Id, Connection)], newcomer: IpAddr) -> Option<(Id, &Connection)> {
     let count = |address: IpAddr| {
         before.iter().filter(|(_, open)| open.peer == address).count() + usize::from(address == newcomer)
     };
     let mut idle: Vec<_> = before.iter().filter(|(_, open)| is_idle(open)).collect();
-    let most = idle.iter().map(|(_, open)| count(open.peer)).max().unwrap();
-    idle.retain(|(_, open)| count(open.peer) == most);
-    let (id, open) = idle.iter().min_by_key(|(id, open)| (open.idle_since, *id)).unwrap();
-    (*id, open)
+    let most = idle.iter().map(|(_, open)| count(open.peer)).max()?;
+    idle.retain(|(_, open)| count(open.peer) == most && most >= count(newcomer));
+    let (id, open) = idle.iter().min_by_key(|(id, open)| (open.idle_since, *id))?;
+    Some((*id, open))
 }
