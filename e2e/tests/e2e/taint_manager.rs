@@ -181,9 +181,13 @@ async fn policy_decides_how_pods_leave(env: &TestEnv) {
     assert!(kept.has_instigator("taint-manager.nodemaintenance.k8s.io"));
 
     // Somebody deletes it, and its evacuator forbids cancellation: our finalizer stays even without the taint.
+    // No evacuation controller runs here that activates the evacuator, so it could not report: the controller's account does.
+    let account = env.cluster.service_account_kubeconfig("haulout-system", "haulout-evacuation-controller");
+    let controller = env.cluster.client_from(&account.await.unwrap(), "evacuator").await.unwrap();
+    let reports: Api<Evacuation> = Api::namespaced(controller, NAMESPACE);
     let policy = async |policy: &str| {
         let change = Patch::Merge(json!({"status": {"evacuationCancellationPolicy": policy}}));
-        evacuations.patch_status(&name, &PatchParams::default(), &change).await.unwrap();
+        reports.patch_status(&name, &PatchParams::default(), &change).await.unwrap();
     };
     policy("Forbid").await;
     evacuations.delete(&name, &DeleteParams::default()).await.unwrap();
