@@ -302,7 +302,12 @@ mod tests {
         // A reset: what the client has not received does not stay in the kernel.
         let reset = stream.ready(Interest::ERROR);
         tokio::time::timeout(Duration::from_secs(20), reset).await.expect("it is disconnected").unwrap();
-        let text = server.metrics.encode().unwrap();
-        assert!(text.contains("haulout_http_connections_closed_total{cause=\"timeout\"} 1\n"));
+        let counted = async {
+            let counter = "haulout_http_connections_closed_total{cause=\"timeout\"} 1\n";
+            while !server.metrics.encode().unwrap().contains(counter) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), counted).await.expect("it is counted");
     }
 }

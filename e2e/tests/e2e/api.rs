@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
+use haulout_api_types::Evacuation;
+use haulout_e2e::service::NAMESPACE as OURS;
 use haulout_e2e::wait;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
+use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 use crate::support::shared;
@@ -169,18 +172,11 @@ async fn evacuation_columns_and_field_selectors() {
         cluster.kubectl_with(&["create", "-f", "-"], &object.to_string()).await.unwrap().success().unwrap();
     }
     let status = json!({"status": {"activeEvacuatorClass": "mover.example.com", "failedEvictionCounter": 3, "message": "copying"}});
-    let patch = [
-        "patch",
-        "evac",
-        &name,
-        "-n",
-        "columns",
-        "--subresource=status",
-        "--type=merge",
-        "-p",
-        &status.to_string(),
-    ];
-    cluster.kubectl(&patch).await.unwrap().success().unwrap();
+    // Only the evacuation controller may write these fields.
+    let account = cluster.service_account_kubeconfig(OURS, "haulout-evacuation-controller").await.unwrap();
+    let evacuations: Api<Evacuation> =
+        Api::namespaced(cluster.client_from(&account, "columns").await.unwrap(), "columns");
+    evacuations.patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     assert_eq!(
         columns(&cluster, &["get", "evac", "-n", "columns"]).await,
         [

@@ -26,6 +26,9 @@ struct Connection {
     peer: IpAddr,
     /// Number of complete requests that are being processed. The client is responsible for any other wait.
     working: usize,
+    /// Whether a request has been processed. Among the connections of one address, such a one is closed last: an API
+    /// server keeps its connections, although idle and slow clients share its address.
+    served: bool,
     idle_since: Instant,
     memory: usize,
     memory_since: Instant,
@@ -61,8 +64,15 @@ impl Connections {
             let id = self.next;
             self.next += 1;
             let (idle_since, memory_since) = (now, now);
-            let connection =
-                Connection { peer, working: 0, idle_since, memory: 0, memory_since, closing: false };
+            let connection = Connection {
+                peer,
+                working: 0,
+                served: false,
+                idle_since,
+                memory: 0,
+                memory_since,
+                closing: false,
+            };
             self.open.insert(id, connection);
             return Ok(id);
         }
@@ -97,6 +107,7 @@ impl Connections {
     pub(super) fn end_work(&mut self, id: Id, now: Instant) {
         if let Some(connection) = self.open.get_mut(&id) {
             connection.working = connection.working.saturating_sub(1);
+            connection.served = true;
             connection.idle_since = now;
         }
     }
@@ -161,9 +172,9 @@ impl Connections {
         let candidates = self.open.iter().filter(|(_, open)| open.is_idle()).filter_map(|(id, open)| {
             let holds = total(open.peer);
             let since = since(*id, open, holds.cmp(&total(address)))?;
-            Some((holds, Reverse(since), Reverse(*id)))
+            Some((holds, !open.served, Reverse(since), Reverse(*id)))
         });
-        let Some((_, _, Reverse(id))) = candidates.max() else { return Full::Wait };
+        let Some((_, _, _, Reverse(id))) = candidates.max() else { return Full::Wait };
         if let Some(chosen) = self.open.get_mut(&id) {
             chosen.closing = true;
         }

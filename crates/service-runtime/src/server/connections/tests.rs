@@ -72,6 +72,25 @@ fn idle_time_starts_when_the_last_request_ends() {
 }
 
 #[test]
+fn connection_that_was_useful_is_closed_last_of_its_address() {
+    let mut connections = Connections::new(3, 0);
+    let now = opened(&mut connections, &[1, 1, 2], Instant::now());
+    connections.start_work(0);
+    connections.end_work(0, now);
+    let later = now + Duration::from_secs(9);
+    connections.receives(1, later);
+    assert_eq!(
+        connections.open(address(1), later),
+        Err(Full::Close(1)),
+        "although it is idle since a shorter time"
+    );
+    connections.remove(1);
+    connections.open(address(1), later).unwrap();
+    connections.start_work(3);
+    assert_eq!(connections.open(address(3), later), Err(Full::Close(0)), "no other one is idle");
+}
+
+#[test]
 fn memory_is_taken_from_the_address_that_holds_most() {
     let (short, long) = (Duration::from_millis(10), Duration::from_secs(10));
     for (held, working, requester, age, expected) in [
@@ -211,6 +230,6 @@ fn longest_idle_of_the_largest(before: &[(Id, Connection)], newcomer: IpAddr) ->
     let mut idle: Vec<_> = before.iter().filter(|(_, open)| is_idle(open)).collect();
     let most = idle.iter().map(|(_, open)| count(open.peer)).max()?;
     idle.retain(|(_, open)| count(open.peer) == most && most >= count(newcomer));
-    let (id, open) = idle.iter().min_by_key(|(id, open)| (open.idle_since, *id))?;
+    let (id, open) = idle.iter().min_by_key(|(id, open)| (open.served, open.idle_since, *id))?;
     Some((*id, open))
 }
