@@ -18,8 +18,9 @@ use tracing::debug;
 
 use super::connections::{Connections, Full, Id};
 
-/// How many requests may wait for memory. Each checks again after every change.
-const MAX_WAITING: usize = 64;
+/// How many requests of a connection may wait for memory. Each checks again after every change. The limit is not one of
+/// all connections, because the requests of one client would then reject those of others.
+const MAX_WAITING: usize = 4;
 /// How often a request that waits for memory checks how long others have held theirs.
 const MEMORY_CHECK: Duration = Duration::from_millis(100);
 
@@ -82,7 +83,6 @@ struct Shared {
     state: Mutex<State>,
     /// Something was released, or a connection became idle.
     changed: Notify,
-    waiting: Semaphore,
 }
 
 /// A listener with a maximum number of open connections.
@@ -98,7 +98,7 @@ impl Listener {
     pub fn new(tcp: TcpListener, limits: ConnectionLimits) -> Self {
         let connections = Connections::new(limits.connections, limits.memory);
         let state = Mutex::new(State { connections, causes: HashMap::new() });
-        let shared = Shared { state, changed: Notify::new(), waiting: Semaphore::new(MAX_WAITING) };
+        let shared = Shared { state, changed: Notify::new() };
         Self { tcp, shared: Arc::new(shared), write: limits.write }
     }
 
@@ -130,6 +130,8 @@ struct Place {
     shared: Arc<Shared>,
     id: Id,
     cause: watch::Receiver<Option<CloseCause>>,
+    /// For requests that wait for memory.
+    waiting: Semaphore,
 }
 
 impl Drop for Place {
@@ -153,7 +155,8 @@ impl Connection {
                     Ok(id) => {
                         let (sender, cause) = watch::channel(None);
                         state.causes.insert(id, sender);
-                        return Self(Arc::new(Place { shared: Arc::clone(shared), id, cause }));
+                        let waiting = Semaphore::new(MAX_WAITING);
+                        return Self(Arc::new(Place { shared: Arc::clone(shared), id, cause, waiting }));
                     }
                     Err(Full::Close(id)) => state.close(id, CloseCause::TooManyConnections),
                     Err(Full::Wait) => {}
@@ -168,7 +171,7 @@ impl Connection {
     pub async fn fake(memory: usize) -> Self {
         let connections = Connections::new(usize::MAX, memory);
         let state = Mutex::new(State { connections, causes: HashMap::new() });
-        let shared = Shared { state, changed: Notify::new(), waiting: Semaphore::new(MAX_WAITING) };
+        let shared = Shared { state, changed: Notify::new() };
         Self::open(&Arc::new(shared), std::net::Ipv4Addr::LOCALHOST.into()).await
     }
 
@@ -221,7 +224,7 @@ impl Drop for Work {
     }
 }
 
-/// Too many requests wait for memory already.
+/// Too many requests of the connection wait for memory already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfMemory;
 
@@ -240,7 +243,7 @@ impl Memory {
             return Ok(());
         }
         let (shared, id) = (&self.connection.0.shared, self.connection.0.id);
-        let (mut waiting, mut expected) = (None, false);
+        let mut waiting = None;
         loop {
             let changed = shared.changed.notified();
             {
@@ -250,16 +253,12 @@ impl Memory {
                         self.bytes += more;
                         return Ok(());
                     }
-                    Err(Full::Close(other)) => {
-                        state.close(other, CloseCause::TooMuchMemory);
-                        // Its memory is free soon, however many others wait.
-                        expected = true;
-                    }
+                    Err(Full::Close(other)) => state.close(other, CloseCause::TooMuchMemory),
                     Err(Full::Wait) => {}
                 }
             }
-            if waiting.is_none() && !expected {
-                waiting = Some(shared.waiting.try_acquire().map_err(|_| OutOfMemory)?);
+            if waiting.is_none() {
+                waiting = Some(self.connection.0.waiting.try_acquire().map_err(|_| OutOfMemory)?);
             }
             // Whether it was notified does not matter.
             let _ = timeout(MEMORY_CHECK, changed).await;
