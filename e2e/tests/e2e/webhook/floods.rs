@@ -27,8 +27,8 @@ use super::{SOON, ask, cluster, connector};
 /// How long a probe may take. The kubelet restarts a pod after three failures of one second. The flood runs on the same
 /// processors.
 const PROBE: Duration = Duration::from_secs(3);
-/// Bytes by which the webhook's memory may grow.
-const GROWTH: f64 = 64.0 * 1024.0 * 1024.0;
+/// Bytes by which the webhook's memory may grow: 64 MiB, and half of that for TLS and small frames (docs/security.md).
+const GROWTH: f64 = 96.0 * 1024.0 * 1024.0;
 /// How often a slow client sends one more byte.
 const DRIP: Duration = Duration::from_secs(1);
 /// How often everything is checked after all clients are connected.
