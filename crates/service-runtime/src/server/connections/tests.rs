@@ -120,7 +120,7 @@ fn memory_is_taken_from_the_address_that_holds_most() {
 }
 
 #[test]
-fn requester_waits_for_its_own_memory_and_for_a_closing_connection() {
+fn requester_waits_for_own_memory_and_closing_connections() {
     let start = Instant::now();
     let later = start + Duration::from_secs(10);
     let mut connections = Connections::new(10, 10 * MIB);
