@@ -251,18 +251,19 @@ async fn hints(cluster: &Handle, args: &Args) -> Result<String> {
         format!("Nothing drains until the controllers run. {way}{}", programs.collect::<String>())
     } else {
         let node = story::node_of_the_database(cluster).await?;
+        let done = if args.no_drain { "The cluster is ready." } else { "The demo is done." };
         format!(
-            "The demo is done. Three things to try, in another terminal with the exports above, from the root of the repository:
+            "{done} Three things to try, in another terminal with the exports above, from the root of the repository:
 
   1. Select a node that does not exist, and read the webhook's warning:
        sed 's/node-1, node-2/nod-1/' examples/maintenance.yaml | kubectl create --dry-run=server -f -
   2. Drain {node}, where the database runs. Its pod has an evacuator that does not run yet, so the drain waits:
        sed 's/node-1, node-2/{node}/' examples/maintenance.yaml | kubectl apply -f -
        kubectl get evacuations -A -o wide --watch
-  3. Start that evacuator in one more terminal with the same exports. It runs until you stop it:
+  3. Start that evacuator in one more terminal with the same exports. The program runs until you stop it:
        cargo run --bin example-evacuator -- --namespace shop --selector app=database --class database.example.com --step-seconds 1
-     It has completed when the column BLOCKED shows DisruptionBudgetExhausted: the budget still blocks the pod. Then delete
-     the budget in another terminal:
+     Its work on the pod is done when the watch of step 2 shows DisruptionBudgetExhausted in the column BLOCKED: now the
+     PodDisruptionBudget database blocks the eviction. Delete it in another terminal:
        kubectl delete poddisruptionbudget database -n shop"
         )
     };
