@@ -185,8 +185,8 @@ impl Controller {
         self.node_not_writable(name, observed, plan, retry).await
     }
 
-    /// Continues while a node cannot be written. No pod is asked to leave before the node lists its target, but Evacuations
-    /// that are no longer needed are withdrawn.
+    /// Continues while a node cannot be written. Pods whose targets the node already lists leave, and Evacuations that are no
+    /// longer needed are withdrawn.
     async fn node_not_writable(
         &self,
         name: &Arc<str>,
@@ -194,10 +194,9 @@ impl Controller {
         plan: &NodePlan,
         retry: Timestamp,
     ) -> Result<Next, RequestError> {
-        if plan.holders.is_empty() {
-            self.reconcile_pods(name, observed, plan).await?;
-        }
-        Ok(Next::Finish(Outcome::Until(plan.requeue_at.map_or(retry, |due| due.min(retry)))))
+        let next_lookup = self.reconcile_pods(name, observed, plan).await?;
+        let requeue_at = next_lookup.into_iter().chain(plan.requeue_at).fold(retry, Timestamp::min);
+        Ok(Next::Finish(Outcome::Until(requeue_at)))
     }
 
     async fn write_markers(

@@ -5,6 +5,7 @@ use haulout_drain_planner::plan::ServedPodTypes;
 use haulout_service_runtime::testing::{Call, Writes, recorded, rejection};
 use haulout_service_runtime::watch::{EvacuatedPod, Handler};
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::observed::{SlimEvacuation, SlimNode};
@@ -94,6 +95,24 @@ impl Scenario {
     async fn handle_pod(&self) -> Outcome {
         let pod = self.controller.pods.read().get(POD.parse().unwrap()).cloned().unwrap();
         self.handle(Work::Pod(PodRef::of(&pod))).await
+    }
+
+    /// Removes all keys from the queue and returns the pods among them.
+    async fn queued_pods(&self) -> Vec<String> {
+        let last = Work::Maintenance("last".into());
+        self.controller.queue.add(last.clone());
+        let (stop, pods) = (CancellationToken::new(), Arc::<Mutex<Vec<String>>>::default());
+        let handle = |work: Work| {
+            match &work {
+                Work::Pod(pod) => pods.lock().push(pod.uid.to_string()),
+                work if *work == last => stop.cancel(),
+                _ => {}
+            }
+            std::future::ready(Ok::<_, RequestError>(Outcome::Done))
+        };
+        self.controller.queue.run(1, stop.clone(), handle).await;
+        let pods = pods.lock();
+        pods.clone()
     }
 
     /// The reasons of the maintenance's blockers.
@@ -249,6 +268,23 @@ async fn rejected_node_write_blocks_the_drain() {
     assert_eq!(scenario.blockers(), ["NodeUpdateRejected"]);
     assert!(matches!(scenario.handle_node().await, Outcome::Until(_)));
     assert_eq!(scenario.writes.take_names(), [""; 0], "not before its backoff has ended");
+}
+
+#[tokio::test]
+async fn announced_pods_leave_while_node_writes_are_rejected() {
+    let scenario =
+        Scenario::new(|call| call.path.starts_with(NODE).then(|| rejection(403, "no")).flatten()).await;
+    // Its conditions are missing.
+    scenario.node(announced());
+    scenario.maintenance(draining());
+    for attempt in ["the write fails", "the write is in backoff"] {
+        assert!(matches!(scenario.handle_node().await, Outcome::Until(_)));
+        assert_eq!(scenario.blockers(), ["NodeUpdateRejected"]);
+        assert_eq!(scenario.queued_pods().await, [POD], "{attempt}");
+    }
+    scenario.writes.take();
+    scenario.handle_pod().await;
+    assert_eq!(scenario.writes.take_names(), [format!("POST {EVACUATIONS}")]);
 }
 
 #[tokio::test]
