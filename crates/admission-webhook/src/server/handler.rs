@@ -160,15 +160,15 @@ impl<A: Admit> Handler<A> {
             let message = format!("the request body has more than {} bytes", self.body);
             failure(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", &message)
         };
-        if !usize::try_from(body.size_hint().lower()).is_ok_and(|announced| announced <= self.body) {
-            return Err(too_large());
-        }
+        let announced = usize::try_from(body.size_hint().lower()).ok().filter(|length| *length <= self.body);
+        let announced = announced.ok_or_else(too_large)?;
         let busy = |OutOfMemory| {
             let message = "too many large requests are in progress";
             failure(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message)
         };
-        memory.grow_to(REQUEST_SIZE).await.map_err(busy)?;
-        let mut whole = Vec::new();
+        // All of the announced length at once. Otherwise, large requests could wait for each other with parts of it.
+        memory.grow_to(REQUEST_SIZE.max(COPIES * announced)).await.map_err(busy)?;
+        let mut whole = Vec::with_capacity(announced);
         while let Some(frame) = body.frame().await {
             let frame =
                 frame.map_err(|error| bad_request(&format!("failed to read the request body: {error}")))?;

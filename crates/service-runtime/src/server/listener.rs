@@ -12,8 +12,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, Semaphore, watch};
-use tokio::time::{Instant, Sleep, sleep, timeout};
+use tokio::time::{Instant, Sleep, sleep, timeout_at};
 use tracing::debug;
 
 use super::connections::{Connections, Full, Id};
@@ -21,8 +22,6 @@ use super::connections::{Connections, Full, Id};
 /// How many requests of a connection may wait for memory. Each checks again after every change. The limit is not one of
 /// all connections, because the requests of one client would then reject those of others.
 const MAX_WAITING: usize = 4;
-/// How often a request that waits for memory checks how long others have held theirs.
-const MEMORY_CHECK: Duration = Duration::from_millis(100);
 
 /// The limits of a port.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +66,17 @@ struct State {
 }
 
 impl State {
+    /// Closes a connection for another one. Returns the time at which to try again if nothing changes until then.
+    fn make_room(&self, full: Full, cause: CloseCause) -> Option<Instant> {
+        match full {
+            Full::Close(id) => {
+                self.close(id, cause);
+                None
+            }
+            Full::Wait(until) => until.map(Instant::from_std),
+        }
+    }
+
     fn close(&self, id: Id, cause: CloseCause) {
         if let Some(sender) = self.causes.get(&id) {
             sender.send_if_modified(|known| {
@@ -149,7 +159,7 @@ impl Connection {
         loop {
             // Created before the check, so that no change is missed.
             let changed = shared.changed.notified();
-            {
+            let until = {
                 let mut state = shared.state.lock();
                 match state.connections.open(peer, now()) {
                     Ok(id) => {
@@ -158,11 +168,10 @@ impl Connection {
                         let waiting = Semaphore::new(MAX_WAITING);
                         return Self(Arc::new(Place { shared: Arc::clone(shared), id, cause, waiting }));
                     }
-                    Err(Full::Close(id)) => state.close(id, CloseCause::TooManyConnections),
-                    Err(Full::Wait) => {}
+                    Err(full) => state.make_room(full, CloseCause::TooManyConnections),
                 }
-            }
-            changed.await;
+            };
+            wait(changed, until).await;
         }
     }
 
@@ -201,8 +210,9 @@ impl Connection {
     }
 
     /// The connection is not idle until the returned value is dropped. Use this only while a complete request is processed.
+    /// If it takes long, it can be closed all the same, for a client that needs less.
     pub fn work(&self) -> Work {
-        self.0.shared.state.lock().connections.start_work(self.0.id);
+        self.0.shared.state.lock().connections.start_work(self.0.id, now());
         Work(self.clone())
     }
 
@@ -246,22 +256,23 @@ impl Memory {
         let mut waiting = None;
         loop {
             let changed = shared.changed.notified();
-            {
+            let until = {
                 let mut state = shared.state.lock();
                 match state.connections.reserve(id, more, now()) {
                     Ok(()) => {
                         self.bytes += more;
+                        drop(state);
+                        // This memory may be what another request has to wait for now.
+                        shared.changed.notify_waiters();
                         return Ok(());
                     }
-                    Err(Full::Close(other)) => state.close(other, CloseCause::TooMuchMemory),
-                    Err(Full::Wait) => {}
+                    Err(full) => state.make_room(full, CloseCause::TooMuchMemory),
                 }
-            }
+            };
             if waiting.is_none() {
                 waiting = Some(self.connection.0.waiting.try_acquire().map_err(|_| OutOfMemory)?);
             }
-            // Whether it was notified does not matter.
-            let _ = timeout(MEMORY_CHECK, changed).await;
+            wait(changed, until).await;
         }
     }
 
@@ -369,6 +380,15 @@ impl AsyncWrite for Stream {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.tcp).poll_shutdown(context)
+    }
+}
+
+/// Waits for a change, and no longer than until this time.
+async fn wait(changed: Notified<'_>, until: Option<Instant>) {
+    match until {
+        // Whether it was notified does not matter.
+        Some(until) => drop(timeout_at(until, changed).await),
+        None => changed.await,
     }
 }
 

@@ -121,6 +121,52 @@ async fn slow_bodies_do_not_keep_memory_from_others() {
 }
 
 #[tokio::test]
+async fn requests_that_take_long_do_not_keep_others_out() {
+    let setup = Setup::start(Limits { connections: 3, ..Limits::default() }).await;
+    let (one, other) = (Ipv4Addr::new(127, 0, 0, 2), Ipv4Addr::new(127, 0, 0, 3));
+    let mut hanging = Vec::new();
+    for number in 0..3 {
+        let name = format!("hangs-{number}");
+        let mut client = setup.client_from(one, &TLS13, "http/1.1", None).await.unwrap();
+        let body = review(&name);
+        hanging.push(tokio::spawn(async move { client.post("/validate/pods?timeout=30s", body).await }));
+        setup.asked(&name).await;
+    }
+    let mut client = setup.client_from(other, &TLS13, "http/1.1", None).await.unwrap();
+    assert_eq!(client.post("/validate/pods", review("fine")).await.unwrap().0, 200);
+    setup.closed("too_many_connections", 1).await;
+    let lost = timeout(TIMEOUT, hanging.remove(0)).await.expect("the first one is closed").unwrap();
+    lost.unwrap_err();
+    hanging.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test]
+async fn large_bodies_of_one_client_wait_for_each_other() {
+    // The memory is enough for two of these bodies, or for halves of four.
+    let (body, memory) = (1 << 20, 4 << 20);
+    let setup = Setup::start(Limits { body, memory, ..Limits::default() }).await;
+    let mut large = review("fine").to_vec();
+    large.resize(body, b' ');
+    let (first, second) = large.split_at(body / 2);
+    let answers = (0..8).map(async |_| {
+        let mut stream = setup.connect(&TLS13, "http/1.1", None).await.unwrap();
+        let head = format!(
+            "POST /validate/pods?timeout=30s HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {body}\r\n\r\n"
+        );
+        stream.write_all(&[head.as_bytes(), first].concat()).await?;
+        stream.flush().await?;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        stream.write_all(second).await?;
+        std::io::Result::Ok(read_to_end_of_stream(stream).await)
+    });
+    for answer in futures::future::join_all(answers).await {
+        let answer = answer.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    }
+    assert!(!setup.metrics.encode().unwrap().contains("cause=\"too_much_memory\""));
+}
+
+#[tokio::test]
 async fn idle_connection_is_closed_gracefully() {
     let setup = Setup::start(Limits { first_request: TIMEOUT, ..short() }).await;
     let mut stream = setup.connect(&TLS13, "http/1.1", None).await.unwrap();
