@@ -195,9 +195,9 @@ pub struct EvacuationStatus {
     #[schemars(length(max = 32768))]
     pub message: String,
 
-    /// Blocked, and conditions that evacuators add.
+    /// Blocked, and at most 15 conditions that evacuators add.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "schema::conditions")]
+    #[schemars(schema_with = "schema::evacuation_conditions")]
     pub conditions: Vec<Condition>,
 }
 

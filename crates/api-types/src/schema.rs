@@ -166,11 +166,12 @@ fn requirement(operators: &[&str], key: &Value, values: &Value, more_rules: &[Va
     })
 }
 
-/// A list of `metav1.Condition`, one of each type, with the limits that the Go type documents.
+/// A list of `metav1.Condition`, one of each type. The Go type allows longer messages and any number of conditions: with
+/// them, an evacuator could fill an object up to etcd's limit, and all later writes of its status would fail.
 pub(crate) fn conditions(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
-        "maxItems": 64,
+        "maxItems": 16,
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": ["type"],
         "items": {
@@ -183,13 +184,24 @@ pub(crate) fn conditions(_: &mut SchemaGenerator) -> Schema {
                     "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
                     "description": "Machine-readable reason."
                 },
-                "message": {"type": "string", "maxLength": 32768, "description": "Text for people. May be empty."},
+                "message": {"type": "string", "maxLength": 8192, "description": "Text for people. May be empty."},
                 "lastTransitionTime": {"type": "string", "format": "date-time", "description": "When the status last changed."},
                 "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0, "description": "The generation of the spec that the condition describes."}
             },
             "required": ["type", "status", "reason", "message", "lastTransitionTime"]
         }
     })
+}
+
+/// Like [`conditions`], with a place for the condition of the evacuation controller, whatever evacuators add.
+pub(crate) fn evacuation_conditions(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = conditions(generator);
+    let rule = json!([{
+        "rule": "self.filter(c, c.type != 'Blocked').size() <= 15",
+        "message": "at most 15 conditions besides Blocked are allowed"
+    }]);
+    schema.insert("x-kubernetes-validations".into(), rule);
+    schema
 }
 
 /// Adjusts the derived CRD:

@@ -13,8 +13,8 @@ use haulout_service_runtime::pods::{InvalidUid, Uid};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-/// Maximum number of conditions of other programs that our writes keep. The schema allows one more: ours.
-pub const MAX_OTHER_CONDITIONS: usize = 63;
+/// Maximum number of conditions of other programs that our writes keep, like in the schema.
+pub const MAX_OTHER_CONDITIONS: usize = 15;
 
 /// An Evacuation, reduced to what decisions need.
 #[derive(Clone, Debug, PartialEq)]

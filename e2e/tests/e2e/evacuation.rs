@@ -43,6 +43,7 @@ async fn evacuators_evictions_budgets_and_cancellation() {
         classes::partial_evacuators_run_before_the_last_one,
         classes::completed_evacuator_hands_over_to_eviction,
         classes::switching_evacuators_resets_reported_status,
+        classes::largest_status_does_not_keep_a_pod,
         example::example_evacuator_reports_completes_and_aborts,
         eviction::pod_without_evacuators_is_evicted_with_few_requests,
         eviction::blocked_pod_is_evicted_when_the_budget_allows,

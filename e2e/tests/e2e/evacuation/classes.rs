@@ -88,6 +88,39 @@ pub async fn completed_evacuator_hands_over_to_eviction(test: TestNamespace) {
     assert_eq!(test.evictions(), 1);
 }
 
+/// An evacuator must not be able to fill the object, because later writes of the controller would then fail.
+pub async fn largest_status_does_not_keep_a_pod(test: TestNamespace) {
+    let pod = test.pod("web-1", &[A]).await;
+    test.budget(haulout_e2e::objects::pdb("web").namespace(&test.namespace).min_available("1").build()).await;
+    let evacuation = test.evacuate(&pod).await;
+    test.until_active(&evacuation, A).await;
+    let report = |conditions: usize, text: usize| {
+        // The API server stores this character as six.
+        let condition = |number| {
+            json!({"type": format!("example.com/{number}"), "status": "True", "reason": "R".repeat(1024),
+                   "message": "<".repeat(text), "lastTransitionTime": "2026-01-01T00:00:00Z"})
+        };
+        let conditions: Vec<_> = (0..conditions).map(condition).collect();
+        json!({"status": {"conditions": conditions, "message": "<".repeat(32_768)}})
+    };
+    let api = test.evacuations();
+    for (conditions, text, problem) in [
+        (16, 1, "status.conditions: Invalid value: at most 15 conditions besides Blocked"),
+        (1, 8193, "status.conditions[0].message: Too long"),
+    ] {
+        let report = Patch::Merge(report(conditions, text));
+        let rejected = api.patch_status(&evacuation, &PatchParams::default(), &report).await;
+        let Err(kube::Error::Api(status)) = rejected else { panic!("{conditions} {text}: {rejected:?}") };
+        assert!(status.code == 422 && status.message.contains(problem), "{status:?}");
+    }
+    let largest = Patch::Merge(report(15, 8192));
+    api.patch_status(&evacuation, &PatchParams::default(), &largest).await.unwrap();
+    test.complete(&evacuation).await;
+    test.until_blocked(&evacuation, "DisruptionBudgetExhausted").await;
+    test.delete_budget("web").await;
+    test.until_gone(&pod, &evacuation).await;
+}
+
 pub async fn late_progress_cancels_a_pending_eviction(env: &TestEnv) {
     let test = env.test_namespace_with_controller().await;
     let pod = test.pod("web-1", &[A]).await;
