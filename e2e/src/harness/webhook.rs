@@ -20,6 +20,9 @@ use crate::wait;
 const NAME: &str = "admission-webhook";
 /// The certificate manager's name in the chart.
 const CERTIFICATE_MANAGER: &str = "certificate-manager";
+/// The host in the URL of the webhook, and in its certificate. It leads to loopback. API servers use HTTP/2 for the loopback
+/// addresses themselves, and HTTP/1.1 for all others, such as those of Services.
+pub const HOST: &str = "0.0.0.0";
 /// How long the first replica may take until the API server trusts it.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -37,7 +40,7 @@ impl Webhook {
     /// Installs the chart with the webhook, without replicas, and with these values. Starts the certificate manager.
     pub async fn install(cluster: &Handle, values: &[(&str, &str)]) -> Result<Self> {
         let forwarder = Forwarder::start().await?;
-        let url = format!("https://{}", forwarder.address());
+        let url = url(&forwarder);
         let own = [("admissionWebhook.enabled", "true"), ("admissionWebhook.url", &url)];
         cluster.install_chart(&[&own, values].concat()).await?;
         let certificate_manager = match chart_args(cluster, CERTIFICATE_MANAGER).await? {
@@ -92,7 +95,7 @@ impl Webhook {
 }
 
 /// The arguments from the chart's Deployment of a service, if it has one.
-async fn chart_args(cluster: &Handle, name: &str) -> Result<Option<Vec<String>>> {
+pub async fn chart_args(cluster: &Handle, name: &str) -> Result<Option<Vec<String>>> {
     let deployments: Api<Deployment> = Api::namespaced(cluster.client().await?, NAMESPACE);
     let deployment = deployments.get_opt(&format!("haulout-{name}")).await;
     let Some(deployment) =
@@ -107,6 +110,11 @@ async fn chart_args(cluster: &Handle, name: &str) -> Result<Option<Vec<String>>>
 async fn start(cluster: &Handle, name: &str, chart: &[String], args: &[&str]) -> Result<Service> {
     let all: Vec<_> = chart.iter().map(String::as_str).chain(args.iter().copied()).collect();
     Service::start(cluster, name, &all).await
+}
+
+/// The value `admissionWebhook.url` for a webhook behind this forwarder.
+pub fn url(forwarder: &Forwarder) -> String {
+    format!("https://{HOST}:{}", forwarder.address().port())
 }
 
 /// The address on which a replica serves the API server, from its log.

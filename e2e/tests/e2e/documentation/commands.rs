@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use haulout_e2e::service::NAMESPACE as OURS;
-use haulout_e2e::{Cluster, Handle, Service, Webhook, objects, wait};
+use haulout_e2e::{Cluster, Handle, Service, Webhook, objects, wait, webhook};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
 use kube::api::{Api, Patch, PatchParams, PostParams};
@@ -121,7 +121,7 @@ impl Sandbox {
     async fn install(&self) {
         let there = self.cluster.helm(&["status", "haulout", "-n", OURS]).await.unwrap();
         if !there.status.success() {
-            let url = format!("https://{}", self.webhook.forwarder.address());
+            let url = webhook::url(&self.webhook.forwarder);
             let values = [("admissionWebhook.enabled", "true"), ("admissionWebhook.url", &url)];
             self.cluster.install_chart(&values).await.unwrap();
         }

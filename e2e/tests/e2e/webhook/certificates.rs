@@ -43,7 +43,7 @@ async fn handshake(client: &Client, replica: std::net::SocketAddr) -> anyhow::Re
     }
     let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
     let stream = TcpStream::connect(replica).await?;
-    let name = ServerName::try_from("127.0.0.1")?;
+    let name = ServerName::try_from(webhook::HOST)?;
     let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
     Ok(stream.get_ref().1.peer_certificates().unwrap()[0].to_vec())
 }
@@ -204,7 +204,7 @@ async fn provided_certificate_files_are_reloaded() {
         std::fs::write(folder.path().join("tls.crt"), certificate).unwrap();
         std::fs::write(folder.path().join("tls.key"), key).unwrap();
     };
-    let (first, second) = (pki.serving(&["127.0.0.1"]).unwrap(), pki.serving(&["127.0.0.1"]).unwrap());
+    let (first, second) = (pki.serving(&[webhook::HOST]).unwrap(), pki.serving(&[webhook::HOST]).unwrap());
     let webhook = Webhook::install(
         &cluster,
         &[

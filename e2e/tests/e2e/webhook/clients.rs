@@ -60,7 +60,7 @@ async fn answer(
             config.with_client_auth_cert(vec![certificate], key).unwrap()
         }
     };
-    let name = ServerName::try_from("127.0.0.1").unwrap();
+    let name = ServerName::try_from(webhook::HOST).unwrap();
     let stream = TcpStream::connect(address).await?;
     let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
     // With TLS 1.3, a client learns only after its first bytes whether the server accepts its certificate.

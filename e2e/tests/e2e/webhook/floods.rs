@@ -90,7 +90,7 @@ impl Client {
         if !encrypted {
             return send(stream, first, drips, count).await;
         }
-        match tls.connect(ServerName::try_from("127.0.0.1").unwrap(), stream).await {
+        match tls.connect(ServerName::try_from(webhook::HOST).unwrap(), stream).await {
             Ok(stream) => send(stream, first, drips, count).await,
             Err(_) => count(),
         }
@@ -221,7 +221,7 @@ async fn connection_floods_affect_nobody_else() {
 /// Sends as much of a large body as the server's windows allow, and not its last byte.
 async fn fill_windows(target: SocketAddr, tls: TlsConnector, connected: watch::Sender<usize>) {
     let stream = TcpStream::connect(target).await.unwrap();
-    let stream = tls.connect(ServerName::try_from("127.0.0.1").unwrap(), stream).await;
+    let stream = tls.connect(ServerName::try_from(webhook::HOST).unwrap(), stream).await;
     connected.send_modify(|count| *count += 1);
     let Ok(stream) = stream else { return };
     let Ok((mut sender, connection)) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await

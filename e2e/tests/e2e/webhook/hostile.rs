@@ -21,7 +21,7 @@ struct Client {
 impl Client {
     async fn connect(&self) -> TlsStream<TcpStream> {
         let stream = TcpStream::connect(self.address).await.unwrap();
-        let name = ServerName::try_from("127.0.0.1").unwrap();
+        let name = ServerName::try_from(webhook::HOST).unwrap();
         self.connector.connect(name, stream).await.unwrap()
     }
 
