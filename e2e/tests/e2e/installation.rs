@@ -269,8 +269,8 @@ async fn until_only(cluster: &Handle, expected: &BTreeSet<String>) {
     same.unwrap();
 }
 
-/// After a reinstallation, the maintenance continues.
-async fn reinstall_and_continue(scenario: &Scenario<'_>, keep: &str) {
+/// After a reinstallation, the maintenance continues, and the evacuator of this Evacuation is active again.
+async fn reinstall_and_continue(scenario: &Scenario<'_>, keep: &str, first: &str) {
     // The hook uses force only if the CRDs are removed. In the other case, `--force` is tested by hand.
     let force = if keep == "true" { "false" } else { "true" };
     let values =
@@ -278,11 +278,12 @@ async fn reinstall_and_continue(scenario: &Scenario<'_>, keep: &str) {
     scenario.env.cluster.install_chart(&values).await.unwrap();
     scenario.env.restart_all().await;
     scenario.until_cordoned("n1").await;
-    let drains =
-        |all: &[Evacuation]| all.iter().any(|e| e.has_instigator(names::instigator::NODE_MAINTENANCE));
-    let evacuations =
-        wait::all(scenario.evacuations(), watcher::Config::default(), "continue", SOON, drains).await;
-    scenario.explained(evacuations);
+    let continues = |first: &Evacuation| {
+        let active = first.status.as_ref().is_some_and(|status| status.active_evacuator_class.is_some());
+        active && first.has_instigator(names::instigator::NODE_MAINTENANCE)
+    };
+    let first = wait::present(scenario.evacuations(), first, "continues", SOON, continues).await;
+    scenario.explained(first);
 }
 
 #[tokio::test]
@@ -345,7 +346,7 @@ async fn uninstall_during_a_drain_leaves_nothing() {
     assert!(scenario.maintenances().get_opt(&green).await.unwrap().is_none());
 
     // The same without hooks, for clusters that cannot run the Job, as docs/upgrade.md describes.
-    reinstall_and_continue(&scenario, "true").await;
+    reinstall_and_continue(&scenario, "true", &first).await;
     let fails = ["uninstall", "haulout", "-n", OURS, "--timeout", "5s"];
     assert!(!env.cluster.helm(&fails).await.unwrap().status.success(), "nothing runs the Job");
     helm(&env.cluster, &["uninstall", "haulout", "-n", OURS, "--no-hooks", "--wait"]).await;
@@ -367,7 +368,7 @@ async fn uninstall_during_a_drain_leaves_nothing() {
     assert_eq!(scenario.pods_with_evacuation().await, BTreeSet::new());
 
     // Now the CRDs are removed as well.
-    reinstall_and_continue(&scenario, "false").await;
+    reinstall_and_continue(&scenario, "false", &first).await;
     forbid_cancellation(&scenario, &first).await;
     uninstall(&env).await;
     let crds: Api<CustomResourceDefinition> = Api::all(env.client.clone());

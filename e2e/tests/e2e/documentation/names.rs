@@ -163,7 +163,8 @@ async fn every_documented_flag_exists() {
         ["demo", "test", "e2e", "bench", "soak", "generate"].map(|name| (xtask(), vec![name, "--help"])),
     );
     programs.extend(
-        ["apply", "delete", "drain", "patch", "wait"].map(|name| (tools.kubectl(), vec![name, "--help"])),
+        ["apply", "delete", "drain", "logs", "patch", "wait"]
+            .map(|name| (tools.kubectl(), vec![name, "--help"])),
     );
     programs.extend(["upgrade", "uninstall", "template"].map(|name| (tools.helm(), vec![name, "--help"])));
     let mut known = BTreeSet::new();
