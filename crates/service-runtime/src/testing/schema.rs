@@ -105,8 +105,8 @@ mod tests {
             json!({"conditions": [condition]})
         };
         let cases = [
-            (with("message", json!("ü".repeat(32_768))), None),
-            (with("message", json!("ü".repeat(32_769))), Some("status.conditions[0].message: has 32769")),
+            (with("message", json!("ü".repeat(8192))), None),
+            (with("message", json!("ü".repeat(8193))), Some("status.conditions[0].message: has 8193")),
             (with("reason", json!("")), Some("status.conditions[0].reason: has 0")),
             (with("status", json!("Maybe")), Some("status.conditions[0].status: \"Maybe\" is not one of")),
             (with("other", json!("x")), Some("status.conditions[0].other: unknown field")),
