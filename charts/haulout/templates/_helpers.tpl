@@ -68,3 +68,17 @@ chart renders, so that neither replaces the other.
 {{- include "haulout.fullname" . }}-webhook-certificate
 {{- end -}}
 {{- end -}}
+
+{{/* The built-in evacuator classes that this installation serves, separated by commas, or nothing. */}}
+{{- define "haulout.servedClasses" -}}
+{{- if and .Values.workloadEvacuator.enabled .Values.evacuationController.enabled -}}deployment.apps.k8s.io{{- end -}}
+{{- end -}}
+
+{{/* The argument with these classes, as a JSON list. */}}
+{{- define "haulout.servedClassesArgs" -}}
+{{- with include "haulout.servedClasses" . -}}
+{{- toJson (list (printf "--served-evacuator-classes=%s" .)) -}}
+{{- else -}}
+[]
+{{- end -}}
+{{- end -}}

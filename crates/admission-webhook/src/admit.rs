@@ -13,7 +13,6 @@ use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
 use crate::api::{AccessReviewError, ApiServer};
-use crate::args::RuleArgs;
 use crate::decide::node_maintenance::RequiredPermission;
 use crate::decide::{Cause, Verdict, drain_rule, evacuation, node, node_maintenance, pod};
 use crate::review::{Admit, Hook, Operation, Request};
@@ -27,10 +26,9 @@ pub struct AdmissionRules {
 }
 
 impl AdmissionRules {
-    /// Rules that read from these caches and this API server.
-    pub fn new(caches: Caches, api: ApiServer, args: &RuleArgs) -> Self {
-        let classes = args.served_evacuator_classes.iter();
-        let served = classes.filter(|class| !class.is_empty()).cloned().collect();
+    /// Rules that read from these caches and this API server. `served` are the built-in evacuator classes of this
+    /// installation.
+    pub fn new(caches: Caches, api: ApiServer, served: BTreeSet<String>) -> Self {
         Self { caches, api, served }
     }
 

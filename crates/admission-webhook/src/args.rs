@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use haulout_service_runtime::server::all_interfaces;
-use haulout_service_runtime::service::CommonArgs;
+use haulout_service_runtime::service::{CommonArgs, EvacuatorArgs};
 
 /// Validates objects of Haulout's kinds, sets their defaults and checks the permissions of the users who write them
 #[derive(Clone, Debug, clap::Parser)]
@@ -27,9 +27,9 @@ pub struct Args {
     #[command(flatten)]
     pub certificates: CertificateArgs,
 
-    /// Flags about the admission rules.
+    /// Flags about evacuators.
     #[command(flatten)]
-    pub rules: RuleArgs,
+    pub evacuators: EvacuatorArgs,
 }
 
 /// Which clients may connect. Without a CA, all of them.
@@ -56,12 +56,4 @@ pub struct CertificateArgs {
     /// Name of the Secret with tls.crt and tls.key that the certificate manager keeps, in the namespace of the service
     #[arg(long, env = "HAULOUT_CERTIFICATE_SECRET", default_value = "haulout-webhook-certificate")]
     pub certificate_secret: String,
-}
-
-/// Settings of the admission rules.
-#[derive(Clone, Debug, Default, clap::Args)]
-pub struct RuleArgs {
-    /// Built-in evacuator classes that are served in this installation, such as deployment.apps.k8s.io
-    #[arg(long, env = "HAULOUT_SERVED_EVACUATOR_CLASSES", value_delimiter = ',')]
-    pub served_evacuator_classes: Vec<String>,
 }

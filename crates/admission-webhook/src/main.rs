@@ -95,7 +95,7 @@ async fn run(args: Args, context: Context) -> Result<(), WebhookError> {
     let rules = AdmissionRules::new(
         Caches::start(&context, &mut term, metrics.clone()),
         ApiServer::new(context.clients.direct.clone(), metrics.clone()),
-        &args.rules,
+        args.evacuators.served(),
     );
     let server = Server::new(rules, tls.clone(), Limits::default(), metrics);
     let following = certificates::start(args.certificates, &context, &mut term, &certificate);

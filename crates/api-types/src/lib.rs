@@ -8,6 +8,7 @@
 //! | what is that annotation, finalizer, condition or reason called? | [`names`] |
 //! | who may evacuate this pod, and what does its Evacuation look like? | [`evacuators`], [`instigators`] |
 //! | how does an evacuator report? | [`reports`] |
+//! | where does a pod belong whose replacement starts? | [`former_owner`] |
 //! | how are conditions written? | [`conditions`] |
 //! | how long may text of other programs be? | [`bounded`] |
 //! | which pods leave when? | [`drain_plan`], [`drain_targets`], [`drain_rules`], [`pod`] |
@@ -25,6 +26,7 @@ pub mod drain_rules;
 pub mod drain_targets;
 pub mod evacuation;
 pub mod evacuators;
+pub mod former_owner;
 pub mod instigators;
 pub mod names;
 pub mod node_maintenance;

@@ -40,6 +40,13 @@ pub const TAINT_ACTION_LABEL: &str = "nodemaintenance.k8s.io/taint-action";
 /// Label of pods of a Deployment. Pods of a ReplicaSet without a Deployment do not have it.
 pub const POD_TEMPLATE_HASH_LABEL: &str = "pod-template-hash";
 
+/// On a pod that belongs directly to its Deployment while its ReplicaSet creates a replacement: where it belonged before, as JSON.
+pub const FORMER_OWNER_ANNOTATION: &str = "evacuation.coordination.k8s.io/former-owner";
+/// On a Deployment or a Namespace, with the value `false`: pods are evicted without a replacement.
+pub const REPLACE_ANNOTATION: &str = "evacuation.coordination.k8s.io/replace-before-eviction";
+/// On a pod: a ReplicaSet that has too many pods deletes those with the lowest cost first.
+pub const POD_DELETION_COST_ANNOTATION: &str = "controller.kubernetes.io/pod-deletion-cost";
+
 /// On a NodeMaintenance after Idle: it must be completed (uncordon, cancel) before it is removed.
 pub const COMPLETION_FINALIZER: &str = "nodemaintenance.k8s.io/maintenance-completion";
 
@@ -49,6 +56,8 @@ pub mod instigator {
     pub const NODE_MAINTENANCE: &str = "nodemaintenance.k8s.io";
     /// The taint manager, under the policy `Evacuate`.
     pub const TAINT_MANAGER: &str = "taint-manager.nodemaintenance.k8s.io";
+    /// The workload evacuator, for pods that no ReplicaSet can take back.
+    pub const WORKLOAD_EVACUATOR: &str = "workload-evacuator.nodemaintenance.k8s.io";
 }
 
 /// Evacuator classes of the built-in workload controllers.
@@ -59,6 +68,9 @@ pub mod class {
     pub const STATEFUL_SET: &str = "statefulset.apps.k8s.io";
     /// Pods of a DaemonSet.
     pub const DAEMON_SET: &str = "daemonset.apps.k8s.io";
+
+    /// The classes that Haulout can serve, with the service that is their evacuator.
+    pub const SERVICES: &[(&str, &str)] = &[(DEPLOYMENT, "workload-evacuator")];
 }
 
 /// The role that is reserved for the managing controller of a pod.
@@ -112,6 +124,8 @@ pub mod reason {
         pub const SERVER_BUSY: &str = "ServerBusy";
         /// The evacuation is over, and finalizers hold the Evacuation.
         pub const EVACUATION_HELD: &str = "EvacuationHeld";
+        /// No node has room for the replacement of the pod.
+        pub const NO_ROOM: &str = "NoRoomForReplacement";
         /// The pod was created on the node after the drain started.
         pub const RETURNS_TO_NODE: &str = "ReturnsToNode";
         /// The pod should have terminated already.
@@ -220,6 +234,12 @@ pub mod event {
     pub const TAINT_EVICTION_FAILED: &str = "TaintEvictionFailed";
     /// Pod: it is stuck in termination on an unreachable node and is force-deleted.
     pub const FORCED_DELETION: &str = "ForcedDeletion";
+    /// Deployment: a pod is replaced before its eviction.
+    pub const POD_REPLACED: &str = "PodReplaced";
+    /// Deployment: a pod is evicted without a replacement.
+    pub const POD_NOT_REPLACED: &str = "PodNotReplaced";
+    /// Deployment: the evacuation of a pod was cancelled, and the pod stays.
+    pub const REPLACEMENT_CANCELLED: &str = "ReplacementCancelled";
     /// The taint manager's own pod: another program acts on the same taints.
     pub const CONFLICTING_TAINT_EVICTION: &str = "ConflictingTaintEviction";
     /// The taint manager's own pod: a new policy is invalid, and the previous policy is kept.

@@ -86,6 +86,8 @@ pub struct Moment {
     pub resumed: Timestamp,
     /// Whether a watch is interrupted now.
     pub gap: bool,
+    /// Since when the service behind the active evacuator has had no leader, if it is a service of this installation.
+    pub unserved: Option<Timestamp>,
 }
 
 /// The next action for an Evacuation.
@@ -116,7 +118,7 @@ pub enum Action {
     },
     /// Replace a progress time in the future by the current time.
     Clamp,
-    /// Allow cancellation again, because the evacuator that forbade it has missed its deadline.
+    /// Allow cancellation again, because the evacuator that forbade it no longer answers.
     AllowCancellation,
     /// Evict the pod.
     Evict {
@@ -219,7 +221,7 @@ pub fn decide(record: &Record, pod: PodState<'_>, local: &LocalState, moment: Mo
 
 /// When to allow cancellation again, if an evacuator forbids it that has missed its deadline.
 fn policy_reset_due(record: &Record, local: &LocalState, eviction_cause: EvictionCause) -> Option<Timestamp> {
-    let forbids = record.policy == CancellationPolicy::Forbid && eviction_cause == EvictionCause::TimedOut;
+    let forbids = record.policy == CancellationPolicy::Forbid && eviction_cause.is_unanswered();
     forbids.then(|| local.policy_resets.as_ref().map_or(Timestamp::MIN, |resets| resets.due))
 }
 
@@ -295,11 +297,9 @@ fn evict(
         return Action::Wait { until: Some(due) };
     }
     let before = match eviction_cause {
-        EvictionCause::TimedOut if record.blocked_by().is_some_and(is_failure) => {
-            BeforeEviction::CheckVersion
-        }
-        EvictionCause::TimedOut => BeforeEviction::WriteMessage,
-        EvictionCause::NoEvacuator | EvictionCause::Completed => BeforeEviction::Nothing,
+        cause if !cause.is_unanswered() => BeforeEviction::Nothing,
+        _ if record.blocked_by().is_some_and(is_failure) => BeforeEviction::CheckVersion,
+        _ => BeforeEviction::WriteMessage,
     };
     Action::Evict { eviction_cause, before }
 }

@@ -16,8 +16,7 @@ pub fn activated(record: &Record, message: &str) -> NewEvent {
 
 /// The next evacuator is active.
 pub fn switched(record: &Record, eviction_cause: EvictionCause, message: &str) -> NewEvent {
-    let severity =
-        if eviction_cause == EvictionCause::TimedOut { Severity::Warning } else { Severity::Normal };
+    let severity = if eviction_cause.is_unanswered() { Severity::Warning } else { Severity::Normal };
     new_event(record, severity, event::EVACUATOR_SWITCHED, "Switch", message.to_owned())
 }
 
@@ -71,6 +70,11 @@ pub fn describe_turn_end(record: &Record, eviction_cause: EvictionCause) -> Stri
             let seconds = record.progress_deadline.as_secs();
             format!(
                 "evacuator {active} has reported no progress for {seconds} s and no other evacuator is left"
+            )
+        }
+        EvictionCause::Unserved(since) => {
+            format!(
+                "the service of evacuator {active} has had no leader since {since} and no other evacuator is left"
             )
         }
     }

@@ -70,7 +70,7 @@ fn read(input: &[u8]) {
     let Ok(record) = Record::read(evacuation, |text| Arc::from(text)) else { return };
     for now in [Timestamp::MIN, at(0), Timestamp::MAX] {
         for state in [PodState::Unknown, PodState::Gone, PodState::Present(&pod)] {
-            let moment = Moment { now, resumed: at(0), gap: false };
+            let moment = Moment { now, resumed: at(0), gap: false, unserved: None };
             decide(&record, state, &LocalState::default(), moment);
         }
     }

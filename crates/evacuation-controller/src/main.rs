@@ -34,7 +34,7 @@ use clap::Parser as _;
 use haulout_api_types::{Evacuation, names};
 use haulout_service_runtime::access::{self, Kind, Permission};
 use haulout_service_runtime::api::Writer;
-use haulout_service_runtime::lease::InvalidTiming;
+use haulout_service_runtime::lease::{InvalidTiming, absence};
 use haulout_service_runtime::queue::Backoff;
 use haulout_service_runtime::service::{self, Context, LeaderContext, Service};
 use haulout_service_runtime::term::Term;
@@ -70,11 +70,12 @@ const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), max: Durat
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    let leases = args.evacuators.services().flat_map(|(_, service)| absence::permissions(service));
     let service = Service {
         name: "evacuation-controller",
         version: env!("CARGO_PKG_VERSION"),
         kinds: vec![Kind::of::<Evacuation>()],
-        permissions: permissions(),
+        permissions: permissions().into_iter().chain(leases).collect(),
     };
     let common = args.common.clone();
     service::run(service, common, |context| run(args, context))
@@ -114,6 +115,10 @@ async fn lead(args: &Args, context: &Context, metrics: Metrics, leading: LeaderC
     term.watch(Source::<Evacuation>::all("evacuations"), &controller);
     term.watch(Source::<PodDisruptionBudget>::all("poddisruptionbudgets"), &controller);
     term.subscribe(&controller.pods, &controller);
+    for (class, service) in args.evacuators.services() {
+        let controller = Arc::clone(&controller);
+        absence::observe(&mut term, context, service, move |since| controller.service_observed(class, since));
+    }
     if !term.synced().await {
         return;
     }

@@ -75,9 +75,10 @@ impl Metrics {
         self.evictions.get_or_create(&[("result", result)]).inc();
     }
 
-    /// Counts an evacuation that has ended.
-    pub fn ended(&self, record: &Record, end: End, now: Timestamp) {
-        let class = self.gauges.labels.classes.bounded(class_of(record, now));
+    /// Counts an evacuation that has ended. `unserved` is the time since when the service behind its active evacuator has had
+    /// no leader.
+    pub fn ended(&self, record: &Record, unserved: Option<Timestamp>, end: End, now: Timestamp) {
+        let class = self.gauges.labels.classes.bounded(class_of(record, unserved, now));
         let outcome = match end {
             End::Evicted => "evicted",
             End::Evacuated => "evacuated",
@@ -91,8 +92,8 @@ impl Metrics {
 
 /// The active class. `status.activeEvacuatorClass` keeps the last one while the pod is being evicted, because it may
 /// still report.
-fn class_of(record: &Record, now: Timestamp) -> &str {
-    record.active.as_deref().filter(|_| !is_evicting(record, now)).unwrap_or(NO_CLASS)
+fn class_of(record: &Record, unserved: Option<Timestamp>, now: Timestamp) -> &str {
+    record.active.as_deref().filter(|_| !is_evicting(record, unserved, now)).unwrap_or(NO_CLASS)
 }
 
 /// The label values that users choose.
@@ -134,7 +135,8 @@ impl Counts {
     fn of(state: &State, labels: &Labels, now: Timestamp) -> Self {
         let mut counts = Self::default();
         for record in state.records() {
-            let class = labels.classes.bounded(class_of(record, now));
+            let unserved = state.unserved(record);
+            let class = labels.classes.bounded(class_of(record, unserved, now));
             *counts.active.entry(class.clone()).or_default() += 1;
             let oldest = counts.oldest.entry(class).or_default();
             *oldest = now.duration_since(record.created).as_secs().max(*oldest);
@@ -253,9 +255,9 @@ mod tests {
         let all = haulout_service_runtime::metrics::Metrics::new("test", "0");
         let metrics = Metrics::new(&all);
         let with_a = Record { evacuators: evacuators(&["a"]), active: Some("a".into()), ..record(9) };
-        metrics.ended(&with_a, End::Evacuated, at(3));
-        metrics.ended(&with_a, End::Evicted, at(601));
-        metrics.ended(&record(9), End::Cancelled, at(3));
+        metrics.ended(&with_a, None, End::Evacuated, at(3));
+        metrics.ended(&with_a, None, End::Evicted, at(601));
+        metrics.ended(&record(9), None, End::Cancelled, at(3));
         metrics.eviction(&Answer::Evicted);
         let name = "haulout_evacuation_duration_seconds_count";
         assert_contains(
@@ -326,7 +328,7 @@ mod tests {
         state.lock().pod_classes = (0..1000).map(|n| (format!("class-{n}.example.com"), 1)).collect();
         let all = haulout_service_runtime::metrics::Metrics::new("test", "0");
         let metrics = Metrics::new(&all);
-        state.lock().records().for_each(|record| metrics.ended(record, End::Evacuated, now));
+        state.lock().records().for_each(|record| metrics.ended(record, None, End::Evacuated, now));
         let exported = metrics.export_gauges(&state, Clock::default());
         let text = all.encode().unwrap();
         for name in [

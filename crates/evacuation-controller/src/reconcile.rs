@@ -108,7 +108,9 @@ impl Controller {
         let mut looked_up = None;
         for _ in 0..MAX_STEPS {
             let view = self.state().view(key, &self.pods.read());
-            let Some(View { record, pod: cached, pod_gone, local }) = view else { return Ok(Outcome::Done) };
+            let Some(View { record, pod: cached, pod_gone, local, unserved }) = view else {
+                return Ok(Outcome::Done);
+            };
             record_object(&record.namespace, &record.name);
             *admitted = local.admitted;
             let pod = cached.clone().or_else(|| looked_up.clone());
@@ -118,7 +120,7 @@ impl Controller {
                 None => PodState::Unknown,
             };
             let is_leaving = pod_gone || pod.as_ref().is_some_and(|pod| pod.terminating);
-            let action = decide(&record, pod_state, &local, self.moment());
+            let action = decide(&record, pod_state, &local, self.moment(unserved));
             debug!(namespace = %record.namespace, name = %record.name, ?action, "decided");
             let written = match (&action, local.pending_failure.as_deref()) {
                 // The pod leaves in spite of the failure.
@@ -155,12 +157,12 @@ impl Controller {
         Ok(Outcome::Failed)
     }
 
-    fn moment(&self) -> Moment {
-        Moment {
-            now: self.clock.now(),
-            resumed: *self.resumed.lock(),
-            gap: self.pods.continuity().gap_since.is_some(),
-        }
+    fn moment(&self, unserved: Option<Timestamp>) -> Moment {
+        Moment { now: self.clock.now(), resumed: *self.resumed.lock(), gap: self.is_gap(), unserved }
+    }
+
+    fn is_gap(&self) -> bool {
+        self.pods.continuity().gap_since.is_some()
     }
 
     /// Gets the pod from the API server. If it is gone, records that in the state.
@@ -199,8 +201,8 @@ impl Controller {
                     "message": message,
                 });
                 // An evacuator that does not report must not forbid cancellation for ever.
-                let timed_out = *eviction_cause == EvictionCause::TimedOut;
-                if let (true, Some(status)) = (timed_out, status.as_object_mut()) {
+                let unanswered = eviction_cause.is_unanswered();
+                if let (true, Some(status)) = (unanswered, status.as_object_mut()) {
                     status.insert("evacuationCancellationPolicy".into(), json!(CancellationPolicy::Allow));
                 }
                 if let (Some(_), Some(status)) = (record.blocked_by(), status.as_object_mut()) {
@@ -281,7 +283,7 @@ impl Controller {
             }
         }
         let covered = !self.state().budgets.covering(pod).is_empty();
-        if must_compare_uid(pod, covered, self.moment().gap) && self.look_up(record).await?.is_none() {
+        if must_compare_uid(pod, covered, self.is_gap()) && self.look_up(record).await?.is_none() {
             info!(namespace = %pod.namespace, pod = %pod.name, "pod is gone, cache is stale");
             return Ok(Written::Done(()));
         }
@@ -358,12 +360,14 @@ impl Controller {
 
     /// An Evacuation was deleted: reports how it ended.
     pub(crate) fn evacuation_deleted(&self, key: Key) {
-        let Some(View { record, local, pod, pod_gone }) = self.delete_evacuation(key) else { return };
+        let Some(View { record, local, pod, pod_gone, unserved }) = self.delete_evacuation(key) else {
+            return;
+        };
         let end = match local.deleted {
             // The end was reported when finalizers were found to hold the Evacuation.
             _ if record.blocked_by() == Some(reason::EVACUATION_HELD) => return,
             Some(end) => end,
-            None if pod_gone || pod.is_none() => end_after_pod(&record, &local, self.moment()),
+            None if pod_gone || pod.is_none() => end_after_pod(&record, &local, self.moment(unserved)),
             None if local.evicted.is_some() => End::Evicted,
             None => End::Cancelled,
         };
@@ -380,7 +384,8 @@ impl Controller {
     /// Counts and publishes the end of an evacuation. Called once per Evacuation.
     fn ended(&self, record: &Record, end: End) {
         let now = self.clock.now();
-        self.metrics.ended(record, end, now);
+        let unserved = self.state().unserved(record);
+        self.metrics.ended(record, unserved, end, now);
         self.events.publish(events::ended(record, end));
     }
 }

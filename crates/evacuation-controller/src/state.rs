@@ -50,6 +50,8 @@ pub struct State {
     unhealthy: BTreeSet<(Arc<str>, Uid)>,
     /// The number of pods by evacuator class in their annotations, with or without an Evacuation.
     pub pod_classes: BTreeMap<String, u32>,
+    /// The built-in classes whose service has no leader, and since when.
+    unserved: BTreeMap<&'static str, Timestamp>,
     /// Interned texts that many Evacuations have in common: namespaces, finalizers, classes, reasons.
     texts: Interner,
 }
@@ -92,6 +94,8 @@ pub struct View {
     pub pod_gone: bool,
     /// Its in-memory state.
     pub local: LocalState,
+    /// Since when the service behind the active evacuator has had no leader.
+    pub unserved: Option<Timestamp>,
 }
 
 impl State {
@@ -235,6 +239,25 @@ impl State {
         keys
     }
 
+    /// Sets since when the service behind a built-in class has no leader; `None` if it has one. Returns the Evacuations to
+    /// reconcile.
+    pub fn apply_service(&mut self, class: &'static str, absent_since: Option<Timestamp>) -> Vec<Key> {
+        let before = match absent_since {
+            Some(since) => self.unserved.insert(class, since),
+            None => self.unserved.remove(class),
+        };
+        if before == absent_since {
+            return Vec::new();
+        }
+        let is_active = |entry: &Entry| entry.record.active.as_deref() == Some(class);
+        self.entries.iter().filter(|(_, entry)| is_active(entry)).map(|(key, _)| *key).collect()
+    }
+
+    /// Since when the service behind the active evacuator has no leader.
+    pub fn unserved(&self, record: &Record) -> Option<Timestamp> {
+        self.unserved.get(record.active.as_deref()?).copied()
+    }
+
     /// The snapshot of an Evacuation; `None` if it does not exist.
     pub fn view(&mut self, key: Key, pods: &PodIndex) -> Option<View> {
         let Entry { record, local, pod_gone, cached, .. } = self.entries.get_mut(&key)?;
@@ -242,7 +265,8 @@ impl State {
         let pod = pods.get(record.pod_uid).filter(named).cloned();
         let pod_gone = *pod_gone || (*cached && pod.is_none());
         *cached |= pod.is_some();
-        Some(View { record: Arc::clone(record), pod, pod_gone, local: local.clone() })
+        let unserved = record.active.as_deref().and_then(|class| self.unserved.get(class)).copied();
+        Some(View { record: Arc::clone(record), pod, pod_gone, local: local.clone(), unserved })
     }
 
     /// The API server has answered that the pod is gone.

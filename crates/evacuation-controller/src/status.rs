@@ -57,6 +57,9 @@ pub fn activated(class: &str) -> String {
 pub fn switched(from: &str, to: &str, eviction_cause: EvictionCause, deadline: Duration) -> String {
     let what = match eviction_cause {
         EvictionCause::TimedOut => format!("has reported no progress for {} s", deadline.as_secs()),
+        EvictionCause::Unserved(since) => {
+            format!("cannot act, because its service has had no leader since {since}")
+        }
         EvictionCause::NoEvacuator | EvictionCause::Completed => {
             "has completed, but the pod still exists".to_owned()
         }
@@ -69,10 +72,10 @@ pub fn evicting(record: &Record, eviction_cause: EvictionCause) -> String {
     format!("The pod is being evicted: {}.", describe_turn_end(record, eviction_cause))
 }
 
-/// The message when an evacuator reports progress after its deadline has passed.
+/// The message when an evacuator reports progress after its deadline has passed, or when its service has a leader again.
 pub fn progress_resumed(record: &Record) -> String {
     let class = record.active.as_deref().unwrap_or_default();
-    format!("Evacuator {class} reports progress again: the pod is not evicted.")
+    format!("Evacuator {class} is active again: the pod is not evicted.")
 }
 
 /// The message while the pod terminates.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use haulout_api_types::Evacuation;
 use haulout_service_runtime::pods::{Change, Subscriber};
 use haulout_service_runtime::watch::{Handler, Unreadable};
+use jiff::Timestamp;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use tracing::warn;
 
@@ -52,6 +53,14 @@ impl Handler<Evacuation> for Controller {
 
     fn resumed(&self) {
         self.resumed();
+    }
+}
+
+impl Controller {
+    /// The service behind a built-in evacuator class has had no leader since this time; `None` if it has one.
+    pub(crate) fn service_observed(&self, class: &'static str, absent_since: Option<Timestamp>) {
+        let keys = self.state().apply_service(class, absent_since);
+        self.enqueue(keys);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Command-line flags.
 
 use haulout_api_types::node_maintenance::PodType;
-use haulout_service_runtime::service::{CommonArgs, ElectionArgs};
+use haulout_service_runtime::service::{CommonArgs, ElectionArgs, EvacuatorArgs};
 
 /// Cordons nodes, drains them and returns them to service, as requested by NodeMaintenances.
 #[derive(Clone, Debug, clap::Parser)]
@@ -14,6 +14,10 @@ pub struct Args {
     /// Flags of leader election.
     #[command(flatten)]
     pub election: ElectionArgs,
+
+    /// Flags about evacuators.
+    #[command(flatten)]
+    pub evacuators: EvacuatorArgs,
 
     /// Pod types that drains evacuate: Default, DaemonSet, Static. Pods of other types stay
     #[arg(long, env = "HAULOUT_POD_TYPES", value_delimiter = ',', default_value = "Default", value_parser = parse_pod_type)]

@@ -10,7 +10,7 @@
 //! | when does a stage start, and when is a maintenance done? | `stage` |
 //! | what is in the status? | `status` |
 //! | when may an object be written again after a rejected, reverted or recent write? | `writes` |
-//! | is there a leader of the evacuation controller? | `leader` |
+//! | is there a leader of the evacuation controller? | [`haulout_service_runtime::lease::absence`] |
 //!
 //! The other modules watch and write:
 //!
@@ -24,7 +24,6 @@
 mod api;
 mod args;
 mod events;
-mod leader;
 mod metrics;
 mod observed;
 mod reconcile;
@@ -45,7 +44,7 @@ use haulout_api_types::{DrainRule, Evacuation, NodeMaintenance, names};
 use haulout_drain_planner::plan::ServedPodTypes;
 use haulout_service_runtime::access::{self, Kind, Permission};
 use haulout_service_runtime::api::Writer;
-use haulout_service_runtime::lease::InvalidTiming;
+use haulout_service_runtime::lease::{InvalidTiming, absence};
 use haulout_service_runtime::queue::Backoff;
 use haulout_service_runtime::service::{self, Context, LeaderContext, Service};
 use haulout_service_runtime::term::Term;
@@ -62,7 +61,9 @@ use crate::metrics::Metrics;
 use crate::observed::{SlimEvacuation, SlimNode};
 use crate::reconcile::Controller;
 use crate::state::{State, Work};
-use crate::watch::EvacuationController;
+
+/// The service whose leader is observed.
+const EVACUATION_CONTROLLER: &str = "evacuation-controller";
 
 fn permissions() -> Vec<Permission> {
     let watched = [
@@ -96,9 +97,7 @@ fn main() -> ExitCode {
     let args = Args::parse();
     let mut permissions = permissions();
     if args.evacuation_controller_enabled {
-        let lease = access::lease_name("evacuation-controller");
-        let on = |verb| Permission::own(verb, "coordination.k8s.io", "leases").on(&lease);
-        permissions.extend(["list", "watch"].map(on));
+        permissions.extend(absence::permissions(EVACUATION_CONTROLLER));
     }
     let service = Service {
         name: "maintenance-controller",
@@ -133,6 +132,7 @@ async fn lead(args: &Args, context: &Context, metrics: Metrics, leading: LeaderC
         metrics,
         pods: context.pod_cache(),
         hold_autoscalers: args.hold_autoscalers,
+        served: args.evacuators.served(),
         queue: queue.clone(),
         plan_changed: Notify::new(),
     });
@@ -145,9 +145,10 @@ async fn lead(args: &Args, context: &Context, metrics: Metrics, leading: LeaderC
     term.watch(Source::<PartialObjectMeta<Namespace>>::all("namespaces").metadata_only(), &controller);
     term.watch(watch::own_pods(&context.namespace), &controller);
     if args.evacuation_controller_enabled {
-        let leader = EvacuationController::new(Arc::clone(&controller), &context.namespace);
-        term.watch(leader.source(&context.namespace), &leader);
-        term.spawn(leader.run());
+        let controller = Arc::clone(&controller);
+        absence::observe(&mut term, context, EVACUATION_CONTROLLER, move |since| {
+            controller.update(|state| state.apply_evacuation_controller(since));
+        });
     }
     if !term.synced().await {
         return;

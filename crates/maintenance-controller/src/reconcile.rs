@@ -4,6 +4,7 @@
 mod maintenance;
 mod pod;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use haulout_drain_planner::NodePlan;
@@ -44,6 +45,8 @@ pub struct Controller {
     pub(crate) pods: PodCache,
     /// Whether autoscalers are kept from removing nodes under maintenance.
     pub(crate) hold_autoscalers: bool,
+    /// The built-in evacuator classes of this installation.
+    pub(crate) served: BTreeSet<String>,
     pub(crate) queue: WorkQueue<Work>,
     /// Notified when the planner has changes to process.
     pub(crate) plan_changed: Notify,

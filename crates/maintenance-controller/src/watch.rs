@@ -3,24 +3,16 @@
 use std::sync::Arc;
 
 use haulout_api_types::{DrainRule, NodeMaintenance};
-use haulout_service_runtime::access::lease_name;
 use haulout_service_runtime::events::reference;
 use haulout_service_runtime::pods::{Change, Subscriber};
 use haulout_service_runtime::watch::{EvacuatedPod, Handler, Source, Unreadable};
-use jiff::Timestamp;
-use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
-use kube::api::ListParams;
+use kube::ResourceExt as _;
 use kube::core::{PartialObjectMeta, PartialObjectMetaExt as _};
-use kube::{Api, ResourceExt as _};
-use parking_lot::Mutex;
-use tokio::sync::Notify;
 use tracing::warn;
 
-use crate::BACKOFF;
 use crate::events;
-use crate::leader::Leader;
 use crate::observed::{
     ObservedAttachment, ObservedEvacuation, ObservedNode, ObservedOwnPod, SlimEvacuation, SlimNode,
 };
@@ -150,90 +142,5 @@ impl Handler<Pod> for Controller {
 
     fn delete(&self, name: Arc<str>) {
         self.update_with_pods(|state, pods| state.apply_own_pod(name, None, pods));
-    }
-}
-
-/// Watches the Lease of the evacuation controller, and detects when it is no longer renewed.
-pub(crate) struct EvacuationController {
-    leader: Mutex<Leader>,
-    changed: Notify,
-    controller: Arc<Controller>,
-    api: Api<Lease>,
-    fields: String,
-}
-
-impl EvacuationController {
-    pub(crate) fn new(controller: Arc<Controller>, namespace: &str) -> Arc<Self> {
-        Arc::new(Self {
-            leader: Mutex::new(Leader::new(controller.clock.now())),
-            changed: Notify::new(),
-            api: Api::namespaced(controller.clients.direct.clone(), namespace),
-            fields: format!("metadata.name={}", lease_name("evacuation-controller")),
-            controller,
-        })
-    }
-
-    pub(crate) fn source(&self, namespace: &str) -> Source<Lease> {
-        Source::in_namespace("leases", namespace).fields(&self.fields)
-    }
-
-    fn observe(&self, lease: Option<&Lease>) {
-        let lease = lease.and_then(|lease| lease.spec.as_ref());
-        self.leader.lock().observe(lease, self.controller.clock.now());
-        self.changed.notify_one();
-    }
-
-    /// Updates the state with the time since when there is no leader, once a request has confirmed it: with a half-open watch
-    /// connection, the Lease also appears not to be renewed.
-    pub(crate) async fn run(self: Arc<Self>) {
-        let clock = &self.controller.clock;
-        let (mut confirmed, mut failures) = (false, 0);
-        loop {
-            let now = clock.now();
-            let (absent, due) = {
-                let leader = self.leader.lock();
-                (leader.absent_since(now), leader.due())
-            };
-            let confirm_at = match absent {
-                None => {
-                    (confirmed, failures) = (false, 0);
-                    due
-                }
-                // The watch delivers the Lease when there is a leader again.
-                Some(_) if confirmed => Timestamp::MAX,
-                Some(_) if failures == 0 => now,
-                Some(_) => {
-                    now.saturating_add(BACKOFF.delay(failures, fastrand::f64())).unwrap_or(Timestamp::MAX)
-                }
-            };
-            self.controller.update(|state| state.apply_evacuation_controller(absent.filter(|_| confirmed)));
-            tokio::select! {
-                () = self.changed.notified() => {}
-                () = clock.sleep_until(confirm_at) => {
-                    match self.api.list(&ListParams::default().fields(&self.fields)).await {
-                        Ok(found) => {
-                            self.observe(found.items.first());
-                            confirmed = true;
-                        }
-                        Err(error) => {
-                            warn!(%error, "failed to get the Lease of the evacuation controller, retrying");
-                            failures += 1;
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-impl Handler<Lease> for EvacuationController {
-    type Key = ();
-
-    fn apply(&self, (): (), lease: Lease) {
-        self.observe(Some(&lease));
-    }
-
-    fn delete(&self, (): ()) {
-        self.observe(None);
     }
 }

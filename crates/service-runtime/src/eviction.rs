@@ -107,7 +107,8 @@ pub fn is_failure(reason: &str) -> bool {
 /// disruption for two minutes. For a Pending pod, the API server retries for ten seconds.
 pub fn has_unique_name(pod: &Pod) -> bool {
     let kind = pod.controller.as_ref().map(|owner| owner.kind.as_ref());
-    matches!(kind, Some("ReplicaSet" | "ReplicationController" | "Job"))
+    // A pod belongs to the Deployment itself while its replacement starts; its ReplicaSet has created it.
+    matches!(kind, Some("ReplicaSet" | "Deployment" | "ReplicationController" | "Job"))
 }
 
 /// Whether the pod with this UID exists on the API server.

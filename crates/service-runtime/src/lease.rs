@@ -10,6 +10,7 @@
 //! Two candidates can lead for a moment if somebody edits the Lease's spec, or deletes the Lease in the second in which
 //! another candidate starts.
 
+pub mod absence;
 mod decide;
 mod driver;
 mod fence;

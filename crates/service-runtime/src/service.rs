@@ -46,11 +46,14 @@
 //! }
 //! ```
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::builder::PossibleValuesParser;
+use haulout_api_types::names::class;
 use kube::Config;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -115,6 +118,32 @@ impl ElectionArgs {
     /// The timing of the election.
     pub fn timing(&self) -> Timing {
         Timing::for_lease(Duration::from_secs(self.lease_seconds))
+    }
+}
+
+/// Arguments of services that create Evacuations or act on them.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct EvacuatorArgs {
+    /// Built-in evacuator classes that this installation serves. Pods of their workloads get them without an annotation
+    #[arg(
+        long,
+        env = "HAULOUT_SERVED_EVACUATOR_CLASSES",
+        value_delimiter = ',',
+        value_parser = PossibleValuesParser::new(class::SERVICES.iter().map(|(class, _)| class)),
+    )]
+    pub served_evacuator_classes: Vec<String>,
+}
+
+impl EvacuatorArgs {
+    /// The served classes.
+    pub fn served(&self) -> BTreeSet<String> {
+        self.served_evacuator_classes.iter().cloned().collect()
+    }
+
+    /// The served classes, with the service that is their evacuator.
+    pub fn services(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let served = |class: &str| self.served_evacuator_classes.iter().any(|served| served == class);
+        class::SERVICES.iter().copied().filter(move |(class, _)| served(class))
     }
 }
 

@@ -43,18 +43,19 @@ pub enum ApiError {
     Incomplete(#[from] evacuators::IncompletePod),
 }
 
-/// Removes a pod from its node. Returns `false` if it is gone already.
+/// Removes a pod from its node. `served` are the built-in evacuator classes of this installation. Returns `false` if it is gone already.
 pub async fn remove(
     client: &Client,
     pod: &Pod,
     how: RemovalAction,
+    served: &BTreeSet<String>,
     now: Timestamp,
 ) -> Result<bool, ApiError> {
     match how {
         RemovalAction::Delete => delete(client, pod, false, now).await,
         RemovalAction::ForceDelete => delete(client, pod, true, now).await,
         RemovalAction::Evict => evict(client, pod).await,
-        RemovalAction::Evacuate => evacuate(client, pod).await,
+        RemovalAction::Evacuate => evacuate(client, pod, served).await,
     }
 }
 
@@ -102,10 +103,8 @@ async fn evict(client: &Client, pod: &Pod) -> Result<bool, ApiError> {
 }
 
 /// Requests an Evacuation, or joins an existing one as instigator.
-async fn evacuate(client: &Client, pod: &Pod) -> Result<bool, ApiError> {
-    // Haulout has no evacuators for workloads yet.
-    let served = BTreeSet::new();
-    let (evacuation, _) = evacuators::evacuation_for(&pod.metadata(), instigator::TAINT_MANAGER, &served)?;
+async fn evacuate(client: &Client, pod: &Pod, served: &BTreeSet<String>) -> Result<bool, ApiError> {
+    let (evacuation, _) = evacuators::evacuation_for(&pod.metadata(), instigator::TAINT_MANAGER, served)?;
     let api: Api<Evacuation> = Api::namespaced(client.clone(), &pod.namespace);
     match api.create(&PostParams::default(), &evacuation).await {
         Ok(_) => return Ok(true),

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use haulout_service_runtime::service::{CommonArgs, ElectionArgs};
+use haulout_service_runtime::service::{CommonArgs, ElectionArgs, EvacuatorArgs};
 
 /// Removes pods from nodes with NoExecute taints; replaces kube-controller-manager's taint-eviction-controller
 #[derive(Clone, Debug, clap::Parser)]
@@ -27,6 +27,10 @@ pub struct Args {
     /// Log what would happen, without changing anything
     #[arg(long)]
     pub dry_run: bool,
+
+    /// Flags about evacuators.
+    #[command(flatten)]
+    pub evacuators: EvacuatorArgs,
 
     /// Leader election flags.
     #[command(flatten)]

@@ -112,7 +112,14 @@ async fn lead(
     let grace = SignedDuration::from_secs(args.watch_gap_grace_seconds.into());
     let mut state = State::new(policy, grace, args.max_per_second);
     state.policy_rejected = rejected;
-    let controller = Arc::new(Controller::new(context, leading.clients, metrics, state, args.dry_run));
+    let controller = Arc::new(Controller::new(
+        context,
+        leading.clients,
+        metrics,
+        state,
+        args.evacuators.served(),
+        args.dry_run,
+    ));
     controller.metrics.export_gauges(&controller.state);
     let mut term = Term::new(context);
     term.watch(Source::<watch::Node>::all("nodes"), &controller);

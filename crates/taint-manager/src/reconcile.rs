@@ -1,6 +1,7 @@
 //! Reconciles one pod at a time: gets the next step from the state and executes it. Also writes the annotations of
 //! Nodes.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,6 +51,8 @@ pub(crate) struct Controller {
     /// Nodes whose annotation has to be written.
     pub(crate) nodes: WorkQueue<Arc<str>>,
     pub(crate) started: Timestamp,
+    /// The built-in evacuator classes of this installation.
+    served: BTreeSet<String>,
     dry_run: bool,
     /// Our own pod, for events without another object.
     pub(crate) own: ObjectReference,
@@ -61,6 +64,7 @@ impl Controller {
         clients: Clients,
         metrics: Metrics,
         state: State,
+        served: BTreeSet<String>,
         dry_run: bool,
     ) -> Self {
         let (clock, all) = (&context.clock, &context.metrics);
@@ -75,6 +79,7 @@ impl Controller {
             queue: WorkQueue::fair(clock.clone(), BACKOFF, all.queue("pods"), Key::lane, group),
             nodes: WorkQueue::new(clock.clone(), BACKOFF, all.queue("nodes")),
             started: clock.now(),
+            served,
             dry_run,
             own: ObjectReference {
                 api_version: Some("v1".into()),
@@ -188,7 +193,7 @@ impl Controller {
         reason: &Reason,
     ) -> Result<(), ReconcileError> {
         let Pod { namespace, name, node, .. } = pod;
-        match api::remove(&self.clients.direct, pod, how, self.clock.now()).await {
+        match api::remove(&self.clients.direct, pod, how, &self.served, self.clock.now()).await {
             Ok(false) => {}
             Ok(true) => {
                 let delay = self.clock.now().duration_since(due).try_into().unwrap_or_default();

@@ -18,15 +18,7 @@ pub use self::images::Builder;
 use crate::ui::{self, Step};
 use crate::{needs, repo};
 
-/// The binaries of a release: the services and the chart's hooks. Their packages have the prefix `haulout-`.
-pub const SERVICES: [&str; 6] = [
-    "admission-webhook",
-    "certificate-manager",
-    "chart-hooks",
-    "evacuation-controller",
-    "maintenance-controller",
-    "taint-manager",
-];
+pub use haulout_e2e::service::BINARIES as SERVICES;
 
 const CHECKSUMS: &str = "SHA256SUMS";
 

@@ -158,12 +158,14 @@ impl Handle {
     pub async fn install_chart_from(&self, chart: &Path, values: &[(&str, &str)]) -> Result<()> {
         let has = |template: &str| chart.join("templates").join(template).exists();
         let (cleans_up, manages_certificate) = (has("cleanup.yaml"), has("certificate-manager.yaml"));
+        let replaces = has("workload-evacuator.yaml");
         let chart = chart.display().to_string();
         let outside = service::VALUES.iter().map(|service| format!("{service}.replicas=0"));
         // While the webhook is registered and does not run, nobody could write to Haulout's kinds: see
         // [`crate::Webhook`].
         let outside = outside.chain(["admissionWebhook.enabled=false".to_owned()]);
         // An earlier version does not have these services and rejects the values.
+        let outside = outside.chain(replaces.then(|| "workloadEvacuator.replicas=0".to_owned()));
         let outside = outside.chain(manages_certificate.then(|| "certificateManager.replicas=0".to_owned()));
         // The hook's pod would only be simulated.
         let outside = outside.chain(cleans_up.then(|| "cleanup.enabled=false".to_owned()));

@@ -17,6 +17,16 @@ use crate::wait;
 
 /// The namespace that [`Handle::install_chart`] installs into.
 pub const NAMESPACE: &str = "haulout-system";
+/// The binaries of a release: the services and the chart's hooks. Their packages have the prefix `haulout-`.
+pub const BINARIES: [&str; 7] = [
+    "admission-webhook",
+    "certificate-manager",
+    "chart-hooks",
+    "evacuation-controller",
+    "maintenance-controller",
+    "taint-manager",
+    "workload-evacuator",
+];
 /// Environment variable with the path of xtask. The services are next to it.
 pub const XTASK_ENV: &str = "HAULOUT_XTASK";
 /// Prefix of the line with which a test reports that it cannot run on this machine. Such a test passes and is reported

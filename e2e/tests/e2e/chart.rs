@@ -255,6 +255,7 @@ async fn flow_control_gives_services_their_own_level() {
         "evacuation-controller",
         "maintenance-controller",
         "taint-manager",
+        "workload-evacuator",
     ];
     for service in services {
         let account = format!("haulout-{service}");

@@ -6,18 +6,10 @@ use std::io::Read as _;
 use std::path::Path;
 use std::process::Command;
 
+use haulout_e2e::service::BINARIES as SERVICES;
 use serde_json::{Value, json};
 
 use crate::support::xtask;
-
-const SERVICES: [&str; 6] = [
-    "admission-webhook",
-    "certificate-manager",
-    "chart-hooks",
-    "evacuation-controller",
-    "maintenance-controller",
-    "taint-manager",
-];
 
 fn dist(output: &Path, args: &[&str]) -> BTreeMap<String, String> {
     let made = Command::new(xtask()).args(["dist", "--output"]).arg(output).args(args).output().unwrap();

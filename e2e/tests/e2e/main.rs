@@ -6,6 +6,7 @@ mod admission_rules;
 mod api;
 mod chart;
 mod demo;
+mod deployments;
 mod dist;
 mod documentation;
 mod evacuation;

@@ -60,17 +60,17 @@ fn rules(review: impl Fn(&Value) -> Option<bool> + Clone + Send + Sync + 'static
         }
         _ => None,
     });
-    let args = RuleArgs { served_evacuator_classes: vec!["deployment.apps.k8s.io".into()] };
-    (rules_with(&context, &args), calls)
+    (rules_with(&context, &["deployment.apps.k8s.io"]), calls)
 }
 
 /// Rules with the API server of this context.
-fn rules_with(context: &Context, args: &RuleArgs) -> AdmissionRules {
+fn rules_with(context: &Context, served: &[&str]) -> AdmissionRules {
     let (mut term, metrics) = (Term::new(context), Metrics::new(&context.metrics));
+    let served = served.iter().map(ToString::to_string).collect();
     let caches = Caches::start(context, &mut term, metrics.clone());
     // The watches end with the test.
     std::mem::forget(term);
-    AdmissionRules::new(caches, ApiServer::new(context.clients.direct.clone(), metrics), args)
+    AdmissionRules::new(caches, ApiServer::new(context.clients.direct.clone(), metrics), served)
 }
 
 /// Such as `ann: delete pods shop web-1`.
@@ -253,7 +253,7 @@ async fn unresponsive_api_server_times_out_within_the_budget() {
         clients: Clients { retrying: client.clone(), direct: client.clone(), lease: client },
         ..testing::context(|_| None)
     };
-    let rules = rules_with(&context, &RuleArgs::default());
+    let rules = rules_with(&context, &[]);
     for hook in [Hook::MutateEvacuations, Hook::ValidateEvacuations] {
         let (code, message) = denial(create(&rules, hook, &evacuation("web-1")).await);
         assert_eq!((code, message.contains("within 4500 ms: try again")), (504, true), "{message}");

@@ -14,7 +14,7 @@ const FOREIGN: &str = "example.com/report";
 
 /// This second, long after the watches have synced.
 fn at_second(now: i64) -> Moment {
-    Moment { now: at(now), resumed: at(-1000), gap: false }
+    Moment { now: at(now), resumed: at(-1000), gap: false, unserved: None }
 }
 
 fn plan(record: &Record, pod: &Pod, now: i64) -> Action {
@@ -105,7 +105,7 @@ fn turns_end_on_completion_and_at_the_deadline() {
             606,
             Action::Unblock {
                 reason: reason::NOT_BLOCKED,
-                message: "Evacuator b reports progress again: the pod is not evicted.".into(),
+                message: "Evacuator b is active again: the pod is not evicted.".into(),
             },
         ),
         (
@@ -118,6 +118,57 @@ fn turns_end_on_completion_and_at_the_deadline() {
     for (name, record, now, action) in cases {
         assert_eq!(plan(&record, &pod(1), now), action, "{name}");
     }
+}
+
+#[test]
+fn class_without_a_live_service_is_passed_over() {
+    let since = at(100);
+    let cause = EvictionCause::Unserved(since);
+    let a = with_a();
+    let b = Record { active: Some("b".into()), ..a.clone() };
+    let failed = Record {
+        failed: 1,
+        last_failed: Some(at(160)),
+        blocked: Some(blocked(reason::BUDGET_EXHAUSTED)),
+        ..b.clone()
+    };
+    let moment = |resumed, gap| Moment { now: at(170), resumed: at(resumed), gap, unserved: None };
+    let synced = moment(-1000, false);
+    // Name, Evacuation, whether the service has no leader, moment, action.
+    let cases = [
+        ("the next one follows", a.clone(), true, synced, switch(cause)),
+        ("the pod is evicted", b.clone(), true, synced, evict(cause, BeforeEviction::WriteMessage)),
+        ("it is evicted again", failed.clone(), true, synced, evict(cause, BeforeEviction::CheckVersion)),
+        ("the service has a leader", a.clone(), false, synced, wait(Some(at(600)))),
+        (
+            "it has completed",
+            Record { completed: true, ..a.clone() },
+            true,
+            synced,
+            switch(EvictionCause::Completed),
+        ),
+        ("the gap has just ended", a.clone(), true, moment(120, false), wait(Some(at(180)))),
+        ("there is a gap", a, true, moment(-1000, true), wait(None)),
+        (
+            "the service has a leader again",
+            failed,
+            false,
+            synced,
+            Action::Unblock {
+                reason: reason::NOT_BLOCKED,
+                message: "Evacuator b is active again: the pod is not evicted.".into(),
+            },
+        ),
+    ];
+    for (name, record, absent, moment, action) in cases {
+        let moment = Moment { unserved: absent.then_some(since), ..moment };
+        let local = LocalState::default();
+        assert_eq!(decide(&record, PodState::Present(&pod(1)), &local, moment), action, "{name}");
+    }
+    let forbids = Record { policy: CancellationPolicy::Forbid, ..b };
+    let moment = Moment { unserved: Some(since), ..synced };
+    let action = decide(&forbids, PodState::Present(&pod(1)), &LocalState::default(), moment);
+    assert_eq!(action, Action::AllowCancellation);
 }
 
 #[test]
@@ -183,7 +234,7 @@ fn silent_evacuator_does_not_forbid_cancellation() {
 #[test]
 fn deadline_that_passed_in_a_gap_gets_a_grace_period() {
     let after_gap = |now: i64, resumed: i64, gap| {
-        let moment = Moment { now: at(now), resumed: at(resumed), gap };
+        let moment = Moment { now: at(now), resumed: at(resumed), gap, unserved: None };
         decide(&with_a(), PodState::Present(&pod(1)), &LocalState::default(), moment)
     };
     assert_eq!(after_gap(5000, 4990, false), wait(Some(at(5020))));
@@ -200,7 +251,7 @@ fn rejected_eviction_stays_blocked_after_a_gap() {
         ..with_a()
     };
     let after_restart = |record: &Record| {
-        let moment = Moment { now: at(611), resumed: at(610), gap: false };
+        let moment = Moment { now: at(611), resumed: at(610), gap: false, unserved: None };
         decide(record, PodState::Present(&pod(1)), &LocalState::default(), moment)
     };
     assert_eq!(after_restart(&rejected), wait(Some(at(640))), "its deadline had passed before");
@@ -376,7 +427,7 @@ fn outcomes_are_evicted_evacuated_or_cancelled() {
         ("evicted after the last evacuator", last(timed_out), evicted, -1000, End::Evicted),
     ];
     for (name, record, local, resumed, expected) in cases {
-        let moment = Moment { now: at(10), resumed: at(resumed), gap: false };
+        let moment = Moment { now: at(10), resumed: at(resumed), gap: false, unserved: None };
         let record = Record { finalizers: Box::new([]), ..record };
         let plan = decide(&record, PodState::Gone, &local, moment);
         assert_eq!(plan, Action::Delete { end: expected }, "{name}");

@@ -1,6 +1,8 @@
 //! The turns of evacuators: highest priority first, each until it completes or misses its progress deadline. After the
 //! last one, the pod is evicted.
 
+use std::time::Duration;
+
 use haulout_api_types::evacuation::Evacuator;
 use haulout_api_types::reports::MAX_AHEAD;
 use jiff::Timestamp;
@@ -8,6 +10,9 @@ use jiff::Timestamp;
 use super::{Action, Moment, WATCH_GAP_GRACE};
 use crate::backoff::after;
 use crate::record::Record;
+
+/// How long the services of this installation may take to elect leaders after a watch gap, which affects them too.
+const SERVICE_GRACE: Duration = Duration::from_secs(60);
 
 /// Why the turn of the last active evacuator has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +23,15 @@ pub enum EvictionCause {
     Completed,
     /// The evacuator has not reported progress before its deadline.
     TimedOut,
+    /// The evacuator is a service of this installation that has had no leader since this time.
+    Unserved(Timestamp),
+}
+
+impl EvictionCause {
+    /// Whether the turn ended without an answer of the evacuator.
+    pub fn is_unanswered(self) -> bool {
+        matches!(self, Self::TimedOut | Self::Unserved(_))
+    }
 }
 
 /// What the turns of evacuators require now.
@@ -49,12 +63,21 @@ pub(super) fn turn(record: &Record, moment: Moment) -> TurnDecision {
     } else if record.progress.is_some_and(|progress| progress > ahead) {
         // A time in the future counts as now. Otherwise the deadline would never pass.
         return TurnDecision::Act(Action::Clamp);
+    } else if let Some(since) =
+        moment.unserved.filter(|_| !moment.gap && after(moment.resumed, SERVICE_GRACE) <= moment.now)
+    {
+        EvictionCause::Unserved(since)
     } else {
         let stored = after(record.progress.unwrap_or(record.created), record.progress_deadline);
         // During a watch gap, and shortly after it, a report may not have arrived yet.
         match (!moment.gap).then(|| stored.max(after(moment.resumed, WATCH_GAP_GRACE))) {
             Some(deadline) if deadline <= moment.now => EvictionCause::TimedOut,
-            until => return TurnDecision::Wait { until, overdue: stored <= moment.now },
+            until => {
+                // The service may have had no leader because of the gap.
+                let served_by = moment.unserved.map(|_| after(moment.resumed, SERVICE_GRACE));
+                let until = until.into_iter().chain(served_by.filter(|_| !moment.gap)).min();
+                return TurnDecision::Wait { until, overdue: stored <= moment.now };
+            }
         }
     };
     match next {
@@ -68,8 +91,9 @@ pub(super) fn turn(record: &Record, moment: Moment) -> TurnDecision {
 
 /// Whether no evacuator is left, so that the pod is being evicted. The last class stays in the status, because it may
 /// still report.
-pub fn is_evicting(record: &Record, now: Timestamp) -> bool {
-    matches!(turn(record, Moment { now, resumed: Timestamp::MIN, gap: false }), TurnDecision::Evict(_))
+pub fn is_evicting(record: &Record, unserved: Option<Timestamp>, now: Timestamp) -> bool {
+    let moment = Moment { now, resumed: Timestamp::MIN, gap: false, unserved };
+    matches!(turn(record, moment), TurnDecision::Evict(_))
 }
 
 /// The active evacuator, and the next one.

@@ -1,7 +1,5 @@
 //! Reconciles the Evacuation of one pod: creates it, adds our finalizer, or withdraws.
 
-use std::collections::BTreeSet;
-
 use haulout_api_types::evacuators::evacuation_for;
 use haulout_api_types::names::{MAINTENANCES_ANNOTATION, instigator};
 use haulout_drain_planner::Desired;
@@ -44,7 +42,7 @@ impl Controller {
         if let Err(until) = self.state().begin_create(pod.uid, now) {
             return Ok(Next::Finish(Outcome::Until(until)));
         }
-        let built = evacuation_for(&pod.metadata(), instigator::NODE_MAINTENANCE, &BTreeSet::new());
+        let built = evacuation_for(&pod.metadata(), instigator::NODE_MAINTENANCE, &self.served);
         let (mut evacuation, violations) = match built {
             Ok(built) => built,
             Err(error) => return Ok(self.failed(pod, Failure::permanent(&error))),

@@ -57,6 +57,7 @@ impl Scenario {
             metrics,
             pods: context.pod_cache(),
             hold_autoscalers: false,
+            served: BTreeSet::from(["deployment.apps.k8s.io".to_owned()]),
             queue,
             plan_changed: Notify::new(),
         });

@@ -56,7 +56,8 @@ impl Setup {
         let policy = Policy::from_yaml(policy).unwrap();
         let state = State::new(policy, SignedDuration::ZERO, None);
         let (clients, metrics) = (context.clients.clone(), Metrics::new(&context.metrics));
-        let controller = Arc::new(Controller::new(&context, clients, metrics, state, dry_run));
+        let served = BTreeSet::from(["deployment.apps.k8s.io".to_owned()]);
+        let controller = Arc::new(Controller::new(&context, clients, metrics, state, served, dry_run));
         controller.pods.ready().await;
         let node: watch::Node = serde_json::from_value(json!({
             "metadata": {"name": "node", "uid": "uid of node", "resourceVersion": "3"},

@@ -20,13 +20,14 @@ const RELEASE: &str = "haulout";
 const NAME: &str = "haulout-admission-webhook";
 
 /// ServiceAccounts of Haulout. Their writes to Haulout's kinds are always valid, and must not depend on the webhook.
-const SERVICES: [&str; 6] = [
+const SERVICES: [&str; 7] = [
     "admission-webhook",
     "cleanup",
     "evacuation-controller",
     "maintenance-controller",
     "taint-manager",
     "withdraw",
+    "workload-evacuator",
 ];
 
 /// Users that delete namespaces' contents and collect garbage. They must not be blocked while the webhook is

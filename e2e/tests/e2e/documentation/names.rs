@@ -150,15 +150,7 @@ async fn every_documented_flag_exists() {
         (tools.path("kube-controller-manager"), vec!["--help"]),
         (tools.path("kube-apiserver"), vec!["--help"]),
     ];
-    let services = [
-        "admission-webhook",
-        "certificate-manager",
-        "chart-hooks",
-        "evacuation-controller",
-        "maintenance-controller",
-        "taint-manager",
-    ];
-    programs.extend(services.map(|name| (service(name), vec!["--help"])));
+    programs.extend(haulout_e2e::service::BINARIES.map(|name| (service(name), vec!["--help"])));
     programs.extend(
         ["demo", "test", "e2e", "bench", "soak", "generate"].map(|name| (xtask(), vec![name, "--help"])),
     );

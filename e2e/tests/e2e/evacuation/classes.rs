@@ -136,7 +136,7 @@ pub async fn late_progress_cancels_a_pending_eviction(env: &TestEnv) {
     let freed = test.until(&evacuation, "is not blocked", |e| blocked(e).is_none()).await.status.unwrap();
     let condition = freed.conditions.iter().find(|c| c.type_ == "Blocked").expect("it is never removed");
     assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("False", "NotBlocked"));
-    assert_eq!(freed.message, format!("Evacuator {A} reports progress again: the pod is not evicted."));
+    assert_eq!(freed.message, format!("Evacuator {A} is active again: the pod is not evicted."));
     // The budget would now allow the eviction, but an evacuator is active.
     test.delete_budget("web").await;
     test.let_controller_act("other").await;

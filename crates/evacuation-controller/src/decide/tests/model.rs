@@ -28,6 +28,8 @@ enum Step {
     Withdraw,
     /// The evacuator forbids cancellation, or allows it.
     Forbid(bool),
+    /// The service behind the active evacuator has no leader, or has one again.
+    Unserved(bool),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -41,6 +43,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => any::<bool>().prop_map(Step::Busy),
         1 => Just(Step::Delete),
         1 => prop_oneof![4 => any::<bool>().prop_map(Step::Forbid), 1 => Just(Step::Withdraw)],
+        1 => any::<bool>().prop_map(Step::Unserved),
     ];
     proptest::collection::vec(step, 1..60)
 }
@@ -53,6 +56,7 @@ struct Model {
     resumed: i64,
     exhausted: bool,
     busy: bool,
+    unserved: Option<Timestamp>,
     evictions: u32,
     /// Whether the Evacuation has been removed.
     removed: bool,
@@ -60,7 +64,7 @@ struct Model {
 
 impl Model {
     fn moment(&self) -> Moment {
-        Moment { now: at(self.now), resumed: at(self.resumed), gap: false }
+        Moment { now: at(self.now), resumed: at(self.resumed), gap: false, unserved: self.unserved }
     }
 
     fn plan(&self) -> Action {
@@ -82,7 +86,7 @@ impl Model {
                     }
                 }
                 Action::Switch { to, eviction_cause, .. } => {
-                    if *eviction_cause == EvictionCause::TimedOut {
+                    if eviction_cause.is_unanswered() {
                         self.record.policy = CancellationPolicy::Allow;
                     }
                     self.record.active = Some(to.as_str().into());
@@ -153,7 +157,7 @@ proptest! {
         let record = Record { evacuators, ..record(1) };
         let local = LocalState::default();
         let mut model =
-            Model { record, local, now: 0, resumed: 0, exhausted: true, busy: false, evictions: 0, removed: false };
+            Model { record, local, now: 0, resumed: 0, exhausted: true, busy: false, unserved: None, evictions: 0, removed: false };
         for step in steps {
             let (rank, failed) = (model.rank(), model.record.failed);
             let was_blocked = model.record.blocked.is_some();
@@ -176,6 +180,7 @@ proptest! {
                 Step::Busy(busy) => model.busy = busy,
                 Step::Delete => model.record.deleted = Some(at(model.now)),
                 Step::Withdraw => model.record.finalizers = Box::new([]),
+                Step::Unserved(absent) => model.unserved = absent.then(|| at(model.now - 60)),
                 Step::Forbid(true) => model.record.policy = CancellationPolicy::Forbid,
                 Step::Forbid(false) => model.record.policy = CancellationPolicy::Allow,
                 Step::Report | Step::Complete | Step::Restart | Step::Admit => {}
@@ -212,7 +217,7 @@ proptest! {
             // An evacuator that has missed its deadline forbids cancellation for a minute at most.
             let timed_out = matches!(
                 turns::turn(&model.record, model.moment()),
-                TurnDecision::Evict(EvictionCause::TimedOut)
+                TurnDecision::Evict(EvictionCause::TimedOut | EvictionCause::Unserved(_))
             );
             if timed_out && model.record.policy == CancellationPolicy::Forbid {
                 let due = model.local.policy_resets.as_ref().map(|resets| resets.due);
@@ -254,7 +259,7 @@ proptest! {
         };
         let now = last.max(started).max(progress.unwrap_or_default()) + later;
         let plan = |resumed: i64| {
-            let moment = Moment { now: at(now), resumed: at(resumed), gap: false };
+            let moment = Moment { now: at(now), resumed: at(resumed), gap: false, unserved: None };
             decide(&record, PodState::Present(&pod(1)), &LocalState::default(), moment)
         };
         let (old, new) = (plan(-100_000), plan(started));
