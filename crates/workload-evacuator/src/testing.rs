@@ -96,8 +96,8 @@ pub fn starting(n: u32, problem: Option<Problem>) -> Pod {
     Pod { created: at(1), ready: None, problem: problem.map(Box::new), ..pod(n) }
 }
 
-pub fn unschedulable(message: &str) -> Option<Problem> {
-    Some(Problem::Unschedulable(message.into(), at(1)))
+pub fn unschedulable(message: &str) -> Problem {
+    Problem::Unschedulable(message.into(), at(1))
 }
 
 /// The Evacuation of a pod: it is our turn, and it has our finalizer.

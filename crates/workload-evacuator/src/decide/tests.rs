@@ -230,7 +230,7 @@ fn obstacles_end_the_turn_and_lack_of_room_is_waited_for() {
         )
     );
 
-    let room = || unschedulable("0/3 nodes are available: 3 Insufficient cpu. preemption: none.");
+    let room = || Some(unschedulable("0/3 nodes are available: 3 Insufficient cpu. preemption: none."));
     let (actions, wake) = with(room(), 1);
     let Action::Report(report) = &actions[0].1 else { panic!("{actions:?}") };
     assert!(

@@ -60,8 +60,8 @@ pub async fn unavailable_replica_is_not_waited_for(env: &Env) {
     // The other pod is on node b, and is not ready any more.
     let pods = app.pods().await;
     app.scenario.pods().delete(&pods[1].name_any(), &kube::api::DeleteParams::default()).await.unwrap();
-    let node = app.scenario.of("b");
-    let other = app.until_pod("runs on node b", |pod| is_on(pod, &node) && is_ready(pod)).await;
+    let second = app.scenario.of("b");
+    let other = app.until_pod("runs on node b", |pod| is_on(pod, &second) && is_ready(pod)).await;
     app.patch_pod(&other, json!({"metadata": {"annotations": {"haulout.test/ready": "false"}}})).await;
     let not_ready = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});
     let status = Patch::Strategic(not_ready);

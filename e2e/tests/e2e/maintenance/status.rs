@@ -87,7 +87,7 @@ pub async fn long_text_of_tenants_does_not_stop_the_status(env: &TestEnv) {
     };
     let blocked = |status: &str, number: usize| {
         let reason = format!("R{number:02}{}", "x".repeat(998));
-        json!({"conditions": [{"type": "Blocked", "status": status, "reason": reason, "message": "ü".repeat(32_768),
+        json!({"conditions": [{"type": "Blocked", "status": status, "reason": reason, "message": "ü".repeat(8192),
             "lastTransitionTime": "2026-01-01T00:00:00Z"}]})
     };
     let (talkative, others) = evacuations.split_last().unwrap();
