@@ -82,3 +82,18 @@ chart renders, so that neither replaces the other.
 []
 {{- end -}}
 {{- end -}}
+
+{{/* The rules of a hook that gives moved pods back to their ReplicaSets. */}}
+{{- define "haulout.givesPodsBack" -}}
+# `delete` is never used. With OwnerReferencesPermissionEnforcement, the API server requires it for changes of owner
+# references, and the permission on finalizers for those that block a deletion.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, patch, delete]
+- apiGroups: [apps]
+  resources: [replicasets]
+  verbs: [get]
+- apiGroups: [apps]
+  resources: [replicasets/finalizers]
+  verbs: [update]
+{{- end -}}

@@ -1,6 +1,7 @@
 //! `chart-hooks cleanup`: removes what an installation leaves in the cluster. It first deletes the RBAC bindings of the
 //! services, so that they can no longer write. It then removes cordons, annotations, conditions, finalizers and
-//! Evacuations, which nobody would remove after the uninstall. NodeMaintenances and DrainRules stay: users own them.
+//! Evacuations, which nobody would remove after the uninstall, and gives moved pods back to their ReplicaSets.
+//! NodeMaintenances and DrainRules stay: users own them.
 //!
 //! If an Evacuation forbids cancellation and its pod exists, the cleanup fails before it changes anything. `--force`
 //! overrides this.
@@ -28,15 +29,16 @@ use serde_json::json;
 use thiserror::Error;
 use tracing::info;
 
-use crate::evacuations;
+use crate::{evacuations, moved_pods};
 
 /// The services of a release, by their names in the chart.
-const SERVICES: [&str; 5] = [
+const SERVICES: [&str; 6] = [
     "admission-webhook",
     "certificate-manager",
     "evacuation-controller",
     "maintenance-controller",
     "taint-manager",
+    "workload-evacuator",
 ];
 /// Number of objects per page of a list.
 const PAGE_SIZE: u32 = 500;
@@ -60,6 +62,10 @@ pub struct Args {
     /// Also delete Evacuations that forbid cancellation and whose pods still exist
     #[arg(long)]
     pub force: bool,
+
+    /// Give no pods back that a workload evacuator has moved to their Deployments, because there was none
+    #[arg(long)]
+    pub skip_pods: bool,
 }
 
 /// Why the cleanup failed.
@@ -111,6 +117,9 @@ impl Args {
         }
         if self.checks_cancellation() {
             needed.push(Permission::cluster("get", "", "pods"));
+        }
+        if !self.skip_pods {
+            needed.extend(moved_pods::permissions());
         }
         if let Some((release, name)) = self.release_names() {
             for service in SERVICES {
@@ -166,6 +175,10 @@ pub async fn run(args: Args, context: Context) -> Result<(), CleanupError> {
         if evacuations + maintenances + nodes == 0 {
             break;
         }
+    }
+    if !args.skip_pods {
+        let pods = moved_pods::give_back(client).await?;
+        info!(pods, "moved pods given back to their ReplicaSets");
     }
     if let Some((_, name)) = args.release_names() {
         for service in SERVICES {
@@ -230,7 +243,7 @@ where
 async fn clean_evacuations(client: &Client, args: &Args) -> Result<usize, CleanupError> {
     let all = evacuations::list(client).await?;
     if args.keep_evacuations {
-        let ours = [instigator::NODE_MAINTENANCE, instigator::TAINT_MANAGER];
+        let ours = [instigator::NODE_MAINTENANCE, instigator::TAINT_MANAGER, instigator::WORKLOAD_EVACUATOR];
         return evacuations::withdraw(client, &all, &ours).await;
     }
     if args.checks_cancellation() {
@@ -335,7 +348,10 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_read_only_to_check_cancellation() {
+    fn permissions_on_pods_follow_the_options() {
+        let pods = |args: Args| args.permissions().iter().filter(|one| one.resource == "pods").count();
+        assert_eq!(pods(Args::default()), 4);
+        assert_eq!(pods(Args { skip_pods: true, force: true, ..Args::default() }), 0);
         let reads_pods = |args: Args| args.permissions().contains(&Permission::cluster("get", "", "pods"));
         assert!(reads_pods(Args::default()));
         assert!(!reads_pods(Args { force: true, ..Args::default() }));

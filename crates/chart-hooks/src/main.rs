@@ -1,9 +1,10 @@
 //! Commands that the chart runs as Helm hooks: `check` verifies an installation, `cleanup` cleans up on uninstall, and
-//! `withdraw` withdraws the Evacuations of a service that is switched off.
+//! `withdraw` withdraws what services that are switched off would have undone.
 
 mod check;
 mod cleanup;
 mod evacuations;
+mod moved_pods;
 mod withdraw;
 
 use std::process::ExitCode;
@@ -31,7 +32,7 @@ enum Task {
     Check(check::Args),
     /// Restore nodes and remove finalizers and Evacuations; the chart runs this on uninstall
     Cleanup(cleanup::Args),
-    /// Withdraw the Evacuations that a service requested; the chart runs this when the service is switched off
+    /// Undo what services requested or changed; the chart runs this when they are switched off
     Withdraw(withdraw::Args),
 }
 
@@ -49,7 +50,7 @@ fn main() -> ExitCode {
             service::run(service, common, |context| cleanup::run(args, context))
         }
         Task::Withdraw(args) => {
-            let service = hook("withdraw", withdraw::Args::permissions());
+            let service = hook("withdraw", args.permissions());
             service::run(service, common, |context| withdraw::run(args, context))
         }
     }

@@ -67,6 +67,9 @@ fn permissions() -> Vec<Permission> {
         Permission::cluster("get", "", "pods"),
         Permission::cluster("patch", "", "pods"),
         Permission::cluster("get", "", "persistentvolumeclaims"),
+        // Not used by requests: OwnerReferencesPermissionEnforcement requires them for changes of owner references.
+        Permission::cluster("delete", "", "pods"),
+        Permission::cluster("update", "apps", "replicasets/finalizers"),
     ];
     let report =
         Permission::cluster("report", names::EVACUATION_GROUP, "evacuators").on(names::class::DEPLOYMENT);

@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use haulout_api_types::former_owner::FormerOwner;
 use haulout_api_types::node_maintenance::Stage;
 use haulout_api_types::{Evacuation, names};
 use haulout_e2e::nodes::NodeState;
@@ -15,7 +16,7 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::ResourceExt as _;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use serde_json::json;
 
@@ -182,9 +183,52 @@ async fn complete_evacuator(scenario: &Scenario<'_>, evacuation: &str) {
     scenario.evacuations().patch_status(evacuation, &PatchParams::default(), &completed).await.unwrap();
 }
 
-/// A node from which the taint manager evacuates two pods. The taint manager is disabled. One of the two evacuators
+/// The command that changes these values of the release.
+fn upgrade(values: &str) -> Vec<String> {
+    let chart = crate::chart::chart().display().to_string();
+    let args = ["upgrade", "haulout", &chart, "-n", OURS, "--reuse-values", "--set", values];
+    args.map(Into::into).into()
+}
+
+/// A Deployment whose only pod belongs to it directly, as while the workload evacuator waits for the replacement.
+async fn moved_pod(scenario: &Scenario<'_>, name: &str) -> Pod {
+    let here = json!({"pool": scenario.of("pool")});
+    let deployment = objects::deployment(name).namespace(scenario.name).pods(|pod| {
+        pod.with(|spec| spec.node_selector = serde_json::from_value(here).unwrap())
+            .annotation(names::POD_DELETION_COST_ANNOTATION, "7")
+    });
+    let deployment =
+        scenario.deployments().create(&PostParams::default(), &deployment.build()).await.unwrap();
+    let pod = pods_of(scenario, name, 1).await.remove(0);
+    let owner = (deployment.name_any(), deployment.uid().unwrap());
+    let patch = FormerOwner::move_patch(&pod.metadata, (&owner.0, &owner.1), 1, 0).unwrap();
+    let params = PatchParams::default();
+    scenario.pods().patch(&pod.name_any(), &params, &Patch::Merge(patch)).await.unwrap();
+    pods_of(scenario, name, 2).await;
+    pod
+}
+
+/// Waits until the Deployment has so many pods that run.
+async fn pods_of(scenario: &Scenario<'_>, name: &str, count: usize) -> Vec<Pod> {
+    let selector = watcher::Config::default().labels(&format!("app={name}"));
+    let runs = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
+    let found = wait::all(scenario.pods(), selector, "run", SOON, |pods| {
+        pods.len() == count && pods.iter().all(runs)
+    });
+    scenario.explained(found.await)
+}
+
+/// The pod is the only one, and is as before.
+async fn is_given_back(scenario: &Scenario<'_>, name: &str, before: &Pod) {
+    let pod = pods_of(scenario, name, 1).await.remove(0);
+    assert_eq!(pod.uid(), before.uid(), "the replacement goes");
+    assert_eq!(pod.owner_references(), before.owner_references());
+    assert_eq!(pod.annotations(), before.annotations());
+}
+
+/// A node from which the taint manager evacuates two pods. The taint manager and the workload evacuator are disabled. One of the two evacuators
 /// cannot stop, so its Evacuation remains.
-async fn disable_taint_manager(scenario: &Scenario<'_>) -> String {
+async fn disable_services(scenario: &Scenario<'_>) -> String {
     scenario.node("n4", "violet").await;
     let (cancelled, bound) =
         (scenario.slow_pod("cancelled", "n4").await, scenario.slow_pod("bound", "n4").await);
@@ -193,9 +237,8 @@ async fn disable_taint_manager(scenario: &Scenario<'_>) -> String {
         (scenario.until_evacuator_active(&cancelled).await, scenario.until_evacuator_active(&bound).await);
     forbid_cancellation(scenario, &kept).await;
 
-    let chart = crate::chart::chart().display().to_string();
-    let off = ["--reuse-values", "--set", "taintManager.enabled=false"];
-    let upgrade = [["upgrade", "haulout", &chart, "-n", OURS].as_slice(), &off].concat();
+    let upgrade = upgrade("taintManager.enabled=false,workloadEvacuator.enabled=false");
+    let upgrade: Vec<_> = upgrade.iter().map(String::as_str).collect();
     hook(scenario.env, "haulout-withdraw", &upgrade).await;
     scenario.explained(wait::gone(scenario.evacuations(), &withdrawn, SOON).await);
     let pod = scenario.pods().get("cancelled").await.unwrap();
@@ -315,7 +358,14 @@ async fn uninstall_during_a_drain_leaves_nothing() {
     scenario.until_evacuator_active(&pod).await;
 
     hook(&env, "haulout-check", &["test", "haulout", "-n", OURS]).await;
-    let bound = Box::pin(disable_taint_manager(&scenario)).await;
+    let others = env.scenario("moved").await;
+    others.node("n5", "pool").await;
+    let pod = moved_pod(&others, "disabled").await;
+    let bound = Box::pin(disable_services(&scenario)).await;
+    is_given_back(&others, "disabled", &pod).await;
+    let enable = upgrade("workloadEvacuator.enabled=true");
+    helm(&env.cluster, &enable.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    let pod = moved_pod(&others, "uninstalled").await;
     uninstall_is_rejected_while_an_evacuation_runs(&scenario, &bound).await;
     complete_evacuator(&scenario, &bound).await;
     scenario.until_pod_gone("bound").await;
@@ -329,6 +379,7 @@ async fn uninstall_during_a_drain_leaves_nothing() {
     // As the chart's notes say.
     until_only(&env.cluster, &definitions).await;
     scenario.until_restored(&before).await;
+    is_given_back(&others, "uninstalled", &pod).await;
     assert!(!timed(&scenario.nodes().get(&scenario.of("n2")).await.unwrap()));
     assert_eq!(tainted.labels(), scenario.nodes().get(&scenario.of("n2")).await.unwrap().labels());
     assert_eq!(scenario.pods_with_evacuation().await, BTreeSet::new());

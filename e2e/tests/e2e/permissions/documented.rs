@@ -126,7 +126,7 @@ fn print(rights: &Rights) -> String {
 async fn rendered(cluster: &Handle) -> Vec<Value> {
     let chart = crate::chart::chart().display().to_string();
     let mut objects = Vec::new();
-    for value in ["taintManager.enabled=true", "taintManager.withdraw=true"] {
+    for value in ["taintManager.enabled=true", super::WITHDRAW] {
         let args = ["template", "haulout", &chart, "-n", NAMESPACE, "--set", value];
         objects.extend(crate::chart::render::documents(&crate::chart::helm(cluster, &args).await));
     }
