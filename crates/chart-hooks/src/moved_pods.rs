@@ -22,7 +22,7 @@ use crate::cleanup::{CONCURRENCY, CleanupError, pages, writer};
 
 /// How long a ReplicaSet may take to delete the replacement of a pod that it got back. Until then, the pod keeps the
 /// deletion cost that makes the ReplicaSet delete the replacement and not the pod.
-const SETTLE_LIMIT: Duration = Duration::from_secs(30);
+const REPLACEMENT_LIMIT: Duration = Duration::from_secs(30);
 /// The pauses while ReplicaSets act.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const MAX_PAUSE: Duration = Duration::from_secs(3);
@@ -97,7 +97,7 @@ pub(crate) async fn give_back(client: &Client) -> Result<usize, CleanupError> {
             return Ok(most);
         }
         most = most.max(pods.len());
-        let is_late = begun.elapsed() > SETTLE_LIMIT;
+        let is_late = begun.elapsed() > REPLACEMENT_LIMIT;
         let steps = stream::iter(&pods).map(|pod| step(client, &pod.metadata, is_late));
         let waiting = steps.buffer_unordered(CONCURRENCY);
         let waits = waiting.try_fold(false, |any, waits| async move { Ok(any || waits) }).await?;

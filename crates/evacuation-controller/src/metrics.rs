@@ -28,7 +28,8 @@ use crate::state::State;
 const NO_CLASS: &str = "none";
 /// Classes and instigators that always have their own label value.
 const OUR_CLASSES: &[&str] = &[NO_CLASS, class::DEPLOYMENT, class::STATEFUL_SET, class::DAEMON_SET];
-const OUR_INSTIGATORS: &[&str] = &[instigator::NODE_MAINTENANCE, instigator::TAINT_MANAGER];
+const OUR_INSTIGATORS: &[&str] =
+    &[instigator::NODE_MAINTENANCE, instigator::TAINT_MANAGER, instigator::WORKLOAD_EVACUATOR];
 
 /// Histogram buckets from one second to eight hours.
 const DURATIONS: [u16; 15] = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 28_800];

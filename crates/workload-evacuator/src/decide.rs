@@ -247,7 +247,7 @@ impl Counts {
 
     /// Whether the ReplicaSet has acted on its latest specification and has no pod too many. Otherwise it may be deleting
     /// this very pod, and would wait for minutes until it observes that.
-    fn is_settled(&self, uid: Uid, set: &ReplicaSet) -> bool {
+    fn has_converged(&self, uid: Uid, set: &ReplicaSet) -> bool {
         let pods = self.by_set.get(&uid).copied().unwrap_or_default();
         set.current && pods <= set.wanted && set.reported <= set.wanted
     }
@@ -288,9 +288,9 @@ fn undo(view: &View, counts: &Counts, pod: &PodView, evac: Option<&Evac>, plan: 
         return;
     }
     if pod.pod.former.exists() {
-        let is_settled = |uid| view.sets.get(&uid).is_none_or(|set| counts.is_settled(uid, set));
+        let has_converged = |uid| view.sets.get(&uid).is_none_or(|set| counts.has_converged(uid, set));
         let restored = match pod.pod.owner {
-            Some(Owner::ReplicaSet(uid)) => is_settled(uid),
+            Some(Owner::ReplicaSet(uid)) => has_converged(uid),
             _ => true,
         };
         if restored {

@@ -26,7 +26,7 @@ pub(super) fn decide(
             plan.act(pod, Action::CheckVolumes);
             continue;
         }
-        if free > 0 && is_settled(view, counts, pod) {
+        if free > 0 && has_converged(view, counts, pod) {
             free -= 1;
             let takes_finalizer = !evac.deleted && !pod.local.finalizer_rejected;
             let action = if takes_finalizer && !evac.is_held() {
@@ -63,9 +63,9 @@ fn available(view: &View, counts: &Counts) -> i32 {
     ready.max(counts.available).min(view.deployment.replicas)
 }
 
-fn is_settled(view: &View, counts: &Counts, pod: &PodView) -> bool {
+fn has_converged(view: &View, counts: &Counts, pod: &PodView) -> bool {
     let Some(Owner::ReplicaSet(uid)) = pod.pod.owner else { return false };
-    view.sets.get(&uid).is_some_and(|set| counts.is_settled(uid, set))
+    view.sets.get(&uid).is_some_and(|set| counts.has_converged(uid, set))
 }
 
 /// Why the pod leaves without a replacement.
