@@ -27,6 +27,8 @@ pub const BINARIES: [&str; 7] = [
     "taint-manager",
     "workload-evacuator",
 ];
+/// The flag of the chart's services that use evacuators: the built-in classes that an installation with default values serves.
+pub const SERVED_CLASSES: &str = "--served-evacuator-classes=deployment.apps.k8s.io";
 /// Environment variable with the path of xtask. The services are next to it.
 pub const XTASK_ENV: &str = "HAULOUT_XTASK";
 /// Prefix of the line with which a test reports that it cannot run on this machine. Such a test passes and is reported

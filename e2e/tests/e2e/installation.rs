@@ -345,6 +345,8 @@ async fn uninstall_during_a_drain_leaves_nothing() {
     let args = ["--watch-gap-grace-seconds", "0", "--policy", &policy.display().to_string()];
     let taints = Service::start(&env.cluster, "taint-manager", &args).await.unwrap();
     taints.leads().await.unwrap();
+    let replacing = Service::start(&env.cluster, "workload-evacuator", &[]).await.unwrap();
+    replacing.leads().await.unwrap();
     let (before, first) = partly_drained_node(&scenario).await;
     create_earlier_certificate(&env).await;
     let tainted = scenario.node("n2", "green").await;
@@ -358,6 +360,8 @@ async fn uninstall_during_a_drain_leaves_nothing() {
     scenario.until_evacuator_active(&pod).await;
 
     hook(&env, "haulout-check", &["test", "haulout", "-n", OURS]).await;
+    // Nobody else gives the moved pods back.
+    drop(replacing);
     let others = env.scenario("moved").await;
     others.node("n5", "pool").await;
     let pod = moved_pod(&others, "disabled").await;

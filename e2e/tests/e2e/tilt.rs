@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use haulout_e2e::Handle;
+use haulout_e2e::service::SERVED_CLASSES;
 use serde_json::{Value, json};
 
 use crate::chart::render::documents;
@@ -70,7 +71,7 @@ async fn tiltfile_builds_and_deploys_valid_objects() {
         .collect();
     let builds = arguments(&calls, "docker_build");
     let built: BTreeSet<_> = builds.iter().map(|build| build["ref"].as_str().unwrap().to_owned()).collect();
-    assert_eq!((built.len(), &built), (5, &deployed));
+    assert_eq!((built.len(), &built), (6, &deployed));
     for container in containers {
         assert_eq!(
             container["securityContext"]["readOnlyRootFilesystem"], false,
@@ -144,14 +145,15 @@ async fn tiltfile_runs_services_locally_for_the_demo() {
     let calls = evaluate(&cluster, "haulout").await;
     assert_eq!(arguments(&calls, "docker_build").len(), 0);
     let deployments = deployments(&calls);
-    assert_eq!(deployments.len(), 3);
+    assert_eq!(deployments.len(), 4);
     assert!(deployments.iter().all(|deployment| deployment["spec"]["replicas"] == 0));
     let serving =
         arguments(&calls, "local_resource").into_iter().map(|one| one["serve_cmd"].as_str().unwrap());
     let serving: Vec<_> = serving.filter(|command| !command.is_empty()).collect();
-    assert_eq!(serving.len(), 3);
+    assert_eq!(serving.len(), 4);
     for command in serving {
         // Not together with kube-controller-manager, which already deletes pods from tainted nodes.
         assert_eq!(command.contains("--dry-run"), command.contains("taint-manager"), "{command}");
+        assert_eq!(command.contains(SERVED_CLASSES), !command.contains("workload-evacuator"), "{command}");
     }
 }

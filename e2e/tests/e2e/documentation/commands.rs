@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use haulout_e2e::service::NAMESPACE as OURS;
+use haulout_e2e::service::{NAMESPACE as OURS, SERVED_CLASSES};
 use haulout_e2e::{Cluster, Handle, Service, Webhook, objects, wait, webhook};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
@@ -57,8 +57,13 @@ impl Sandbox {
         }
         let webhook = Webhook::install(&cluster, &[]).await.unwrap();
         let mut services = vec![webhook.start(&cluster, &[]).await.unwrap()];
-        for name in ["maintenance-controller", "evacuation-controller"] {
-            let service = Service::start(&cluster, name, &["--lease-seconds", "3"]).await.unwrap();
+        for (name, served) in [
+            ("maintenance-controller", &[SERVED_CLASSES] as &[_]),
+            ("evacuation-controller", &[SERVED_CLASSES]),
+            ("workload-evacuator", &[]),
+        ] {
+            let args = [&["--lease-seconds", "3"], served].concat();
+            let service = Service::start(&cluster, name, &args).await.unwrap();
             service.leads().await.unwrap();
             services.push(service);
         }
