@@ -94,7 +94,7 @@ async fn tiltfile_builds_and_deploys_valid_objects() {
     let attached: BTreeSet<_> = resources.iter().map(|one| one["workload"].to_string()).collect();
     assert_eq!(names, attached);
     let ports: BTreeSet<_> = resources.iter().map(|one| one["port_forwards"].to_string()).collect();
-    assert_eq!(ports.len(), 5, "each service has its own port");
+    assert_eq!(ports.len(), 6, "each service has its own port");
 
     let objects = arguments(&calls, "k8s_yaml");
     let list =

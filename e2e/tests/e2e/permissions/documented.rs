@@ -128,7 +128,11 @@ async fn rendered(cluster: &Handle) -> Vec<Value> {
     let mut objects = Vec::new();
     for value in ["taintManager.enabled=true", super::WITHDRAW] {
         let args = ["template", "haulout", &chart, "-n", NAMESPACE, "--set", value];
-        objects.extend(crate::chart::render::documents(&crate::chart::helm(cluster, &args).await));
+        let mut rendered = crate::chart::render::documents(&crate::chart::helm(cluster, &args).await);
+        // The other accounts have fewer permissions while services are switched off.
+        let component = |object: &Value| object["metadata"]["labels"]["app.kubernetes.io/component"].clone();
+        rendered.retain(|object| value != super::WITHDRAW || component(object) == "withdraw");
+        objects.extend(rendered);
     }
     let is_needed = |object: &Value| {
         let is_view = object["metadata"]["name"].as_str().unwrap().ends_with("-view");
