@@ -255,7 +255,7 @@ fn terminating(record: &Record, pod: &Pod, moment: Moment) -> Action {
         return WAIT;
     }
     let held = if pod.has_finalizers {
-        "a finalizer holds it; its owner has to remove the finalizer"
+        "a finalizer holds it; ask the owner of the finalizer to remove it"
     } else {
         "its node may be unreachable, or its containers may hang; check the node and its kubelet"
     };

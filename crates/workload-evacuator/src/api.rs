@@ -98,7 +98,7 @@ impl Api {
             let modes = found.spec.and_then(|spec| spec.access_modes).unwrap_or_default();
             if !modes.iter().any(|mode| mode.ends_with("Many")) {
                 let text = format!(
-                    "its volume claim {claim} can be mounted by one node only ({})",
+                    "PersistentVolumeClaim {claim} of the pod cannot be mounted by a pod on another node ({})",
                     modes.join(", ")
                 );
                 return Ok(Err(text.into()));

@@ -19,9 +19,13 @@ pub fn completed(deployment: &Deployment, pod: &Pod, outcome: Outcome, message: 
     new_event(deployment, severity, reason, "Replace", format!("Pod {}: {message}", pod.name))
 }
 
-/// The evacuation of a pod was cancelled, and the pod stays.
+/// A pod belongs to its ReplicaSet again.
 pub fn cancelled(deployment: &Deployment, pod: &Pod) -> NewEvent {
-    let note = format!("Pod {} stays: its evacuation was cancelled. Its replacement is deleted.", pod.name);
+    let note = format!(
+        "Pod {} was given back to its ReplicaSet, because its evacuation was cancelled or its Deployment was scaled to 0. \
+         The ReplicaSet deletes surplus pods.",
+        pod.name
+    );
     new_event(deployment, Severity::Normal, event::REPLACEMENT_CANCELLED, "GiveBack", note)
 }
 

@@ -64,13 +64,13 @@ pub fn not_ready(pod: &Pod) -> String {
 
 /// The API server rejects the patch that moves the pod.
 pub fn rejected(pod: &Pod, problem: &str) -> String {
-    format!("the API server rejects the change of the owner of pod {}: {problem}", pod.name)
+    format!("the API server rejects the change of the owner or annotations of pod {}: {problem}", pod.name)
 }
 
 /// Something keeps replacements from starting.
 pub fn obstructed(deployment: &Deployment, text: &str) -> String {
     bounded::text(&format!(
-        "Deployment {} gets no replacement: {text}. The pod is evicted without one.",
+        "Deployment {} cannot replace the pod: {text}. The pod is evicted without a replacement.",
         deployment.name
     ))
 }
@@ -105,7 +105,7 @@ pub fn starting(deployment: &Deployment, starting: &[&Arc<Pod>]) -> String {
 pub fn no_room(starting: &[&Arc<Pod>], text: &str, until: Timestamp) -> String {
     let name = starting.first().map(|pod| pod.name.as_ref()).unwrap_or_default();
     bounded::text(&format!(
-        "Replacement {name} is pending: {text}. Add nodes or remove pods; the pod is evicted without a replacement at {until}."
+        "Replacement {name} is pending: {text}. Add nodes that can run it, or make some schedulable; the pod is evicted without a replacement at {until}."
     ))
 }
 
@@ -128,7 +128,7 @@ pub fn queued(view: &View, place: usize) -> String {
     let moved = view.pods.iter().filter(|pod| pod.pod.is_moved() && !pod.pod.leaving);
     let names: Vec<_> = moved.map(|pod| pod.pod.name.as_ref()).collect();
     format!(
-        "{IN_QUEUE} of Deployment {name}, place {place}: {max_surge} at once are replaced (maxSurge), now {}.",
+        "{IN_QUEUE} of Deployment {name}, place {place}: at most {max_surge} (maxSurge) can be replaced at the same time, now {}.",
         bounded::list(&names, MAX_NAMED)
     )
 }

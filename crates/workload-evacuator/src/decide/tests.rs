@@ -113,7 +113,7 @@ fn waiting_pods_report_when_the_queue_moves() {
         actions.into_iter().find(|(pod, _)| *pod == uid(2)).map(|(_, action)| action)
     };
     let Some(Action::Report(first)) = report(&queue(evac(2), 1), 1) else { panic!() };
-    let expected = "In the queue of Deployment web, place 1: 1 at once are replaced (maxSurge), now web-1.";
+    let expected = "In the queue of Deployment web, place 1: at most 1 (maxSurge) can be replaced at the same time, now web-1.";
     assert_eq!((first.message.as_str(), first.progress), (expected, true));
     let reported = Evac { message: expected.into(), progress: Some(at(1)), ..evac(2) };
     assert_eq!(report(&queue(reported.clone(), 1), 600), None, "nothing has moved on");
@@ -226,7 +226,7 @@ fn obstacles_end_the_turn_and_lack_of_room_is_waited_for() {
         (result, message.as_str()),
         (
             Outcome::Obstructed,
-            "Deployment web gets no replacement: pod web-2 cannot start: ImagePullBackOff. The pod is evicted without one."
+            "Deployment web cannot replace the pod: pod web-2 cannot start: ImagePullBackOff. The pod is evicted without a replacement."
         )
     );
 

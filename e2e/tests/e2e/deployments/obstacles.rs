@@ -44,7 +44,11 @@ pub async fn volume_of_one_node_leads_to_eviction(env: &Env) {
     claims.create(&PostParams::default(), &serde_json::from_value(claim).unwrap()).await.unwrap();
     app.deploy(objects::deployment("web").pods(|pod| pod.claim("data"))).await;
     app.open(&["b"]).await;
-    evicted_without_replacement(&app, "data can be mounted by one node only (ReadWriteOnce)").await;
+    evicted_without_replacement(
+        &app,
+        "data of the pod cannot be mounted by a pod on another node (ReadWriteOnce)",
+    )
+    .await;
 }
 
 pub async fn quota_leads_to_eviction(env: &Env) {
