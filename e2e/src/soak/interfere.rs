@@ -1,6 +1,7 @@
 //! The campaign `drain --interfere`: while nodes are drained, people, tenants, other controllers and faults change
-//! Evacuations, nodes, budgets, pods, maintenances and our controllers; see [`script`] for the list. An [`observer`]
-//! checks throughout that a drain continues or reports the true blocker.
+//! Evacuations, nodes, budgets, pods, Deployments, maintenances and our services; see [`script`] for the list. An
+//! [`observer`] checks throughout that a drain continues or reports the true blocker, and at the end that nothing is
+//! left over.
 //!
 //! The seed determines what is done and when. How far each pod is by then depends on the machine.
 
@@ -10,6 +11,7 @@ mod evacuators;
 mod observer;
 mod rejections;
 mod script;
+mod surging;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,21 +20,21 @@ use anyhow::{Context as _, Result, anyhow};
 use haulout_api_types::node_maintenance::Stage;
 use haulout_api_types::{Evacuation, NodeMaintenance};
 use jiff::SignedDuration;
-use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
-use kube::api::{Api, DeleteParams, ListParams};
+use kube::api::{DeleteParams, ListParams};
 use kube::runtime::watcher;
 use serde_json::json;
 use tokio::sync::watch as latest;
 use tokio_util::task::AbortOnDropHandle;
 
 use self::actions::{Controllers, Interferer, ignore_stale};
-use self::env::{NAMESPACE, PINNED, POOL, SILENT, SoakEnv, WAITS};
+use self::env::{PINNED, POOL, SILENT, SoakEnv, UNDISTURBED, WAITS};
 use self::evacuators::Mode;
 use self::observer::{Observer, Timeline};
 use self::script::Script;
 use super::Round;
 use super::replicas::Replicas;
+use crate::service::SERVED_CLASSES;
 use crate::{Cluster, wait};
 
 /// Number of lines of the timeline that a failure prints. The file has all of them.
@@ -73,10 +75,13 @@ async fn play(round: &Round, cluster: &Cluster, script: &Script, timeline: &Time
     let env = Box::pin(SoakEnv::prepare(interferers, random.fork())).await?;
     let pods = env.pods;
     let audit_log = cluster.audit_log.clone().context("the cluster has an audit log")?;
-    let observer = Observer::start(cluster.client_as("observer").await?, audit_log, timeline.clone()).await?;
+    let client = cluster.client_as("observer").await?;
+    let observer = Observer::start(client, audit_log, timeline.clone(), &UNDISTURBED).await?;
+    let start = |name, args| Replicas::start_with(cluster, name, LEASE_SECONDS, args);
     let controllers = Controllers {
-        maintenance: Replicas::start_with(cluster, "maintenance-controller", LEASE_SECONDS).await?,
-        evacuation: Replicas::start_with(cluster, "evacuation-controller", LEASE_SECONDS).await?,
+        workload: start("workload-evacuator", &[]).await?,
+        maintenance: start("maintenance-controller", &[SERVED_CLASSES]).await?,
+        evacuation: start("evacuation-controller", &[SERVED_CLASSES]).await?,
     };
     let (mode, receiver) = latest::channel(Mode::Work);
     let evacuating =
@@ -99,10 +104,10 @@ async fn play(round: &Round, cluster: &Cluster, script: &Script, timeline: &Time
             interferer.maintain(selector, Stage::Drain, random.bool()).await?;
         }
         interferer.carry_out(script).await?;
+        observer.check_intents(&interferer.env.intents).await?;
         interferer.begin_to_finish().await?;
         let passes = if script.time_passes { DEADLINE } else { BACKOFF };
-        let silent = interferer.shift_clocks(passes).await?;
-        observer.clocks_are_ahead(SignedDuration::try_from(passes)?);
+        let silent = interferer.shift_clocks(passes, &observer).await?;
         if script.time_passes {
             mode.send_replace(Mode::FinishButSilent);
             interferer.until_inactive(&silent).await?;
@@ -110,7 +115,7 @@ async fn play(round: &Round, cluster: &Cluster, script: &Script, timeline: &Time
         // Otherwise, evacuators whose turn begins only now would have another half hour.
         mode.send_replace(Mode::Finish);
         interferer.finish(random.fork()).await?;
-        observer.finish(&interferer.env.nodes).await
+        observer.finish(&interferer.env.nodes, &interferer.env.intents).await
     };
     tokio::select! {
         done = all => done?,
@@ -132,23 +137,25 @@ fn is_drained(maintenance: &NodeMaintenance) -> bool {
 
 impl Interferer<'_> {
     /// Ends the interference and allows everything to finish.
-    async fn begin_to_finish(&self) -> Result<()> {
+    async fn begin_to_finish(&mut self) -> Result<()> {
         self.timeline.note("INTERFERER", "interference ends");
         (self.progress)("interference ends");
         let params = DeleteParams::default();
         self.env.budget_api().delete_collection(&params, &ListParams::default()).await?;
-        let deployments: Api<Deployment> = Api::namespaced(self.env.client.clone(), NAMESPACE);
-        ignore_stale(deployments.delete(PINNED, &params).await.map(drop))?;
+        ignore_stale(self.env.deployment_api().delete(PINNED, &params).await.map(drop))?;
+        self.env.intents.removed_all("PodDisruptionBudget");
+        self.env.intents.removed("Deployment", PINNED);
         ignore_stale(self.env.pod_api().delete(WAITS, &params).await.map(drop))?;
         Ok(())
     }
 
     /// Moves the controllers' clocks forward. Returns the Evacuations whose active evacuator was silent before.
-    async fn shift_clocks(&mut self, by: Duration) -> Result<BTreeSet<String>> {
+    async fn shift_clocks(&mut self, by: Duration, observer: &Observer) -> Result<BTreeSet<String>> {
         // The API server enforces a policy for about a second after its deletion. Rejections during that time would
         // be recorded with the new clock.
         tokio::time::sleep(Duration::from_secs(3)).await;
         let all = self.env.evacuation_api().list(&ListParams::default()).await?;
+        observer.clocks_are_ahead(SignedDuration::try_from(by)?);
         self.controllers.evacuation.put_clocks_forward(by).await?;
         self.controllers.maintenance.put_clocks_forward(by).await?;
         Ok(all.iter().filter(|evacuation| is_silent(evacuation)).map(ResourceExt::name_any).collect())

@@ -17,6 +17,8 @@ pub(super) struct Replicas<'a> {
     name: &'static str,
     /// Lease duration, which limits how soon a standby takes over from a killed leader.
     lease_seconds: &'static str,
+    /// More arguments.
+    args: &'static [&'static str],
     /// Two replicas, or none while the controller is stopped.
     pair: Vec<Service>,
     /// How far their clocks are ahead.
@@ -29,24 +31,25 @@ impl<'a> Replicas<'a> {
     /// Starts both replicas and waits until they are ready. A standby takes over from a killed leader within two
     /// seconds.
     pub(super) async fn start(cluster: &'a Handle, name: &'static str) -> Result<Self> {
-        Self::start_with(cluster, name, "2").await
+        Self::start_with(cluster, name, "2", &[]).await
     }
 
-    /// The same with this Lease duration, in seconds.
+    /// The same with this Lease duration, in seconds, and more arguments.
     pub(super) async fn start_with(
         cluster: &'a Handle,
         name: &'static str,
         lease_seconds: &'static str,
+        args: &'static [&'static str],
     ) -> Result<Self> {
         let (pair, ahead) = (Vec::new(), Duration::ZERO);
-        let mut replicas = Self { cluster, name, lease_seconds, pair, ahead, kills: 0 };
+        let mut replicas = Self { cluster, name, lease_seconds, args, pair, ahead, kills: 0 };
         replicas.start_again().await?;
         Ok(replicas)
     }
 
     async fn start_one(&self) -> Result<Service> {
-        let service =
-            Service::start(self.cluster, self.name, &["--lease-seconds", self.lease_seconds]).await?;
+        let args = [&["--lease-seconds", self.lease_seconds], self.args].concat();
+        let service = Service::start(self.cluster, self.name, &args).await?;
         if !self.ahead.is_zero() {
             service.shift_clock(self.ahead).await?;
         }

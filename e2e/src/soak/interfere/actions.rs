@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use haulout_api_types::node_maintenance::Stage;
 use haulout_api_types::{Evacuation, NodeMaintenance};
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{DeleteParams, ListParams, ObjectList, Patch, PatchParams, PostParams};
@@ -14,10 +15,11 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::env::{self, NODES, PINNED, POOL, SoakEnv, object};
+use super::env::{self, NODES, PINNED, POOL, SPARE, SoakEnv, UNDISTURBED, object};
 use super::observer::Timeline;
 use super::rejections::{self, Overload};
 use super::script::{Action, Script, Step};
+use super::surging;
 use crate::handle::Handle;
 use crate::soak::replicas::Replicas;
 use crate::wait;
@@ -26,10 +28,11 @@ use crate::wait;
 pub(super) const FOREIGN: &str = "example.com/hold";
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Both controllers.
+/// The services that take part in drains.
 pub(super) struct Controllers<'a> {
     pub(super) maintenance: Replicas<'a>,
     pub(super) evacuation: Replicas<'a>,
+    pub(super) workload: Replicas<'a>,
 }
 
 /// Carries out the actions.
@@ -54,6 +57,12 @@ pub(super) enum Undo {
     Policy(&'static str),
     Overload(Overload),
     EvacuationController,
+    WorkloadEvacuator,
+    /// Changes the specification of a Deployment back.
+    Deployment(String, Value),
+    Recreate(Box<Deployment>),
+    Ready(String),
+    Spare(Vec<&'static str>),
 }
 
 /// A random element; `None` if there is none.
@@ -71,8 +80,13 @@ impl Interferer<'_> {
     /// Carries out the whole script, and returns when all effects are undone.
     pub(super) async fn carry_out(&mut self, script: &Script) -> Result<()> {
         let begun = Instant::now();
+        let mut is_second = false;
         for step in &script.steps {
             self.undo_until(begun + step.at).await?;
+            if step.at >= script.second && !is_second {
+                is_second = true;
+                self.drain_spare().await?;
+            }
             let name = step.action.name();
             let done = self.act(step).await.with_context(|| format!("interfering: {name}"))?;
             let done = done.unwrap_or_else(|| "found nothing to do".to_owned());
@@ -81,6 +95,15 @@ impl Interferer<'_> {
         }
         self.undo_until(begun + script.end).await?;
         self.undo_all().await
+    }
+
+    /// Drains a node to which pods have moved, so that some of them move again.
+    async fn drain_spare(&mut self) -> Result<()> {
+        let field = json!({"key": "metadata.name", "operator": "In", "values": [SPARE[0]]});
+        let selector = json!({"nodeSelectorTerms": [{"matchFields": [field]}]});
+        let name = self.maintain(selector, Stage::Drain, false).await?;
+        self.timeline.note("INTERFERER", format!("{name} drains {}", SPARE[0]));
+        Ok(())
     }
 
     /// Waits until then, and undoes what is due before.
@@ -122,6 +145,7 @@ impl Interferer<'_> {
             }
             Undo::Budget(name) => {
                 ignore_stale(self.env.budget_api().delete(&name, &DeleteParams::default()).await)?;
+                self.env.intents.removed("PodDisruptionBudget", &name);
                 format!("deleted budget {name}")
             }
             Undo::Policy(name) => {
@@ -135,6 +159,28 @@ impl Interferer<'_> {
             Undo::EvacuationController => {
                 self.controllers.evacuation.start_again().await?;
                 "the evacuation controller is running again".to_owned()
+            }
+            Undo::WorkloadEvacuator => {
+                self.controllers.workload.start_again().await?;
+                "the workload evacuator is running again".to_owned()
+            }
+            Undo::Deployment(name, spec) => {
+                let text = format!("changed Deployment {name} back: {spec}");
+                surging::patch_deployment(&mut self.env, &name, spec).await?;
+                text
+            }
+            Undo::Recreate(deployment) => {
+                format!("recreated Deployment {}", surging::recreate(&mut self.env, *deployment).await?)
+            }
+            Undo::Ready(pod) => {
+                surging::set_ready(&self.env, &pod, true).await?;
+                format!("pod {pod} may be ready")
+            }
+            Undo::Spare(nodes) => {
+                for name in &nodes {
+                    self.env.cordon(name, false).await?;
+                }
+                format!("uncordoned {nodes:?}")
             }
         };
         self.timeline.note("INTERFERER", done);
@@ -188,6 +234,27 @@ impl Interferer<'_> {
                 self.controllers.evacuation.stop(random.bool()).await?;
                 (Some(Undo::EvacuationController), Some(format!("stopped for {} s", step.lasts.as_secs())))
             }
+            Action::StopWorkloadEvacuator => {
+                self.controllers.workload.stop(random.bool()).await?;
+                (Some(Undo::WorkloadEvacuator), Some(format!("stopped for {} s", step.lasts.as_secs())))
+            }
+            Action::KillWorkloadLeader => {
+                let after = Duration::from_millis(random.u64(..1500));
+                (None, self.controllers.workload.kill_leader(after).await?)
+            }
+            Action::ScaleDeployment
+            | Action::RollOutDeployment
+            | Action::PauseDeployment
+            | Action::DeleteDeployment
+            | Action::StripFormerOwner
+            | Action::StripEvacuatorFinalizer
+            | Action::DeleteReplacement
+            | Action::BreakReplacement
+            | Action::CancelEvacuation
+            | Action::CordonSpare => {
+                let pending = self.changed_deployments();
+                surging::act(&mut self.env, step.action, &pending, &mut random).await?
+            }
             Action::KillEvacuationLeader => {
                 let after = Duration::from_millis(random.u64(..1500));
                 (None, self.controllers.evacuation.kill_leader(after).await?)
@@ -203,6 +270,16 @@ impl Interferer<'_> {
         Ok(done)
     }
 
+    /// The Deployments that are changed back later.
+    fn changed_deployments(&self) -> Vec<String> {
+        let names = self.pending.iter().filter_map(|(_, undo)| match undo {
+            Undo::Deployment(name, _) => Some(name.clone()),
+            Undo::Recreate(deployment) => Some(deployment.name_any()),
+            _ => None,
+        });
+        names.collect()
+    }
+
     async fn reject(&self, name: &'static str) -> Result<(Option<Undo>, Option<String>)> {
         // The previous policy still exists.
         if self.pending.iter().any(|(_, undo)| matches!(undo, Undo::Policy(known) if *known == name)) {
@@ -213,7 +290,7 @@ impl Interferer<'_> {
     }
 
     /// Makes room in a budget while the API server rejects all evictions as too many requests.
-    async fn overload(&self) -> Result<(Option<Undo>, Option<String>)> {
+    async fn overload(&mut self) -> Result<(Option<Undo>, Option<String>)> {
         if self.pending.iter().any(|(_, undo)| matches!(undo, Undo::Overload(_))) {
             return Ok((None, None));
         }
@@ -230,13 +307,19 @@ impl Interferer<'_> {
         let Some(budget) = self.budget_of(&app).await? else { return Ok((None, None)) };
         let overload = Overload::begin(self.cluster, &self.env.client).await?;
         let patch = json!({"spec": {"maxUnavailable": 1, "minAvailable": null}});
-        ignore_stale(
-            self.env.budget_api().patch(&budget, &PatchParams::default(), &Patch::Merge(patch)).await,
-        )?;
+        self.patch_budget(&budget, &Patch::Merge(patch)).await?;
         Ok((
             Some(Undo::Overload(overload)),
             Some(format!("evictions are rejected as too many, and budget {budget} has room")),
         ))
+    }
+
+    async fn patch_budget(&mut self, name: &str, patch: &Patch<Value>) -> Result<()> {
+        let written = self.env.budget_api().patch(name, &PatchParams::default(), patch).await;
+        if let Some(written) = ignore_stale(written)? {
+            self.env.intents.wrote("PodDisruptionBudget", &written.metadata);
+        }
+        Ok(())
     }
 
     async fn budget_of(&self, app: &str) -> Result<Option<String>> {
@@ -252,7 +335,8 @@ impl Interferer<'_> {
         let api = self.env.evacuation_api();
         let mut all = api.list(&ListParams::default()).await?;
         // Evacuations of pods that return to their node are deleted soon.
-        all.items.retain(|evacuation| !evacuation.spec.pod_ref.name.starts_with(PINNED));
+        let kept = |pod: &str| !UNDISTURBED.iter().chain([&PINNED]).any(|name| pod.starts_with(name));
+        all.items.retain(|evacuation| kept(&evacuation.spec.pod_ref.name));
         let Some(found) = choose(all, random) else { return Ok((None, None)) };
         let (name, pod, params) = (found.name_any(), &found.spec.pod_ref.name, PatchParams::default());
         let patch = async |patch: Value| ignore_stale(api.patch(&name, &params, &Patch::Merge(patch)).await);
@@ -339,12 +423,13 @@ impl Interferer<'_> {
     }
 
     async fn on_budget(
-        &self,
+        &mut self,
         action: Action,
         random: &mut fastrand::Rng,
     ) -> Result<(Option<Undo>, Option<String>)> {
         let api = self.env.budget_api();
-        let budgets = api.list(&ListParams::default()).await?;
+        let mut budgets = api.list(&ListParams::default()).await?;
+        budgets.items.retain(|budget| !UNDISTURBED.contains(&app_of(budget)));
         if action == Action::CreateBudget {
             let covered: Vec<String> = budgets.iter().map(|budget| app_of(budget).to_owned()).collect();
             let free: Vec<_> = env::apps().filter(|app| !covered.iter().any(|known| known == app)).collect();
@@ -364,6 +449,7 @@ impl Interferer<'_> {
         Ok(match action {
             Action::DeleteBudget => {
                 ignore_stale(api.delete(&name, &DeleteParams::default()).await)?;
+                self.env.intents.removed("PodDisruptionBudget", &name);
                 (None, Some(name))
             }
             Action::DoubleBudget => {
@@ -375,11 +461,11 @@ impl Interferer<'_> {
                 (Some(Undo::Budget(second.clone())), Some(format!("{second} covers what {name} covers")))
             }
             Action::TightenBudget => {
-                ignore_stale(api.patch(&name, &PatchParams::default(), &change("maxUnavailable", 0)).await)?;
+                self.patch_budget(&name, &change("maxUnavailable", 0)).await?;
                 (None, Some(name))
             }
             _ => {
-                ignore_stale(api.patch(&name, &PatchParams::default(), &change("maxUnavailable", 1)).await)?;
+                self.patch_budget(&name, &change("maxUnavailable", 1)).await?;
                 (None, Some(name))
             }
         })

@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
 use haulout_api_types::evacuation::Evacuator;
 use haulout_api_types::{Evacuation, NodeMaintenance};
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -17,7 +18,7 @@ use kube::runtime::watcher;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::observer::Expected;
+use super::observer::{Expected, Intents};
 use crate::nodes::is_initialized;
 use crate::objects::{self, PodBuilder};
 use crate::wait;
@@ -28,8 +29,8 @@ pub(super) const NAMESPACE: &str = "shop";
 pub(super) const POOL: &str = "pool";
 /// The nodes that are drained, with their pools.
 pub(super) const NODES: [(&str, &str); 5] = [("n0", "a"), ("n1", "a"), ("n2", "a"), ("n3", "b"), ("n4", "b")];
-/// The nodes to which their pods move.
-const SPARE: [&str; 2] = ["spare-0", "spare-1"];
+/// The nodes to which their pods move. The first one is drained later.
+pub(super) const SPARE: [&str; 2] = ["spare-0", "spare-1"];
 /// A node that was cordoned by somebody else, and a node that already had an autoscaler annotation.
 const CORDONED: &str = "n4";
 const PROTECTED: (&str, &str, &str) = ("n1", "karpenter.sh/do-not-disrupt", "false");
@@ -52,13 +53,46 @@ const WORKLOADS: [(&str, &str, i32); 6] = [
     ("StatefulSet", "queue", 3),
     ("Job", "batch", 3),
 ];
-/// The names of the workloads.
+/// A Deployment without other evacuators, whose pods start slowly.
+struct Slow {
+    name: &'static str,
+    replicas: i32,
+    max_surge: i32,
+    budget: Option<(&'static str, i32)>,
+    /// The deletion cost of its pods.
+    cost: Option<&'static str>,
+}
+
+const SLOW: [Slow; 4] = [
+    Slow { name: "alone", replicas: 1, max_surge: 1, budget: None, cost: None },
+    Slow { name: "single", replicas: 1, max_surge: 1, budget: Some(("minAvailable", 1)), cost: Some("5") },
+    Slow { name: "solo", replicas: 1, max_surge: 1, budget: Some(("minAvailable", 1)), cost: None },
+    Slow { name: "surge", replicas: 5, max_surge: 2, budget: Some(("maxUnavailable", 0)), cost: Some("7") },
+];
+/// Their pods become ready after this time.
+const STARTS_IN: &str = "3s";
+/// Those with which nobody interferes.
+pub(super) const UNDISTURBED: [&str; 2] = ["alone", "single"];
+
+/// The names of the workloads with which people interfere.
 pub(super) fn apps() -> impl Iterator<Item = &'static str> {
-    WORKLOADS.into_iter().map(|(_, name, _)| name)
+    WORKLOADS.into_iter().map(|(_, name, _)| name).chain(disturbed_slow())
+}
+
+fn disturbed_slow() -> impl Iterator<Item = &'static str> {
+    SLOW.iter().map(|slow| slow.name).filter(|name| !UNDISTURBED.contains(name))
+}
+
+/// The names of the Deployments with which people interfere. All of them allow a surge.
+pub(super) fn deployments() -> impl Iterator<Item = &'static str> {
+    let quick = WORKLOADS.into_iter().filter(|(kind, ..)| *kind == "Deployment").map(|(_, name, _)| name);
+    quick.chain(disturbed_slow())
 }
 
 /// The workload whose pods return to the node that they left. Only some rounds have it.
 pub(super) const PINNED: &str = "pinned";
+/// The annotation with the deletion cost of a pod.
+const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 /// The pod that the drain has to wait for until it finishes.
 pub(super) const WAITS: &str = "waits";
 
@@ -67,6 +101,8 @@ pub(super) struct SoakEnv {
     pub(super) client: Client,
     /// The expected state of each node when no maintenance holds it.
     pub(super) nodes: BTreeMap<String, Expected>,
+    /// The Deployments and budgets as people have written them.
+    pub(super) intents: Intents,
     /// The initial number of pods.
     pub(super) pods: usize,
 }
@@ -77,7 +113,7 @@ impl SoakEnv {
         let namespaces: Api<Namespace> = Api::all(client.clone());
         namespaces.create(&params, &objects::namespace(NAMESPACE)).await.context("creating a namespace")?;
         let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), NAMESPACE);
-        let env = Self { client, nodes: BTreeMap::new(), pods: 0 };
+        let env = Self { client, nodes: BTreeMap::new(), intents: Intents::default(), pods: 0 };
         let class = json!({"metadata": {"name": HIGH.0}, "value": HIGH.1});
         Api::<PriorityClass>::all(env.client.clone()).create(&params, &object(class)?).await?;
         let nodes = NODES.map(|(name, pool)| node(name, pool));
@@ -118,6 +154,9 @@ impl SoakEnv {
             self.workload(kind, name, replicas, template).await?;
             self.pods += usize::try_from(replicas)?;
         }
+        for slow in &SLOW {
+            self.slow(slow).await?;
+        }
         let mut alone = vec![
             pod("bare-0", &[REPORTS], "").node("n0"),
             pod("bare-1", &[], HIGH.0).node("n3"),
@@ -147,7 +186,7 @@ impl SoakEnv {
             self.workload("Deployment", PINNED, 1, template).await?;
         }
         self.cordon(CORDONED, true).await?;
-        for (name, _) in NODES {
+        for name in NODES.map(|(name, _)| name).into_iter().chain([SPARE[0]]) {
             let annotations = (name == PROTECTED.0).then(|| (PROTECTED.1.to_owned(), PROTECTED.2.to_owned()));
             let expected =
                 Expected { cordoned: name == CORDONED, annotations: annotations.into_iter().collect() };
@@ -156,7 +195,32 @@ impl SoakEnv {
         Ok(self)
     }
 
-    async fn workload(&self, kind: &str, name: &str, replicas: i32, template: PodBuilder) -> Result<()> {
+    async fn slow(&mut self, slow: &Slow) -> Result<()> {
+        let Slow { name, replicas, max_surge, budget, cost } = slow;
+        if let Some((field, number)) = budget {
+            self.budget(name, name, field, *number).await?;
+        }
+        let template = pod(name, &[], "").annotation("haulout.test/ready-after", STARTS_IN);
+        let template = match cost {
+            Some(cost) => template.annotation(DELETION_COST, cost),
+            None => template,
+        };
+        let mut deployment = objects::deployment(name).namespace(NAMESPACE).replicas(*replicas);
+        deployment = deployment.pods(|_| template);
+        let mut deployment = serde_json::to_value(deployment.build())?;
+        if let Some(spec) = deployment.pointer_mut("/spec").and_then(Value::as_object_mut) {
+            spec.insert(
+                "strategy".into(),
+                json!({"rollingUpdate": {"maxSurge": max_surge, "maxUnavailable": 0}}),
+            );
+        }
+        let created = self.deployment_api().create(&PostParams::default(), &object(deployment)?).await;
+        self.intents.wrote("Deployment", &created.with_context(|| format!("creating {name}"))?.metadata);
+        self.pods += usize::try_from(*replicas)?;
+        Ok(())
+    }
+
+    async fn workload(&mut self, kind: &str, name: &str, replicas: i32, template: PodBuilder) -> Result<()> {
         let labels = json!({"matchLabels": {"app": name}});
         let mut template = serde_json::to_value(template.template())?;
         let (group, plural) = match kind {
@@ -185,20 +249,22 @@ impl SoakEnv {
             "apiVersion": resource.api_version, "kind": resource.kind,
             "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec,
         }))?;
-        api.create(&PostParams::default(), &object).await.with_context(|| format!("creating {name}"))?;
+        let created = api.create(&PostParams::default(), &object).await;
+        let created = created.with_context(|| format!("creating {name}"))?;
+        if kind.kind == "Deployment" {
+            self.intents.wrote("Deployment", &created.metadata);
+        }
         Ok(())
     }
 
     /// Creates a budget for the pods of this workload.
-    pub(super) async fn budget(&self, name: &str, app: &str, field: &str, number: i32) -> Result<()> {
+    pub(super) async fn budget(&mut self, name: &str, app: &str, field: &str, number: i32) -> Result<()> {
         let budget = json!({
             "metadata": {"name": name, "namespace": NAMESPACE},
             "spec": {"selector": {"matchLabels": {"app": app}}, field: number},
         });
-        self.budget_api()
-            .create(&PostParams::default(), &object(budget)?)
-            .await
-            .context("creating a budget")?;
+        let created = self.budget_api().create(&PostParams::default(), &object(budget)?).await;
+        self.intents.wrote("PodDisruptionBudget", &created.context("creating a budget")?.metadata);
         Ok(())
     }
 
@@ -217,6 +283,10 @@ impl SoakEnv {
     }
 
     pub(super) fn budget_api(&self) -> Api<PodDisruptionBudget> {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    pub(super) fn deployment_api(&self) -> Api<Deployment> {
         Api::namespaced(self.client.clone(), NAMESPACE)
     }
 

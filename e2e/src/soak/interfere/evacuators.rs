@@ -44,7 +44,8 @@ pub(super) async fn run(
     let (mut turns, mut known) = (JoinSet::new(), HashSet::new());
     while let Some(evacuation) = events.try_next().await? {
         let class = evacuation.status.as_ref().and_then(|status| status.active_evacuator_class.clone());
-        let Some(class) = class.filter(|class| evacuation.is_active(class)) else { continue };
+        let ours = |class: &String| [COMPLETES, REPORTS, FORBIDS, SILENT].contains(&class.as_str());
+        let Some(class) = class.filter(|class| ours(class) && evacuation.is_active(class)) else { continue };
         // A recreated Evacuation is a different one.
         if known.insert((evacuation.uid(), class.clone())) {
             let (api, name) = (api.clone(), evacuation.name_any());

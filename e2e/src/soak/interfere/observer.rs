@@ -5,15 +5,23 @@
 //! Throughout, it checks that
 //! 1. no eviction of ours violates a budget, and no pod is deleted instead of evicted (`history`);
 //! 2. whenever a maintenance that drains had no activity on its nodes for [`QUIET`], its status reports what blocks
-//!    the drain or what it waits for, and the API server confirms that (`stall`, `claims`, `truth`);
+//!    the drain or what it waits for, and the API server confirms that (`stall`, `claims`, `truth`, `replacements`);
 //! 3. at the end nothing is left over (`leftovers`), no pod was evacuated that no maintenance wanted to leave, and no
-//!    pod was evicted in a loop (`history`).
+//!    pod was evicted in a loop (`history`);
+//! 4. at the end each pod of a Deployment belongs to one of its ReplicaSets, with the deletion cost of its template
+//!    (`owners`), Deployments and budgets are as people have written them (`intents`), and Deployments with which
+//!    nobody interferes have had a ready pod at every moment (`availability`).
 
 mod activity;
 mod audit;
+mod availability;
+mod changes;
 mod claims;
 mod history;
+mod intents;
 mod leftovers;
+mod owners;
+mod replacements;
 mod stall;
 #[cfg(test)]
 mod tests;
@@ -21,7 +29,7 @@ mod timeline;
 mod truth;
 mod view;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,18 +47,29 @@ use tokio_util::task::AbortOnDropHandle;
 
 use self::activity::{Activity, Leadership};
 use self::audit::Audit;
+use self::changes::described;
 use self::history::{Change, History};
+pub(super) use self::intents::Intents;
 pub(super) use self::leftovers::Expected;
-use self::stall::{Problem, problems, status_summary};
+use self::stall::{Problem, problems};
 pub(super) use self::timeline::Timeline;
 use self::truth::{Answer, Facts, Rejection};
 use self::view::{ClusterView, Kind, Read as _};
 
 /// The namespace of our services and their Leases.
 const SYSTEM: &str = "haulout-system";
-/// The Leases of the two controllers.
+/// The Leases of the controllers.
 const MAINTENANCE_LEASE: &str = "haulout-maintenance-controller";
 const EVACUATION_LEASE: &str = "haulout-evacuation-controller";
+/// The Lease of the service that replaces pods of Deployments, its evacuator class, and its finalizer.
+const WORKLOAD_LEASE: &str = "haulout-workload-evacuator";
+const WORKLOAD_CLASS: &str = "deployment.apps.k8s.io";
+const WORKLOAD_FINALIZER: &str = "evacuation.coordination.k8s.io/instigator_deployment.apps.k8s.io";
+/// The annotation of pods that it moves, and the one with the deletion cost.
+const FORMER_OWNER: &str = "evacuation.coordination.k8s.io/former-owner";
+const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+/// The namespace of the workloads.
+const WORKLOADS: &str = "shop";
 /// The message of policies that reject our writes.
 pub(super) const DENIAL_MESSAGE: &str = "not during the sale";
 /// Time without activity after which a status has to report the reason.
@@ -94,13 +113,21 @@ struct State {
 
 impl Observer {
     /// Starts watching and checking.
-    pub(super) async fn start(client: Client, audit_log: PathBuf, timeline: Timeline) -> Result<Self> {
+    ///
+    /// Nobody interferes with the Deployments called `undisturbed`.
+    pub(super) async fn start(
+        client: Client,
+        audit_log: PathBuf,
+        timeline: Timeline,
+        undisturbed: &[&str],
+    ) -> Result<Self> {
+        let undisturbed: BTreeSet<String> = undisturbed.iter().map(|&name| name.to_owned()).collect();
         let state = State {
             view: ClusterView::default(),
             activity: Activity::default(),
-            history: History::default(),
+            history: History { undisturbed: undisturbed.clone(), ..History::default() },
             audit: Audit::new(audit_log)?,
-            facts: Facts::default(),
+            facts: Facts { undisturbed, ..Facts::default() },
             wrong: HashMap::new(),
             checks: 0,
         };
@@ -125,9 +152,22 @@ impl Observer {
         }
     }
 
-    /// Records that the clocks of the controllers were moved forward by this much.
+    /// Records that the clocks of the controllers are being moved forward by this much: evacuators may miss their
+    /// deadlines from now on.
     pub(super) fn clocks_are_ahead(&self, by: SignedDuration) {
-        self.shared.state().facts.ahead = by;
+        let mut state = self.shared.state();
+        state.facts.ahead = by;
+        state.history.deadlines_pass.get_or_insert(Timestamp::now());
+    }
+
+    /// Fails unless the Deployments and budgets are as people have written them.
+    pub(super) async fn check_intents(&self, intents: &Intents) -> Result<()> {
+        let view = ClusterView::fetch(&self.shared.client).await?;
+        let changed = intents.changed(&view);
+        if !changed.is_empty() {
+            bail!("somebody else has changed these:\n{}", changed.join("\n"));
+        }
+        Ok(())
     }
 
     /// How many times a status was checked while there was no activity.
@@ -136,11 +176,13 @@ impl Observer {
     }
 
     /// When all maintenances are over: waits until nothing is left over, and checks the whole history.
-    pub(super) async fn finish(&self, nodes: &BTreeMap<String, Expected>) -> Result<()> {
+    pub(super) async fn finish(&self, nodes: &BTreeMap<String, Expected>, intents: &Intents) -> Result<()> {
         let deadline = tokio::time::Instant::now() + LIMIT;
         loop {
             let view = ClusterView::fetch(&self.shared.client).await?;
-            let left = leftovers::leftovers(&view, nodes);
+            let mut left = leftovers::leftovers(&view, nodes);
+            left.extend(owners::orphans(&view));
+            left.extend(owners::costs(&view, intents));
             if left.is_empty() {
                 break;
             }
@@ -149,6 +191,7 @@ impl Observer {
             }
             tokio::time::sleep(CHECK_INTERVAL).await;
         }
+        self.check_intents(intents).await?;
         // The last requests are in the audit log already. The watches get a moment to catch up.
         tokio::time::sleep(CHECK_INTERVAL).await;
         let mut state = self.shared.state();
@@ -303,7 +346,7 @@ impl State {
         lines.extend(described(kind, old.as_deref(), new.as_deref(), &key));
         match kind {
             Kind::Policy | Kind::FlowSchema => self.rejections(kind, &object, exists, now),
-            Kind::Lease | Kind::Namespace => {}
+            Kind::Lease | Kind::Namespace | Kind::Deployment | Kind::ReplicaSet => {}
             _ => self.history.changes.push(Change { revision, at: now, kind, key, object: new }),
         }
         lines
@@ -368,6 +411,21 @@ impl State {
             }
             Leadership::Nobody(since) => (None, Some(since)),
         };
+        match self.activity.leads(WORKLOAD_LEASE, now) {
+            Leadership::Since(since) => {
+                led = led.max(since);
+                self.facts.unserved_since = None;
+            }
+            // Nobody can correct what it has reported.
+            Leadership::Nobody(since) if now.duration_since(since.max(led)) < ABSENT_AFTER => {
+                return (found, quiet);
+            }
+            Leadership::Nobody(since) => {
+                self.facts.unserved_since = Some(since);
+                self.facts.was_unserved = true;
+                self.history.deadlines_pass.get_or_insert(since);
+            }
+        }
         for maintenance in self.view.all(Kind::Maintenance) {
             let Some(since) = self.activity.quiet_since(maintenance, &self.view, clock) else { continue };
             if now.duration_since(since.max(led)) >= QUIET {
@@ -391,58 +449,5 @@ impl State {
                 .is_some_and(|since| now.duration_since(*since) >= PROBLEM_GRACE_PERIOD)
         };
         found.iter().filter(is_overdue).cloned().collect()
-    }
-}
-
-/// The part of a change that is interesting for the timeline.
-fn described(
-    kind: Kind,
-    old: Option<&Value>,
-    new: Option<&Value>,
-    key: &str,
-) -> Option<(&'static str, String)> {
-    match kind {
-        Kind::Maintenance => {
-            let text = |of: &Value| {
-                let deleted = if of.is_terminating() { ", being deleted" } else { "" };
-                format!("{}{deleted}: {}", of.text("/spec/stage"), status_summary(of))
-            };
-            let (old, new) = (old.map(text), new.map(text));
-            (old != new).then(|| ("status", format!("{key}: {}", new.unwrap_or("is gone".into()))))
-        }
-        Kind::Evacuation => {
-            let text = |of: &Value| {
-                let blocked =
-                    of.condition("Blocked").map(|(status, reason, _)| format!(" Blocked={status} {reason}"));
-                let deleted = if of.is_terminating() { " being deleted," } else { "" };
-                let completed = if of.flag("/status/activeEvacuatorCompleted") { " completed" } else { "" };
-                let policy = of.text("/status/evacuationCancellationPolicy").replace("Allow", "");
-                let finalizers: Vec<_> =
-                    of.finalizers().iter().filter_map(|f| f.rsplit(['/', '_']).next()).collect();
-                format!("{deleted}{}{completed} {policy} held by {finalizers:?}", blocked.unwrap_or_default())
-            };
-            let pod = new.or(old).map(|of| of.text("/spec/podRef/name").to_owned()).unwrap_or_default();
-            let (old, new) = (old.map(text), new.map(text));
-            let text = format!("evacuation of {pod}:{}", new.clone().unwrap_or(" is gone".into()));
-            (old != new).then_some(("observer", text))
-        }
-        Kind::Budget => {
-            let text = |of: &Value| {
-                let of = |field: &str| of.number(&format!("/status/{field}"));
-                let (allowed, healthy) = (of("disruptionsAllowed"), of("currentHealthy"));
-                format!("allows {allowed}: {healthy} healthy of {}", of("desiredHealthy"))
-            };
-            let (old, new) = (old.map(text), new.map(text));
-            (old != new).then(|| ("observer", format!("budget {key} {}", new.unwrap_or("is gone".into()))))
-        }
-        Kind::Node => {
-            let text = |of: &Value| {
-                let cordoned = if of.flag("/spec/unschedulable") { "cordoned" } else { "open" };
-                format!("{cordoned}, pool {:?}", of.label("pool").unwrap_or_default())
-            };
-            let (old, new) = (old.map(text), new.map(text));
-            (old != new).then(|| ("observer", format!("node {key} is {}", new.unwrap_or("gone".into()))))
-        }
-        _ => None,
     }
 }

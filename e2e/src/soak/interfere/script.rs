@@ -33,6 +33,18 @@ pub(super) enum Action {
     StopEvacuationController,
     KillEvacuationLeader,
     KillMaintenanceLeader,
+    ScaleDeployment,
+    RollOutDeployment,
+    PauseDeployment,
+    DeleteDeployment,
+    StripFormerOwner,
+    StripEvacuatorFinalizer,
+    DeleteReplacement,
+    BreakReplacement,
+    CancelEvacuation,
+    CordonSpare,
+    StopWorkloadEvacuator,
+    KillWorkloadLeader,
 }
 
 /// How long the effect of an action lasts.
@@ -47,7 +59,7 @@ enum Lasts {
 }
 
 impl Action {
-    pub(super) const ALL: [Self; 25] = [
+    pub(super) const ALL: [Self; 37] = [
         Self::DeleteEvacuation,
         Self::StripFinalizers,
         Self::HoldEvacuation,
@@ -73,6 +85,18 @@ impl Action {
         Self::StopEvacuationController,
         Self::KillEvacuationLeader,
         Self::KillMaintenanceLeader,
+        Self::ScaleDeployment,
+        Self::RollOutDeployment,
+        Self::PauseDeployment,
+        Self::DeleteDeployment,
+        Self::StripFormerOwner,
+        Self::StripEvacuatorFinalizer,
+        Self::DeleteReplacement,
+        Self::BreakReplacement,
+        Self::CancelEvacuation,
+        Self::CordonSpare,
+        Self::StopWorkloadEvacuator,
+        Self::KillWorkloadLeader,
     ];
 
     /// The name in timelines and for `--only`.
@@ -103,6 +127,18 @@ impl Action {
             Self::StopEvacuationController => "stop-evacuation-controller",
             Self::KillEvacuationLeader => "kill-evacuation-leader",
             Self::KillMaintenanceLeader => "kill-maintenance-leader",
+            Self::ScaleDeployment => "scale-deployment",
+            Self::RollOutDeployment => "roll-out-deployment",
+            Self::PauseDeployment => "pause-deployment",
+            Self::DeleteDeployment => "delete-deployment",
+            Self::StripFormerOwner => "strip-former-owner",
+            Self::StripEvacuatorFinalizer => "strip-evacuator-finalizer",
+            Self::DeleteReplacement => "delete-replacement",
+            Self::BreakReplacement => "break-replacement",
+            Self::CancelEvacuation => "cancel-evacuation",
+            Self::CordonSpare => "cordon-spare",
+            Self::StopWorkloadEvacuator => "stop-workload-evacuator",
+            Self::KillWorkloadLeader => "kill-workload-leader",
         }
     }
 
@@ -112,12 +148,21 @@ impl Action {
             | Self::DoubleBudget
             | Self::RejectEvacuations
             | Self::RejectNodes
-            | Self::RejectEvictions => Lasts::ThroughQuiet,
-            Self::RelabelNode => Lasts::Seconds(3, 9),
+            | Self::RejectEvictions
+            | Self::RollOutDeployment
+            | Self::PauseDeployment
+            | Self::BreakReplacement
+            | Self::CordonSpare => Lasts::ThroughQuiet,
+            Self::RelabelNode | Self::DeleteDeployment | Self::ScaleDeployment => Lasts::Seconds(3, 9),
             Self::OverloadEvictions => Lasts::Seconds(4, 7),
-            Self::StopEvacuationController => Lasts::Seconds(4, 12),
+            Self::StopEvacuationController | Self::StopWorkloadEvacuator => Lasts::Seconds(4, 12),
             _ => Lasts::Not,
         }
+    }
+
+    /// Whether its effect can last until a status has to report it.
+    fn can_be_long(self) -> bool {
+        matches!(self, Self::StopEvacuationController | Self::StopWorkloadEvacuator)
     }
 
     /// Whether the action is most useful late in the round, when the drain has been blocked for a while, or would end
@@ -130,6 +175,25 @@ impl Action {
                 | Self::CompleteMaintenance
                 | Self::DeleteMaintenance
                 | Self::CompleteUnled
+        )
+    }
+
+    /// Whether the action concerns Deployments whose pods are being replaced.
+    fn is_about_replacements(self) -> bool {
+        matches!(
+            self,
+            Self::ScaleDeployment
+                | Self::RollOutDeployment
+                | Self::PauseDeployment
+                | Self::DeleteDeployment
+                | Self::StripFormerOwner
+                | Self::StripEvacuatorFinalizer
+                | Self::DeleteReplacement
+                | Self::BreakReplacement
+                | Self::CancelEvacuation
+                | Self::CordonSpare
+                | Self::StopWorkloadEvacuator
+                | Self::KillWorkloadLeader
         )
     }
 }
@@ -150,6 +214,8 @@ pub(super) struct Step {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Script {
     pub(super) steps: Vec<Step>,
+    /// When the second half begins, after the quiet period.
+    pub(super) second: Duration,
     /// When interference ends.
     pub(super) end: Duration,
     /// Whether silent evacuators miss their deadline instead of completing at the end.
@@ -162,7 +228,7 @@ const FIRST: Duration = Duration::from_secs(2);
 const BUSY: Duration = Duration::from_secs(11);
 /// Long enough for a status to be checked: ten seconds without activity, and some for a problem to persist.
 const QUIET: Duration = Duration::from_secs(18);
-/// The same for rounds in which the evacuation controller is stopped long enough that a status has to report it.
+/// The same for rounds in which a controller is stopped long enough that a status has to report it.
 const LONG_QUIET: Duration = Duration::from_secs(92);
 /// The same after an overload at the end: rejected evictions have had time for a retry, and do not wait for a long
 /// backoff.
@@ -175,24 +241,23 @@ impl Script {
     pub(super) fn new(seed: u64, only: &[String]) -> Result<Self> {
         let mut random = fastrand::Rng::with_seed(seed);
         let only: Vec<Action> = only.iter().map(|name| named(name)).collect::<Result<_>>()?;
-        let long = random.u64(..LONG_ONCE_IN) == 0;
-        let long = if only.is_empty() { long } else { only == [Action::StopEvacuationController] };
-        let quiet = if long { LONG_QUIET } else { QUIET };
+        let outage =
+            if random.bool() { Action::StopEvacuationController } else { Action::StopWorkloadEvacuator };
+        let long = if only.is_empty() {
+            (random.u64(..LONG_ONCE_IN) == 0).then_some(outage)
+        } else {
+            only.first().copied().filter(|action| only.len() == 1 && action.can_be_long())
+        };
+        let quiet = if long.is_some() { LONG_QUIET } else { QUIET };
         let second = FIRST + BUSY + quiet;
-        let (mut early, mut late): (Vec<Action>, Vec<Action>) = if only.is_empty() {
-            let mut all = Action::ALL.to_vec();
-            random.shuffle(&mut all);
-            let (late, early): (Vec<_>, Vec<_>) = all.into_iter().partition(|action| action.is_late());
-            let stays = |action: &Action| !long || *action != Action::StopEvacuationController;
-            let mut early = early.into_iter().filter(stays);
-            let first: Vec<_> = early.by_ref().take(random.usize(4..7)).collect();
-            (first, late.into_iter().take(2).chain(early.take(random.usize(1..3))).collect())
+        let (mut early, mut late) = if only.is_empty() {
+            choose(&mut random, long)
         } else {
             (only.iter().copied().cycle().take(3).collect(), only.clone())
         };
-        if long {
-            early.retain(|action| *action != Action::StopEvacuationController);
-            early.insert(0, Action::StopEvacuationController);
+        if let Some(long) = long {
+            early.retain(|action| *action != long);
+            early.insert(0, long);
         }
         random.shuffle(&mut late);
         let after = if late.contains(&Action::OverloadEvictions) { AFTER_OVERLOAD } else { Duration::ZERO };
@@ -203,7 +268,7 @@ impl Script {
                 let at = begin + BUSY * place / count + Duration::from_millis(random.u64(..500));
                 let seconds = match action.lasts() {
                     Lasts::Not => 0,
-                    Lasts::Seconds(..) if long && action == Action::StopEvacuationController => {
+                    Lasts::Seconds(..) if long == Some(action) && begin == FIRST => {
                         second.saturating_sub(at).as_secs() + 1
                     }
                     Lasts::Seconds(least, most) => random.u64(least..most),
@@ -216,8 +281,23 @@ impl Script {
                 steps.push(Step { at, action, lasts, seed: random.u64(..) });
             }
         }
-        Ok(Self { steps, end: second + BUSY + after, time_passes: random.u8(..4) == 0 })
+        Ok(Self { steps, second, end: second + BUSY + after, time_passes: random.u8(..4) == 0 })
     }
+}
+
+/// The actions before and after the quiet period, without the one that goes on all that time.
+fn choose(random: &mut fastrand::Rng, long: Option<Action>) -> (Vec<Action>, Vec<Action>) {
+    let mut all: Vec<_> = Action::ALL.into_iter().filter(|action| Some(*action) != long).collect();
+    random.shuffle(&mut all);
+    let (replacements, all): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|action| action.is_about_replacements());
+    let (late, early): (Vec<_>, Vec<_>) = all.into_iter().partition(|action| action.is_late());
+    let (mut replacements, mut early) = (replacements.into_iter(), early.into_iter());
+    let mut first: Vec<_> = early.by_ref().take(random.usize(4..7)).collect();
+    first.extend(replacements.by_ref().take(random.usize(2..4)));
+    random.shuffle(&mut first);
+    let last = late.into_iter().take(2).chain(early.take(random.usize(1..3)));
+    (first, last.chain(replacements.take(random.usize(1..4))).collect())
 }
 
 fn named(name: &str) -> Result<Action> {

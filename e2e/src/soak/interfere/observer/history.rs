@@ -1,14 +1,15 @@
 //! Checks the whole history of a round: every change of pods, budgets, nodes, maintenances and Evacuations in the
 //! order of the API server, and our evictions.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use super::audit::Request;
-use super::view::{ClusterView, Kind, Read as _, covers, is_healthy, selects_node};
+use super::availability::outages;
+use super::view::{ClusterView, Kind, Read as _, controller, covers, is_healthy, is_moved, selects_node};
 
 /// For how long the status of a budget may lag after somebody else deletes a pod or changes a budget.
 const BEHIND: SignedDuration = SignedDuration::from_secs(10);
@@ -38,7 +39,14 @@ pub struct History {
     pub requests: Vec<Request>,
     /// When a watch had to restart, so that changes may be missing.
     pub gaps: Vec<Timestamp>,
+    /// The Deployments with which nobody interferes.
+    pub undisturbed: BTreeSet<String>,
+    /// When evacuators may have missed their deadlines for the first time, so that pods leave without a replacement.
+    pub deadlines_pass: Option<Timestamp>,
 }
+
+/// What people own: none of our services may write it.
+const OWNED: [&str; 4] = ["deployments", "replicasets", "statefulsets", "poddisruptionbudgets"];
 
 /// Pods and budgets at one moment, and since when budgets may lag.
 #[derive(Default)]
@@ -67,6 +75,56 @@ impl History {
         found.extend(self.deletions());
         found.extend(self.unwanted());
         found.extend(self.loops());
+        found.extend(self.writes());
+        found.extend(self.requested());
+        found.extend(outages(&self.undisturbed, &self.ordered(), &self.gaps, self.deadlines_pass));
+        found
+    }
+
+    /// Writes of ours to objects of people, and evictions by other services than the one for it, rejected or not.
+    fn writes(&self) -> Vec<String> {
+        let wrong = self.requests.iter().filter(|request| {
+            let resource = request.resource.split('/').next().unwrap_or_default();
+            let evicts = request.resource == "pods/eviction" && request.service != "evacuation-controller";
+            evicts || OWNED.contains(&resource)
+        });
+        wrong
+            .map(|request| {
+                let Request { service, verb, resource, key, code, .. } = request;
+                format!("{service} must not {verb} {resource} {key}: {code}")
+            })
+            .collect()
+    }
+
+    /// Evacuations that the workload evacuator requested for pods that it had not moved.
+    fn requested(&self) -> Vec<String> {
+        let (mut found, mut moved) = (Vec::new(), BTreeMap::new());
+        for change in self.ordered() {
+            let Some(object) = &change.object else { continue };
+            match change.kind {
+                Kind::Pod => {
+                    moved.insert(object.uid().to_owned(), is_moved(object));
+                }
+                Kind::Evacuation => {
+                    let ours = |request: &&Request| {
+                        request.service == "workload-evacuator"
+                            && (request.verb.as_str(), request.resource.as_str(), request.code)
+                                == ("create", "evacuations", 201)
+                            && request.key == change.key
+                            && request.received <= change.at
+                            && change.at <= later(request.answered, LATE)
+                    };
+                    let is_moved = moved.get(object.text("/spec/podRef/uid")).copied().unwrap_or_default();
+                    if !is_moved && self.requests.iter().any(|request| ours(&request)) {
+                        found.push(format!(
+                            "the workload evacuator requested the evacuation {}, but its pod was not moved",
+                            change.key
+                        ));
+                    }
+                }
+                _ => {}
+            }
+        }
         found
     }
 
@@ -162,8 +220,7 @@ impl History {
         let mut pods: HashMap<(String, String), String> = HashMap::new();
         for Change { object, key, kind, .. } in &self.changes {
             let Some(pod) = object.as_ref().filter(|_| *kind == Kind::Pod) else { continue };
-            let owner = pod.list("/metadata/ownerReferences").iter().find(|owner| owner.flag("/controller"));
-            if let Some(owner) = owner {
+            if let Some(owner) = controller(pod) {
                 let owner = format!("{} {}", owner.text("/kind"), owner.text("/name"));
                 pods.insert((key.clone(), pod.text("/spec/nodeName").to_owned()), owner);
             }

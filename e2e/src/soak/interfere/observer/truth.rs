@@ -1,11 +1,12 @@
 //! Whether a claim of a status is true: for each documented reason, what must hold on the API server.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use super::claims::Claim;
+use super::replacements;
 use super::view::{ClusterView, Kind, Read, has_to_leave};
 
 /// How late something may be that is due at a certain time.
@@ -29,6 +30,11 @@ pub struct Facts {
     pub absent_since: Option<Timestamp>,
     /// Since when the current leader has led.
     pub led_since: Option<Timestamp>,
+    /// Since when no workload evacuator leads, and whether that has ever been the case for long.
+    pub unserved_since: Option<Timestamp>,
+    pub was_unserved: bool,
+    /// The Deployments with which nobody interferes.
+    pub undisturbed: BTreeSet<String>,
     /// The last answer to an eviction of ours, by pod.
     pub evictions: HashMap<String, Answer>,
     /// When requests of ours were rejected.
@@ -99,6 +105,7 @@ pub fn check(claim: &Claim, maintenance: &Value, view: &ClusterView, facts: &Fac
         "HandledElsewhere" => check.handled_elsewhere(),
         "NamespaceTerminating" => check.namespace_terminating(),
         "EvacuatorActive" => check.evacuator_active(),
+        "NoRoomForReplacement" => check.no_room(),
         "TerminationGracePeriod" => check.termination_grace_period(),
         "EvacuationRequested" => check.evacuation_requested(),
         "WaitingForNode" => check.waiting_for_node(),
@@ -196,7 +203,9 @@ impl<'a> Check<'a> {
     }
 
     fn budget_exhausted(&self) -> CheckResult {
-        let budgets = self.view.covering(self.staying()?);
+        let pod = self.staying()?;
+        replacements::should_have_moved(pod, self.view, self.facts)?;
+        let budgets = self.view.covering(pod);
         ensure(!budgets.is_empty(), || "no PodDisruptionBudget covers the pod".into())?;
         self.names_budgets_of(&budgets)?;
         // If several budgets cover the pod, none of them allows the eviction.
@@ -279,14 +288,22 @@ impl<'a> Check<'a> {
         ensure(namespace.is_some_and(Read::is_terminating), || "the namespace is not being deleted".into())
     }
 
+    fn no_room(&self) -> CheckResult {
+        let pod = self.staying()?;
+        let (evacuation, message) = (self.evacuation(pod)?, &self.claim.message);
+        replacements::has_no_room(message, evacuation, pod, self.view, self.facts)
+    }
+
     fn evacuator_active(&self) -> CheckResult {
-        let evacuation = self.evacuation(self.staying()?)?;
+        let pod = self.staying()?;
+        let evacuation = self.evacuation(pod)?;
         let class = evacuation.text("/status/activeEvacuatorClass");
         ensure(!class.is_empty(), || "no evacuator is active".into())?;
         ensure(!evacuation.flag("/status/activeEvacuatorCompleted"), || {
             format!("the evacuator {class} has completed")
         })?;
         ensure(self.claim.class.as_deref() == Some(class), || format!("the active evacuator is {class}"))?;
+        replacements::has_turn(evacuation, pod, self.view, self.facts)?;
         let progress = evacuation.time("/status/evacuationProgressTimestamp");
         let since = progress.or_else(|| evacuation.time("/metadata/creationTimestamp")).unwrap_or_default();
         let deadline = SignedDuration::from_secs(evacuation.number("/spec/progressDeadlineSeconds"));
@@ -389,7 +406,10 @@ impl<'a> Check<'a> {
                 evacuation.finalizers().iter().any(|finalizer| self.claim.message.contains(finalizer));
             pod == *key && evacuation.is_terminating() && named
         });
-        ensure(held, || "no Evacuation of the pod is being deleted and has a finalizer that is named".into())
+        ensure(held, || {
+            "no Evacuation of the pod is being deleted and has a finalizer that is named".into()
+        })?;
+        replacements::may_hold(&self.claim.message, self.facts)
     }
 
     fn returns(&self) -> CheckResult {

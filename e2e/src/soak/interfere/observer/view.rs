@@ -21,10 +21,12 @@ pub enum Kind {
     Lease,
     Policy,
     FlowSchema,
+    Deployment,
+    ReplicaSet,
 }
 
 impl Kind {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Pod,
         Self::Budget,
         Self::Node,
@@ -34,6 +36,8 @@ impl Kind {
         Self::Lease,
         Self::Policy,
         Self::FlowSchema,
+        Self::Deployment,
+        Self::ReplicaSet,
     ];
 
     pub fn api(self, client: &Client) -> Api<DynamicObject> {
@@ -54,6 +58,8 @@ impl Kind {
                 "validatingadmissionpolicies",
             ),
             Self::FlowSchema => ("flowcontrol.apiserver.k8s.io", "v1", "FlowSchema", "flowschemas"),
+            Self::Deployment => ("apps", "v1", "Deployment", "deployments"),
+            Self::ReplicaSet => ("apps", "v1", "ReplicaSet", "replicasets"),
         };
         let kind = GroupVersionKind::gvk(group, version, kind);
         let resource = ApiResource::from_gvk_with_plural(&kind, plural);
@@ -187,6 +193,26 @@ impl ClusterView {
         self.all(Kind::Budget).filter(|budget| covers(budget, pod)).collect()
     }
 
+    /// The Deployment to which a pod belongs, directly or through a ReplicaSet.
+    pub fn deployment_of(&self, pod: &Value) -> Option<&Value> {
+        let owner = controller(pod)?;
+        let with_uid = |kind, uid: &str| self.all(kind).find(|object| object.uid() == uid);
+        match owner.text("/kind") {
+            "Deployment" => with_uid(Kind::Deployment, owner.text("/uid")),
+            "ReplicaSet" => {
+                let set = with_uid(Kind::ReplicaSet, owner.text("/uid"))?;
+                with_uid(Kind::Deployment, controller(set)?.text("/uid"))
+            }
+            _ => None,
+        }
+    }
+
+    /// The pods of a Deployment.
+    pub fn pods_of_deployment(&self, deployment: &Value) -> Vec<&Value> {
+        let belongs = |pod: &&Value| self.deployment_of(pod).is_some_and(|of| of.uid() == deployment.uid());
+        self.all(Kind::Pod).filter(belongs).collect()
+    }
+
     /// The Evacuation of the pod with this UID.
     pub fn evacuation_of(&self, pod: &Value) -> Option<&Value> {
         let same = |evacuation: &&Value| evacuation.text("/spec/podRef/uid") == pod.uid();
@@ -194,13 +220,20 @@ impl ClusterView {
     }
 }
 
+/// The owner reference of the controller.
+pub fn controller(object: &Value) -> Option<&Value> {
+    object.list("/metadata/ownerReferences").iter().find(|owner| owner.flag("/controller"))
+}
+
+/// Whether a pod belongs directly to a Deployment, so that its ReplicaSet creates a replacement.
+pub fn is_moved(pod: &Value) -> bool {
+    controller(pod).is_some_and(|owner| owner.text("/kind") == "Deployment")
+}
+
 /// Whether the drain of a node has to remove this pod.
 pub fn has_to_leave(pod: &Value) -> bool {
     let finished = matches!(pod.text("/status/phase"), "Succeeded" | "Failed");
-    let owned = |kind: &str| {
-        let owners = pod.list("/metadata/ownerReferences");
-        owners.iter().any(|owner| owner.flag("/controller") && owner.text("/kind") == kind)
-    };
+    let owned = |kind: &str| controller(pod).is_some_and(|owner| owner.text("/kind") == kind);
     let stays = pod.label("cluster.x-k8s.io/drain") == Some("skip");
     let mirror = pod.annotation("kubernetes.io/config.mirror").is_some();
     !finished && !owned("DaemonSet") && !mirror && !stays
