@@ -261,13 +261,22 @@ fn after(time: Timestamp, duration: SignedDuration) -> Timestamp {
     time.saturating_add(duration).unwrap_or(Timestamp::MAX)
 }
 
-/// A terminating or finished pod. If it was deleted before we have completed, its ReplicaSet may have done that just before
-/// we moved it, and has to observe the deletion: otherwise it creates no other pod for five minutes.
+/// A terminating or finished pod.
 fn leaving(view: &View, pod: &PodView, plan: &mut Plan) {
-    let unexpected = pod.evac.as_ref().is_none_or(|evac| evac.active || evac.cancelled);
+    let evac = pod.evac.as_deref();
+    if pod.pod.finished && evac.is_some_and(|evac| evac.active) {
+        let message = status::finished(&pod.pod);
+        plan.act(pod, Action::Complete { outcome: Outcome::NotReady, message });
+        return;
+    }
+    let unexpected = evac.is_none_or(|evac| evac.active || evac.cancelled);
     if pod.pod.is_moved() && unexpected && view.former_set(pod).is_some() {
+        // Its ReplicaSet may have deleted it just before we moved it, and has to observe the deletion: otherwise it creates
+        // no other pod for five minutes.
         plan.act(pod, Action::GiveBack);
-    } else if pod.evac.as_ref().is_some_and(|evac| evac.cancelled && evac.is_held()) {
+    } else if pod.pod.finished && unexpected && !pod.pod.is_moved() && pod.pod.former.exists() {
+        plan.act(pod, Action::Restore);
+    } else if evac.is_some_and(|evac| evac.cancelled && evac.is_held()) {
         plan.act(pod, Action::Release);
     }
 }

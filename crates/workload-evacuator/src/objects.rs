@@ -43,6 +43,8 @@ pub struct Pod {
     pub ready: Option<Timestamp>,
     /// Whether it is terminating or has finished.
     pub leaving: bool,
+    /// Whether it has finished without being deleted. Its ReplicaSet does not count it.
+    pub finished: bool,
     /// Why it is not available, as far as it is known.
     pub problem: Option<Box<Problem>>,
     /// The PersistentVolumeClaims that it mounts and that other pods may mount, too.
@@ -121,6 +123,7 @@ impl Pod {
             former,
             created,
             leaving: metadata.deletion_timestamp.is_some() || finished,
+            finished: metadata.deletion_timestamp.is_none() && finished,
             claims: spec.claims(),
             version,
         })

@@ -62,6 +62,11 @@ pub fn not_ready(pod: &Pod) -> String {
     format!("Pod {} is not ready, so no replacement is needed: it can be evicted.", pod.name)
 }
 
+/// The pod has finished.
+pub fn finished(pod: &Pod) -> String {
+    format!("Pod {} has finished, so no replacement is needed: it can be evicted.", pod.name)
+}
+
 /// The API server rejects the patch that moves the pod.
 pub fn rejected(pod: &Pod, problem: &str) -> String {
     format!("the API server rejects the change of the owner or annotations of pod {}: {problem}", pod.name)

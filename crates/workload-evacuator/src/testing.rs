@@ -63,6 +63,7 @@ pub fn pod(n: u32) -> Pod {
         created: at(-100),
         ready: Some(at(-50)),
         leaving: false,
+        finished: false,
         problem: None,
         claims: Box::new([]),
         version: 0,

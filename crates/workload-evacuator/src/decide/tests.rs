@@ -182,6 +182,26 @@ fn replica_set_observes_the_deletion_of_a_moved_pod() {
     assert_eq!(leaving(None), Some(Action::GiveBack));
 }
 
+/// Its ReplicaSet does not count it, and nobody deletes it soon.
+#[test]
+fn finished_pod_is_not_replaced_and_keeps_no_annotation() {
+    let finished = |pod: Pod| Pod { leaving: true, finished: true, ready: None, ..pod };
+    let case = |pod, evac| action(&single(vec![(finished(pod), evac)]), 10);
+    for pod in [pod(1), moved(1, 1), returned(1)] {
+        let (outcome, message) = outcome(case(pod, Some(evac(1))));
+        assert_eq!(outcome, Outcome::NotReady);
+        assert!(message.contains("web-1 has finished"), "{message}");
+    }
+    for evac in [None, Some(cancelled(1))] {
+        assert_eq!(case(moved(1, 1), evac.clone()), Some(Action::GiveBack));
+        assert_eq!(case(returned(1), evac), Some(Action::Restore));
+    }
+    assert_eq!(case(pod(1), Some(cancelled(1))), Some(Action::Release));
+    let orphan = Pod { owner: None, ..finished(returned(1)) };
+    let orphan = LonePod { pod: Some(Arc::new(orphan)), set: None, evac: None };
+    assert_eq!(decide_lone(&orphan, at(0)).0, Some(Action::Restore));
+}
+
 #[test]
 fn unavailable_replica_is_not_waited_for() {
     // One of three is broken, since before the move.
