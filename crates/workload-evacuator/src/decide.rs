@@ -337,7 +337,12 @@ fn replacement(
         plan.act(pod, Action::Complete { outcome, message });
         true
     };
-    if counts.available.saturating_add(others) >= target {
+    // Most of the progress deadline is left for others to act.
+    let limit = |duration: SignedDuration| duration.min(evac.deadline / 2);
+    let due = after(since, limit(deployment.progress_deadline.saturating_add(deployment.min_ready)));
+    let enough = counts.available.saturating_add(others) >= target;
+    // Its controller may be about to create or delete pods.
+    if enough && (deployment.current || now >= due) {
         return complete(Outcome::Replaced, status::replaced(deployment, target));
     }
     if deployment.deleted {
@@ -354,17 +359,13 @@ fn replacement(
             other.created >= earliest && other.available_at(deployment.min_ready).is_none_or(|at| at > now)
         })
         .collect();
-    let obstacle = obstacle::find(&starting, view.former_set(pod));
-    // Most of the progress deadline is left for others to act.
-    let limit = |duration: SignedDuration| duration.min(evac.deadline / 2);
+    let obstacle = if enough { None } else { obstacle::find(&starting, view.former_set(pod)) };
     let (due, no_room) = match &obstacle {
         Some(Obstacle::Structural(text)) => {
             return complete(Outcome::Obstructed, status::obstructed(deployment, text));
         }
         Some(Obstacle::Room { since, .. }) => (after(*since, limit(wait_for_room)), true),
-        None => {
-            (after(since, limit(deployment.progress_deadline.saturating_add(deployment.min_ready))), false)
-        }
+        None => (due, false),
     };
     if now >= due {
         let waited = now.duration_since(since);
@@ -379,6 +380,7 @@ fn replacement(
     }
     let message = match &obstacle {
         Some(Obstacle::Room { text, .. }) => status::no_room(&starting, text, due),
+        _ if enough => status::not_observed(deployment),
         _ => status::starting(deployment, &starting),
     };
     let expected_end = expected_end(view, since).filter(|_| !no_room);
@@ -437,7 +439,7 @@ pub fn decide_lone(
 ) -> (Option<Action>, Option<Timestamp>) {
     if let Some(pod) = pod
         && pod.former.exists()
-        && !pod.leaving
+        && (!pod.leaving || pod.finished)
         && !pod.is_moved()
         && evac.as_ref().is_none_or(|evac| evac.cancelled)
     {

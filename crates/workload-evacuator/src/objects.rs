@@ -344,6 +344,8 @@ pub struct Deployment {
     pub progress_deadline: SignedDuration,
     /// Whether its annotation asks for evictions without a replacement.
     pub opted_out: bool,
+    /// Whether its controller has acted on its latest specification.
+    pub current: bool,
     /// Whether it is being deleted.
     pub deleted: bool,
 }
@@ -354,7 +356,7 @@ const PROGRESS_DEADLINE_SECONDS: i32 = 600;
 impl Deployment {
     /// Reads a Deployment. `None` if it has no UID.
     pub fn read(deployment: SlimDeployment) -> Option<Self> {
-        let SlimDeployment { metadata, spec } = deployment;
+        let SlimDeployment { metadata, spec, status } = deployment;
         let replicas = spec.replicas.unwrap_or(1).max(0);
         let strategy = spec.strategy.unwrap_or_default();
         let recreates = strategy.type_.as_deref() == Some("Recreate");
@@ -370,6 +372,8 @@ impl Deployment {
             min_ready: seconds(spec.min_ready_seconds.unwrap_or_default()),
             progress_deadline: seconds(spec.progress_deadline_seconds.unwrap_or(PROGRESS_DEADLINE_SECONDS)),
             opted_out: opts_out(&metadata),
+            current: status.observed_generation.unwrap_or_default()
+                >= metadata.generation.unwrap_or_default(),
             deleted: metadata.deletion_timestamp.is_some(),
             namespace: metadata.namespace.unwrap_or_default().into(),
             name: metadata.name.unwrap_or_default().into(),
@@ -406,6 +410,14 @@ pub struct SlimDeployment {
     pub metadata: ObjectMeta,
     #[serde(default)]
     spec: SlimDeploymentSpec,
+    #[serde(default)]
+    status: SlimDeploymentStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct SlimDeploymentStatus {
+    observed_generation: Option<i64>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -106,6 +106,14 @@ pub fn starting(deployment: &Deployment, starting: &[&Arc<Pod>]) -> String {
     format!("Waiting until the replacement is available: {}.", names(deployment, starting))
 }
 
+/// Enough pods are available, but the Deployment has just changed.
+pub fn not_observed(deployment: &Deployment) -> String {
+    format!(
+        "Waiting until the Deployment controller has observed the change of Deployment {}.",
+        deployment.name
+    )
+}
+
 /// Waits for a node with room.
 pub fn no_room(starting: &[&Arc<Pod>], text: &str, until: Timestamp) -> String {
     let name = starting.first().map(|pod| pod.name.as_ref()).unwrap_or_default();

@@ -48,6 +48,7 @@ pub fn deployment(replicas: i32, max_surge: i32) -> Deployment {
         min_ready: SignedDuration::ZERO,
         progress_deadline: SignedDuration::from_secs(600),
         opted_out: false,
+        current: true,
         deleted: false,
     }
 }

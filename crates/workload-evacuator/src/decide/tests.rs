@@ -269,6 +269,21 @@ fn obstacles_end_the_turn_and_lack_of_room_is_waited_for() {
     );
 }
 
+/// Its controller may be about to delete pods.
+#[test]
+fn changed_deployment_is_observed_before_the_pod_is_evicted() {
+    let mut view = single(vec![
+        (moved(1, 1), Some(evac(1))),
+        (Pod { created: at(1), ready: Some(at(5)), ..pod(2) }, None),
+    ]);
+    view.deployment.current = false;
+    let Some(Action::Report(report)) = action(&view, 5) else { panic!() };
+    assert!(report.message.contains("has observed the change of Deployment web"), "{}", report.message);
+    assert_eq!(outcome(action(&view, 600)).0, Outcome::Replaced, "not for ever");
+    view.deployment.current = true;
+    assert_eq!(outcome(action(&view, 5)).0, Outcome::Replaced);
+}
+
 #[test]
 fn same_report_is_not_repeated() {
     let view = |evac| single(vec![(moved(1, 1), Some(evac)), (starting(2, None), None)]);
