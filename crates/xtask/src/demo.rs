@@ -13,16 +13,17 @@ use anyhow::{Context, Result, bail};
 use clap::error::ErrorKind;
 use futures::FutureExt;
 use futures::future::select_all;
+use haulout_e2e::service::chart_args;
 use haulout_e2e::{Cluster, Handle, Service, Webhook, objects, tools, wait};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Node;
-use kube::Api;
 use kube::api::PostParams;
+use kube::{Api, Client};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::{repo, ui};
 
-const CONTROLLERS: [&str; 2] = ["evacuation-controller", "maintenance-controller"];
+const CONTROLLERS: [&str; 3] = ["evacuation-controller", "maintenance-controller", "workload-evacuator"];
 /// A drain needs another node for the pods.
 const NODES_FOR_A_DRAIN: u32 = 2;
 
@@ -177,13 +178,19 @@ async fn prepare(cluster: &Handle, args: &Args) -> Result<Services> {
     }
     let services = install(cluster, args).await?;
     ui::note("starting the sample workload");
-    let tight = args.has_drain();
-    for example in ["sample-workload.yaml"].into_iter().chain(tight.then_some("tight-budget.yaml")) {
-        let file = repo::root().join("examples").join(example).display().to_string();
-        let applied = cluster.kubectl(&["apply", "-f", &file]).await?;
-        applied.success().with_context(|| format!("failed to apply examples/{example}"))?;
+    let count = if args.has_drain() { story::WORKLOADS.len() } else { 1 };
+    for (example, names) in story::WORKLOADS.into_iter().take(count) {
+        start_workload(cluster, &client, example, names).await?;
     }
-    for name in ["web", "database"].into_iter().chain(tight.then_some(story::TIGHT)) {
+    Ok(services)
+}
+
+/// Applies an example, and waits until its Deployments are available.
+async fn start_workload(cluster: &Handle, client: &Client, example: &str, names: &[&str]) -> Result<()> {
+    let file = repo::root().join("examples").join(example).display().to_string();
+    let applied = cluster.kubectl(&["apply", "-f", &file]).await?;
+    applied.success().with_context(|| format!("failed to apply examples/{example}"))?;
+    for name in names {
         let deployments: Api<Deployment> = Api::namespaced(client.clone(), story::NAMESPACE);
         wait::present(deployments, name, "is available", Duration::from_secs(120), |deployment| {
             let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas);
@@ -192,7 +199,7 @@ async fn prepare(cluster: &Handle, args: &Args) -> Result<Services> {
         })
         .await?;
     }
-    Ok(services)
+    Ok(())
 }
 
 /// Installs the chart and starts its services, unless the user starts them.
@@ -208,7 +215,7 @@ async fn install(cluster: &Handle, args: &Args) -> Result<Services> {
     let mut controllers = Vec::new();
     for name in CONTROLLERS {
         ui::note(&format!("starting the {name}"));
-        controllers.push(Service::start(cluster, name, &[]).await?);
+        controllers.push(Service::start_installed(cluster, name).await?);
     }
     for controller in &controllers {
         controller.leads().await?;
@@ -242,13 +249,15 @@ KWOK simulates nodes and pods; everything else is real. Logs are in {logs}.",
 async fn hints(cluster: &Handle, args: &Args) -> Result<String> {
     let hints = if args.without_services {
         let ours = std::env::current_exe().context("failed to find the path of the running xtask binary")?;
-        let programs = CONTROLLERS.iter().zip(8082..).map(|(name, port)| {
-            let program = ours.with_file_name(name);
-            format!("\n  {} --namespace haulout-system --listen 127.0.0.1:{port}", program.display())
-        });
+        let mut programs = Vec::new();
+        for (name, port) in CONTROLLERS.iter().zip(8082..) {
+            let program = ours.with_file_name(name).display().to_string();
+            let args = chart_args(cluster, name).await?.unwrap_or_default().join(" ");
+            programs.push(format!("  {program} --namespace haulout-system --listen 127.0.0.1:{port} {args}"));
+        }
         let way = "In another terminal with the exports above, run `tilt up` from the root of the repository, or start the \
-                   controllers yourself, each in its own terminal:\n";
-        format!("Nothing drains until the controllers run. {way}{}", programs.collect::<String>())
+                   controllers yourself, each in its own terminal:\n\n";
+        format!("Nothing drains until the controllers run. {way}{}", programs.join("\n"))
     } else {
         let node = story::node_of_the_database(cluster).await?;
         let done = if args.no_drain { "The cluster is ready." } else { "The demo is done." };
@@ -262,9 +271,9 @@ async fn hints(cluster: &Handle, args: &Args) -> Result<String> {
        kubectl get evacuations -A -o wide --watch
   3. Start that evacuator in one more terminal with the same exports. The program runs until you stop it:
        cargo run --bin example-evacuator -- --namespace shop --selector app=database --class database.example.com --step-seconds 1
-     Its work on the pod is done when the watch of step 2 shows DisruptionBudgetExhausted in the column BLOCKED: now the
-     PodDisruptionBudget database blocks the eviction. Delete it in another terminal:
-       kubectl delete poddisruptionbudget database -n shop"
+     The drain now continues: when the program has moved the data, the workload evacuator starts a replacement for the pod,
+     and then the pod is evicted. This command returns when the node is drained:
+       kubectl wait nodemaintenances/kernel-upgrade --for=condition=Drained --timeout=5m"
         )
     };
     Ok(format!("\n{hints}\n\nPress Ctrl-C to stop and remove the cluster."))

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::Api;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -63,7 +65,14 @@ impl Service {
         Self::start_as(cluster, name, &kubeconfig, args)
     }
 
-    /// The same with any kubeconfig.
+    /// The same with the arguments of the chart's Deployment.
+    pub async fn start_installed(cluster: &Handle, name: &str) -> Result<Self> {
+        let args = chart_args(cluster, name).await?;
+        let args = args.with_context(|| format!("the chart does not install the {name}"))?;
+        Self::start(cluster, name, &args.iter().map(String::as_str).collect::<Vec<_>>()).await
+    }
+
+    /// The same as [`Service::start`] with any kubeconfig.
     pub fn start_as(cluster: &Handle, name: &str, kubeconfig: &Path, args: &[&str]) -> Result<Self> {
         static REPLICAS: AtomicU32 = AtomicU32::new(0);
         let number = REPLICAS.fetch_add(1, Ordering::Relaxed);
@@ -170,6 +179,19 @@ impl Service {
             format!("{}; last lines of its log:\n{last}", self.name())
         })
     }
+}
+
+/// The arguments from the chart's Deployment of a service, if it has one.
+pub async fn chart_args(cluster: &Handle, name: &str) -> Result<Option<Vec<String>>> {
+    let deployments: Api<Deployment> = Api::namespaced(cluster.client().await?, NAMESPACE);
+    let deployment = deployments.get_opt(&format!("haulout-{name}")).await;
+    let Some(deployment) =
+        deployment.with_context(|| format!("failed to read the Deployment of the {name}"))?
+    else {
+        return Ok(None);
+    };
+    let pod = deployment.spec.and_then(|spec| spec.template.spec).unwrap_or_default();
+    Ok(Some(pod.containers.into_iter().filter_map(|one| one.args).flatten().collect()))
 }
 
 /// The program of a service, next to xtask, which builds it.

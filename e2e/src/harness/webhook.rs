@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use haulout_api_types::NodeMaintenance;
-use k8s_openapi::api::apps::v1::Deployment;
 use kube::Api;
 use kube::api::PostParams;
 use serde_json::json;
 
 use crate::forwarder::Forwarder;
 use crate::handle::Handle;
-use crate::service::{NAMESPACE, Service};
+use crate::service::{Service, chart_args};
 use crate::wait;
 
 /// The webhook's name in the chart.
@@ -92,19 +91,6 @@ impl Webhook {
         let answered = answered.await;
         answered.with_context(|| last.map(|error| error.to_string()).unwrap_or_default())
     }
-}
-
-/// The arguments from the chart's Deployment of a service, if it has one.
-pub async fn chart_args(cluster: &Handle, name: &str) -> Result<Option<Vec<String>>> {
-    let deployments: Api<Deployment> = Api::namespaced(cluster.client().await?, NAMESPACE);
-    let deployment = deployments.get_opt(&format!("haulout-{name}")).await;
-    let Some(deployment) =
-        deployment.with_context(|| format!("failed to read the Deployment of the {name}"))?
-    else {
-        return Ok(None);
-    };
-    let pod = deployment.spec.and_then(|spec| spec.template.spec).unwrap_or_default();
-    Ok(Some(pod.containers.into_iter().filter_map(|one| one.args).flatten().collect()))
 }
 
 async fn start(cluster: &Handle, name: &str, chart: &[String], args: &[&str]) -> Result<Service> {

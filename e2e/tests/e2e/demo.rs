@@ -106,35 +106,37 @@ fn demo_drains_and_restores_a_node() {
     let said = demo.read_until(None);
     assert_eq!(demo.end(), Some(0), "{said}");
     assert!(!said.contains('\x1b'), "escape sequences without a terminal:\n{said}");
-    let [boot, before, drain, find, uncordon, release, complete] = steps(&said)[..] else {
+    let [boot, before, drain, moved, find, uncordon, release, complete] = steps(&said)[..] else {
         panic!("the demo has other steps:\n{said}");
     };
     assert_says(boot, &["export KUBECONFIG="]);
 
     let node = before.split_once("Show ").unwrap().1.split(',').next().unwrap();
-    let pod =
-        find.lines().find_map(|line| line.split_once(": ").filter(|(pod, _)| pod.starts_with("checkout-")));
-    let (pod, why) = pod.expect(find);
-    assert!(why.contains("PodDisruptionBudget"), "{why}");
-    assert_says(
-        before,
-        &["$ kubectl get nodes", "$ kubectl get pods", pod, "$ kubectl get poddisruptionbudgets"],
-    );
+    let (tight, blocked) = (pod_of("checkout", before), pod_of("reports", before));
+    assert_says(before, &["$ kubectl get nodes", "$ kubectl get pods", tight, blocked]);
+    assert_says(before, &["$ kubectl get poddisruptionbudgets", "checkout", "1", "N/A", "0"]);
 
     assert_says(
         drain,
         &["$ kubectl apply", &format!("values: [{node}]"), "nodemaintenance.k8s.io/new-memory created"],
     );
     assert_says(drain, &[&format!("node {node}: schedulable"), &format!("node {node}: cordoned")]);
-    assert_says(drain, &[&format!("pod shop/{pod}: Evacuation blocked: DisruptionBudgetExhausted")]);
+    assert_says(drain, &[&format!("pod shop/{blocked}: Evacuation blocked: DisruptionBudgetExhausted")]);
     let last = drain.lines().rfind(|line| line.contains("maintenance new-memory: Drain")).unwrap();
     // All pods of Deployments have left except for this one.
-    let all = before.lines().filter(|line| line.starts_with("checkout-") || line.starts_with("web-")).count();
+    let of_deployment =
+        |line: &&str| ["checkout-", "reports-", "web-"].iter().any(|app| line.starts_with(app));
+    let all = before.lines().filter(of_deployment).count();
     let gone = format!("blocked by DisruptionBudgetExhausted, {} of {all} pods have left", all - 1);
     assert_says(last, &[&gone]);
 
+    assert_moved_without_downtime((node, tight), drain, moved);
+
+    let why = find.lines().find_map(|line| line.strip_prefix(&format!("shop/{blocked}: ")));
+    let why = why.or_else(|| find.lines().find_map(|line| line.strip_prefix(&format!("{blocked}: "))));
+    assert!(why.expect(find).contains("PodDisruptionBudget"), "{find}");
     assert_says(find, &["$ kubectl get nodemaintenances new-memory", "Drain", "DisruptionBudgetExhausted"]);
-    assert_says(find, &["$ kubectl get evacuations -n shop", pod, "DisruptionBudgetExhausted"]);
+    assert_says(find, &["$ kubectl get evacuations -n shop", blocked, "DisruptionBudgetExhausted"]);
     assert_says(find, &["$ kubectl events --for nodemaintenance/new-memory", "Blocked"]);
 
     let warning = format!("Warning: node {node} is under maintenance by NodeMaintenance new-memory");
@@ -143,7 +145,11 @@ fn demo_drains_and_restores_a_node() {
 
     assert_says(
         release,
-        &["$ kubectl scale deployment checkout", "scaled", &format!("pod shop/{pod}: has left")],
+        &[
+            "$ kubectl patch poddisruptionbudgets reports",
+            "patched",
+            &format!("pod shop/{blocked}: has left"),
+        ],
     );
     assert_says(
         release,
@@ -156,6 +162,34 @@ fn demo_drains_and_restores_a_node() {
     );
     assert_says(complete, &[&format!("{node} is schedulable again"), "the cluster is stopped and removed"]);
     assert!(!complete.contains("SchedulingDisabled"), "{complete}");
+}
+
+/// The name of the only pod of a Deployment in a table of pods.
+fn pod_of<'a>(app: &str, table: &'a str) -> &'a str {
+    let names = table.lines().filter_map(|line| line.split(' ').next());
+    let pods: Vec<_> = names.filter(|name| name.starts_with(&format!("{app}-"))).collect();
+    assert_eq!(pods.len(), 1, "{table}");
+    pods[0]
+}
+
+/// The only pod of the Deployment with the strict budget is on another node. Its Service always had a ready endpoint, and more
+/// than one for some time.
+fn assert_moved_without_downtime((node, pod): (&str, &str), drain: &str, moved: &str) {
+    assert_says(drain, &[&format!("pod shop/{pod}: has left")]);
+    let endpoints: Vec<_> =
+        drain.lines().filter_map(|line| line.trim().strip_prefix("service shop/checkout: ")).collect();
+    let none = "0 moments without a ready endpoint";
+    let one = format!("1 ready endpoint; {none}");
+    assert_eq!(endpoints, [one.as_str(), &format!("2 ready endpoints; {none}"), &one], "{drain}");
+
+    let new = pod_of("checkout", moved);
+    assert_ne!(new, pod, "{moved}");
+    let row = moved.lines().find(|line| line.starts_with(new)).unwrap();
+    assert!(!row.contains(&format!(" {node} ")), "{row}");
+    assert_says(moved, &["deployment.apps/checkout", "1/1", "poddisruptionbudget.policy/checkout", "1"]);
+    assert_says(moved, &["PodReplaced", pod]);
+    let count = format!("While the pod moved, the Service checkout had {none}.");
+    assert_says(moved, &[&count]);
 }
 
 #[test]

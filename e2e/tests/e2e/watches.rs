@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures::future::join_all;
-use haulout_e2e::webhook::chart_args;
+use haulout_e2e::service::chart_args;
 use haulout_e2e::{Cluster, Forwarder, Handle, Service, wait};
 
 /// Detected within 90 seconds, and a little later on a busy machine. The API server itself would end the watches

@@ -1,4 +1,4 @@
-//! The state of the live view: applies watch events and returns rows.
+//! The state of the live view: applies watch events and returns rows. It counts how often a Service had no ready endpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,19 +6,33 @@ use haulout_api_types::names::condition;
 use haulout_api_types::node_maintenance::Stage;
 use haulout_api_types::{Evacuation, NodeMaintenance};
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::watcher::Event;
 use kube::{Resource, ResourceExt as _};
 
-/// One maintenance, its node, that node's pods, and all Evacuations.
+/// The label of an EndpointSlice with the name of its Service.
+pub const SERVICE_LABEL: &str = "kubernetes.io/service-name";
+
+/// One maintenance, its node, that node's pods, all Evacuations, and the endpoints of one Service.
 #[derive(Debug, Default)]
 pub struct ClusterState {
     pub maintenances: Store<NodeMaintenance>,
     pub nodes: Store<Node>,
     pub pods: Store<Pod>,
     pub evacuations: Store<Evacuation>,
+    pub endpoint_slices: Store<EndpointSlice>,
+    pub endpoints: Endpoints,
     /// Pods that were requested to leave. They are still shown after they have left.
     requested: BTreeSet<String>,
+}
+
+/// The ready endpoints of the Service.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Endpoints {
+    ready: usize,
+    /// The number of changes after which none was ready.
+    pub moments_without: usize,
 }
 
 /// The objects of one watch, by namespace and name.
@@ -89,10 +103,31 @@ impl Row {
 impl ClusterState {
     /// Whether every watch has delivered its initial list.
     pub fn is_synced(&self) -> bool {
-        self.maintenances.listed && self.nodes.listed && self.pods.listed && self.evacuations.listed
+        self.maintenances.listed
+            && self.nodes.listed
+            && self.pods.listed
+            && self.evacuations.listed
+            && self.endpoint_slices.listed
     }
 
-    /// The rows: the maintenance, the node, and each pod that is on it or was when it was requested to leave.
+    /// Applies an event of the Service's EndpointSlices. Each one counts, even if the next one follows at once.
+    pub fn apply_endpoint_slice(&mut self, event: Event<EndpointSlice>) {
+        self.endpoint_slices.apply(event);
+        if !self.endpoint_slices.listed {
+            return;
+        }
+        let endpoints = self.endpoint_slices.objects.values().flat_map(|slice| &slice.endpoints);
+        let is_ready = |endpoint: &&Endpoint| {
+            endpoint.conditions.as_ref().and_then(|conditions| conditions.ready) == Some(true)
+        };
+        self.endpoints.ready = endpoints.filter(is_ready).count();
+        if self.endpoints.ready == 0 {
+            self.endpoints.moments_without += 1;
+        }
+    }
+
+    /// The rows: the maintenance, the node, the Service, and each pod that is on the node or was when it was requested to
+    /// leave.
     pub fn rows(&mut self) -> Vec<Row> {
         let evacuations: BTreeMap<_, _> =
             self.evacuations.objects.values().map(|one| (one.spec.pod_ref.uid.as_str(), one)).collect();
@@ -117,7 +152,25 @@ impl ClusterState {
             let text = if is_cordoned(one) { "cordoned" } else { "schedulable" };
             Row::new(format!("node {}", one.name_any()), Severity::Neutral, text)
         });
-        maintenance.into_iter().chain(node).chain(pods.into_values()).collect()
+        let service = self.endpoint_slices.only().map(|slice| self.endpoints.row(slice));
+        maintenance.into_iter().chain(node).chain(service).chain(pods.into_values()).collect()
+    }
+}
+
+impl Endpoints {
+    fn row(self, slice: &EndpointSlice) -> Row {
+        let service = slice.labels().get(SERVICE_LABEL).map(String::as_str).unwrap_or_default();
+        let namespace = slice.namespace().unwrap_or_default();
+        let severity = if self.moments_without > 0 { Severity::Bad } else { Severity::Good };
+        let endpoints = if self.ready == 1 { "endpoint" } else { "endpoints" };
+        let text = format!("{} ready {endpoints}; {}", self.ready, self.count());
+        Row::new(format!("service {namespace}/{service}"), severity, text)
+    }
+
+    /// How often no endpoint was ready.
+    pub fn count(self) -> String {
+        let moments = if self.moments_without == 1 { "moment" } else { "moments" };
+        format!("{} {moments} without a ready endpoint", self.moments_without)
     }
 }
 
@@ -235,6 +288,32 @@ mod tests {
         assert_eq!(tuples(&mut state), row("terminating", Severity::Active));
         state.pods.apply(Event::Delete(pod("web")));
         assert_eq!(tuples(&mut state), row("has left", Severity::Good));
+    }
+
+    #[test]
+    fn moments_without_a_ready_endpoint_are_counted() {
+        let slice = |ready: &[bool]| -> EndpointSlice {
+            let endpoint = |ready: &bool| json!({"addresses": ["10.0.0.1"], "conditions": {"ready": ready}});
+            from_json(json!({
+                "metadata": {"namespace": "shop", "name": "web-1", "labels": {SERVICE_LABEL: "web"}},
+                "addressType": "IPv4", "endpoints": ready.iter().map(endpoint).collect::<Vec<_>>(),
+            }))
+        };
+        let mut state = ClusterState::default();
+        for event in [Event::Init, Event::InitApply(slice(&[true])), Event::InitDone] {
+            state.apply_endpoint_slice(event);
+        }
+        for (ready, text, severity) in [
+            (&[true][..], "1 ready endpoint; 0 moments without a ready endpoint", Severity::Good),
+            (&[true, true], "2 ready endpoints; 0 moments without a ready endpoint", Severity::Good),
+            (&[true, false], "1 ready endpoint; 0 moments without a ready endpoint", Severity::Good),
+            (&[false], "0 ready endpoints; 1 moment without a ready endpoint", Severity::Bad),
+            (&[true], "1 ready endpoint; 1 moment without a ready endpoint", Severity::Bad),
+            (&[], "0 ready endpoints; 2 moments without a ready endpoint", Severity::Bad),
+        ] {
+            state.apply_endpoint_slice(Event::Apply(slice(ready)));
+            assert_eq!(tuples(&mut state), [("service shop/web".to_owned(), text.to_owned(), severity)]);
+        }
     }
 
     #[test]

@@ -17,11 +17,21 @@ use super::state::{ClusterState, find_true, is_cordoned};
 use super::view::View;
 use crate::ui;
 
-/// Where the pods of `examples/sample-workload.yaml` and `tight-budget.yaml` are.
+/// Where the pods of all [`WORKLOADS`] are.
 pub const NAMESPACE: &str = "shop";
 const MAINTENANCE: &str = "new-memory";
-/// The Deployment whose budget allows no disruption.
-pub const TIGHT: &str = "checkout";
+/// The Deployment with one replica and a budget that allows no disruption, which is replaced. Its Service has the same name.
+const TIGHT: &str = "checkout";
+/// The Deployment that cannot be replaced, and whose budget allows no disruption.
+const BLOCKED: &str = "reports";
+/// The files of the sample workload in `examples`, with their Deployments. The pods of a file are scheduled relative to those
+/// of the files before it. Only the first one is needed without a drain.
+pub const WORKLOADS: [(&str, &[&str]); 3] = [
+    ("sample-workload.yaml", &["web", "database"]),
+    ("tight-budget.yaml", &[TIGHT]),
+    ("blocked-drain.yaml", &[BLOCKED]),
+];
+const STEPS: u32 = 7;
 /// Time to read a step, on a terminal.
 const PAUSE: Duration = Duration::from_secs(4);
 
@@ -29,10 +39,11 @@ const PAUSE: Duration = Duration::from_secs(4);
 pub async fn run(cluster: &Handle) -> Result<()> {
     let client = cluster.client().await?;
     let node = choose(&pods(&client, "").await?)?;
-    let mut view = View::open(&client, MAINTENANCE, &node);
+    let mut view = View::open(&client, MAINTENANCE, &node, (NAMESPACE, TIGHT));
     let walkthrough = Walkthrough { cluster, node: &node };
     walkthrough.show_node().await?;
     let before = walkthrough.drain(&mut view).await?;
+    walkthrough.show_replacement(&client, &view).await?;
     walkthrough.show_blocker(&client).await?;
     walkthrough.uncordon(&mut view).await?;
     walkthrough.unblock(&mut view).await?;
@@ -51,7 +62,8 @@ impl Walkthrough<'_> {
             1,
             &format!("Show {node}, which will get new memory, and the pods that run on it"),
             &format!(
-                "The Deployment {TIGHT} has two pods, one of them on {node}. Its PodDisruptionBudget requires both."
+                "The Deployments {TIGHT} and {BLOCKED} have one pod each, both on {node}. Their PodDisruptionBudgets allow no \
+                 disruption, so `kubectl drain` would never finish."
             ),
         )
         .await;
@@ -66,7 +78,11 @@ impl Walkthrough<'_> {
         step(
             2,
             "Drain the node: create a NodeMaintenance in stage Drain",
-            "The maintenance controller cordons the node and creates an Evacuation for each pod except DaemonSet pods.",
+            &format!(
+                "The maintenance controller cordons the node and creates an Evacuation for each pod except DaemonSet pods. The \
+                 workload evacuator starts a replacement for each pod of a Deployment. When the replacement is available, the \
+                 evacuation controller evicts the pod. Watch the Service {TIGHT}: it always has a ready endpoint."
+            ),
         )
         .await;
         let mut before = None;
@@ -76,32 +92,45 @@ impl Walkthrough<'_> {
         })
         .await?;
         self.apply(&manifest(self.node)).await?;
-        view.until(&format!("the pod of {TIGHT} is the only one left and is blocked"), |state| {
+        view.until(&format!("the pod of {BLOCKED} is the only one left and is blocked"), |state| {
             let drain = status(state).and_then(|status| status.drain_status.as_ref());
             drain.is_some_and(|drain| {
                 let blocker = drain.blockers.first().and_then(|blocker| blocker.pod.as_deref());
-                drain.pods_left == 1 && blocker.is_some_and(|pod| pod.starts_with(TIGHT))
+                drain.pods_left == 1 && blocker.is_some_and(|pod| pod.starts_with(BLOCKED))
             })
         })
         .await?;
         before.with_context(|| format!("node {} was deleted during the demo", self.node))
     }
 
-    async fn show_blocker(&self, client: &Client) -> Result<()> {
+    async fn show_replacement(&self, client: &Client, view: &View) -> Result<()> {
         step(
             3,
-            "One pod is blocked: find out why",
-            "The NodeMaintenance and the Evacuation name the pod and the reason. The event has only the reason.",
+            &format!("{TIGHT} has moved: one replica, a budget that allows no disruption, no downtime"),
+            "Nobody has changed the number of replicas, the pod template or the budget. The event names the pod that was evicted.",
         )
         .await;
-        // Events are written in the background.
-        let blocked = watcher::Config::default().fields(&format!("reason={}", event::BLOCKED));
-        let events: Api<Event> = Api::all(client.clone());
-        let ours = |event: &Event| event.involved_object.name.as_deref() == Some(MAINTENANCE);
-        wait::all(events, blocked, "include the blocked maintenance", Duration::from_secs(60), |all| {
-            all.iter().any(ours)
-        })
-        .await?;
+        wait_for_event(client, event::POD_REPLACED, TIGHT).await?;
+        let tight = format!("app={TIGHT}");
+        self.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", &tight, "-o", "wide"]).await?;
+        self.kubectl(&["get", "deployments,poddisruptionbudgets", "-n", NAMESPACE, TIGHT]).await?;
+        self.kubectl(&["events", "-n", NAMESPACE, "--for", &format!("deployment/{TIGHT}")]).await?;
+        let count = view.endpoints().count();
+        ui::result(&format!("\nWhile the pod moved, the Service {TIGHT} had {count}."));
+        Ok(())
+    }
+
+    async fn show_blocker(&self, client: &Client) -> Result<()> {
+        step(
+            4,
+            "One pod is blocked: find out why",
+            &format!(
+                "The strategy of the Deployment {BLOCKED} is Recreate, so it gets no replacement. The NodeMaintenance and the \
+                 Evacuation name the pod and what blocks its eviction. The event has only the reason."
+            ),
+        )
+        .await;
+        wait_for_event(client, event::BLOCKED, MAINTENANCE).await?;
         let blockers = r#"jsonpath={range .status.drainStatus.blockers[*]}{.pod}: {.message}{"\n"}{end}"#;
         self.kubectl(&["get", "nodemaintenances", MAINTENANCE]).await?;
         self.kubectl(&["get", "nodemaintenances", MAINTENANCE, "-o", blockers]).await?;
@@ -111,7 +140,7 @@ impl Walkthrough<'_> {
 
     async fn uncordon(&self, view: &mut View) -> Result<()> {
         step(
-            4,
+            5,
             "Try to uncordon the node by hand: Haulout keeps it cordoned",
             "The admission webhook prints a warning, and the maintenance controller cordons the node again.",
         )
@@ -128,12 +157,14 @@ impl Walkthrough<'_> {
 
     async fn unblock(&self, view: &mut View) -> Result<()> {
         step(
-            5,
-            "Unblock the pod: add a replica",
-            "When the third pod is ready, the budget allows one disruption. The evacuation controller then evicts the blocked pod at once.",
+            6,
+            "Unblock the pod: allow a disruption",
+            "When the budget allows a disruption, the evacuation controller evicts the blocked pod at once.",
         )
         .await;
-        self.kubectl(&["scale", "deployment", TIGHT, "-n", NAMESPACE, "--replicas", "3"]).await?;
+        let allow = r#"{"spec": {"minAvailable": 0}}"#;
+        let budget = ["patch", "poddisruptionbudgets", BLOCKED, "-n", NAMESPACE];
+        self.kubectl(&[&budget[..], &["--type", "merge", "-p", allow]].concat()).await?;
         view.until("the node is drained", |state| {
             status(state).is_some_and(|status| find_true(&status.conditions, condition::DRAINED).is_some())
         })
@@ -145,7 +176,7 @@ impl Walkthrough<'_> {
 
     async fn complete(&self, view: &mut View, before: &Node) -> Result<()> {
         step(
-            6,
+            7,
             "Return the node to service: set the stage to Complete",
             "The maintenance controller removes everything that the maintenance added to the node, including the cordon.",
         )
@@ -184,7 +215,10 @@ async fn step(number: u32, title: &str, text: &str) {
     if number > 1 && std::io::stdout().is_terminal() {
         tokio::time::sleep(PAUSE).await;
     }
-    ui::result(&format!("\n{}\n{text}", ui::paint_result("1", &format!("Step {number} of 6. {title}"))));
+    ui::result(&format!(
+        "\n{}\n{text}",
+        ui::paint_result("1", &format!("Step {number} of {STEPS}. {title}"))
+    ));
 }
 
 fn show_command(line: &str) {
@@ -225,6 +259,16 @@ fn status(state: &ClusterState) -> Option<&NodeMaintenanceStatus> {
     state.maintenances.only()?.status.as_ref()
 }
 
+/// Waits for an event of this object. Events are written in the background.
+async fn wait_for_event(client: &Client, reason: &str, name: &str) -> Result<()> {
+    let of_reason = watcher::Config::default().fields(&format!("reason={reason}"));
+    let events: Api<Event> = Api::all(client.clone());
+    let ours = |event: &Event| event.involved_object.name.as_deref() == Some(name);
+    let what = format!("include {reason} of {name}");
+    wait::all(events, of_reason, &what, Duration::from_secs(60), |all| all.iter().any(ours)).await?;
+    Ok(())
+}
+
 async fn pods(client: &Client, selector: &str) -> Result<Vec<Pod>> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
     Ok(pods
@@ -241,8 +285,8 @@ pub async fn node_of_the_database(cluster: &Handle) -> Result<String> {
     node.context("no pod of the Deployment database is scheduled")
 }
 
-/// A node where only the tight budget blocks the drain. The database's node is not suitable, because its evacuator does
-/// not run. Of several nodes, the one with the most pods.
+/// The node with the pod that is replaced and the one that blocks the drain. The database's node is not suitable, because its
+/// evacuator does not run.
 fn choose(pods: &[Pod]) -> Result<String> {
     let mut nodes: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for pod in pods {
@@ -251,13 +295,12 @@ fn choose(pods: &[Pod]) -> Result<String> {
             nodes.entry(node).or_default().push(app);
         }
     }
-    let fit = nodes.into_iter().filter(|(_, apps)| {
-        apps.iter().filter(|app| **app == TIGHT).count() == 1 && !apps.contains(&"database")
-    });
-    let best = fit.max_by_key(|(_, apps)| apps.len()).map(|(node, _)| node.to_owned());
-    best.with_context(|| {
+    let fits =
+        |apps: &[&str]| apps.contains(&TIGHT) && apps.contains(&BLOCKED) && !apps.contains(&"database");
+    let node = nodes.into_iter().find(|(_, apps)| fits(apps)).map(|(node, _)| node.to_owned());
+    node.with_context(|| {
         format!(
-            "no node has exactly one pod of {TIGHT} and no pod of database, as the demo requires: run the demo again"
+            "the pods of {TIGHT} and {BLOCKED} are not on the same node, or are on that of the database: run the demo again"
         )
     })
 }
@@ -284,14 +327,14 @@ mod tests {
     }
 
     #[test]
-    fn chosen_node_has_the_tight_pod_and_no_database() {
+    fn chosen_node_has_both_pods_and_no_database() {
         let placed =
-            [("checkout", "n1"), ("database", "n1"), ("web", "n1"), ("checkout", "n2"), ("web", "n2")];
+            [("web", "n1"), ("checkout", "n2"), ("web", "n2"), ("reports", "n2"), ("database", "n3")];
         assert_eq!(choose(&pods(&placed)).unwrap(), "n2");
-        let more = [("checkout", "n1"), ("checkout", "n2"), ("web", "n2"), ("database", "n3")];
-        assert_eq!(choose(&pods(&more)).unwrap(), "n2", "the node with more pods");
-        let both = [("checkout", "n1"), ("checkout", "n1"), ("database", "n2")];
-        assert!(choose(&pods(&both)).unwrap_err().to_string().contains("checkout"));
+        let apart = [("checkout", "n1"), ("reports", "n2"), ("database", "n3")];
+        assert!(choose(&pods(&apart)).unwrap_err().to_string().contains("checkout"));
+        let together = [("checkout", "n1"), ("reports", "n1"), ("database", "n1")];
+        assert!(choose(&pods(&together)).unwrap_err().to_string().contains("database"));
     }
 
     #[test]

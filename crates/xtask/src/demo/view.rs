@@ -7,12 +7,14 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use futures::stream::{BoxStream, SelectAll};
 use futures::{StreamExt as _, TryStreamExt as _};
+use haulout_api_types::Evacuation;
 use haulout_e2e::wait::Watchable;
-use kube::runtime::watcher::{self, Config};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::runtime::watcher::{self, Config, Event};
 use kube::runtime::{WatchStreamExt as _, watcher as watch};
 use kube::{Api, Client};
 
-use super::state::{ClusterState, Row, Severity, Store};
+use super::state::{ClusterState, Endpoints, Row, SERVICE_LABEL, Severity};
 use crate::ui;
 
 /// How long a step of the walkthrough may take.
@@ -24,7 +26,7 @@ const MAX_BATCH: usize = 64;
 type Change = Box<dyn FnOnce(&mut ClusterState) + Send>;
 type Changes = BoxStream<'static, Result<Change, watcher::Error>>;
 
-/// Watches one maintenance, one node, its pods and all Evacuations.
+/// Watches one maintenance, one node, its pods, all Evacuations, and the endpoints of one Service.
 pub struct View {
     state: ClusterState,
     changes: futures::stream::ReadyChunks<SelectAll<Changes>>,
@@ -32,19 +34,37 @@ pub struct View {
 }
 
 impl View {
-    /// Starts the watches.
-    pub fn open(client: &Client, maintenance: &str, node: &str) -> Self {
+    /// Starts the watches. The Service has a namespace and a name.
+    pub fn open(client: &Client, maintenance: &str, node: &str, service: (&str, &str)) -> Self {
         let named = |name: &str| Config::default().fields(&format!("metadata.name={name}"));
         let on_node = Config::default().fields(&format!("spec.nodeName={node}"));
+        let (namespace, service) = service;
+        let of_service = Config::default().labels(&format!("{SERVICE_LABEL}={service}"));
+        let all: Api<Evacuation> = Api::all(client.clone());
+        let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), namespace);
         let changes = futures::stream::select_all([
-            follow(Api::all(client.clone()), named(maintenance), |state| &mut state.maintenances),
-            follow(Api::all(client.clone()), named(node), |state| &mut state.nodes),
-            follow(Api::all(client.clone()), on_node, |state| &mut state.pods),
-            follow(Api::all(client.clone()), Config::default(), |state| &mut state.evacuations),
+            follow(Api::all(client.clone()), named(maintenance), |state, event| {
+                state.maintenances.apply(event);
+            }),
+            follow(Api::all(client.clone()), named(node), |state, event| {
+                state.nodes.apply(event);
+            }),
+            follow(Api::all(client.clone()), on_node, |state, event| {
+                state.pods.apply(event);
+            }),
+            follow(all, Config::default(), |state, event| {
+                state.evacuations.apply(event);
+            }),
+            follow(slices, of_service, ClusterState::apply_endpoint_slice),
         ]);
         let output = Output::new();
         let at_once = if matches!(output, Output::Lines { .. }) { 1 } else { MAX_BATCH };
         Self { state: ClusterState::default(), changes: changes.ready_chunks(at_once), output }
+    }
+
+    /// The ready endpoints of the Service.
+    pub fn endpoints(&self) -> Endpoints {
+        self.state.endpoints
     }
 
     /// Shows changes until the condition is met. `what` completes the sentence "timed out waiting until …".
@@ -93,14 +113,9 @@ impl View {
     }
 }
 
-fn follow<K: Watchable>(
-    api: Api<K>,
-    config: Config,
-    store: fn(&mut ClusterState) -> &mut Store<K>,
-) -> Changes {
+fn follow<K: Watchable>(api: Api<K>, config: Config, apply: fn(&mut ClusterState, Event<K>)) -> Changes {
     let events = watch(api, config).default_backoff();
-    let change =
-        move |event| -> Change { Box::new(move |state: &mut ClusterState| store(state).apply(event)) };
+    let change = move |event| -> Change { Box::new(move |state: &mut ClusterState| apply(state, event)) };
     events.map_ok(change).boxed()
 }
 
