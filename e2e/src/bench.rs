@@ -9,6 +9,7 @@ mod evacuation;
 mod evacuation_scale;
 mod maintenance_scale;
 mod stored;
+mod surge;
 mod taint;
 
 use std::time::Duration;
@@ -16,12 +17,16 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
+use haulout_api_types::Evacuation;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::Eviction;
-use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
+use kube::runtime::watcher;
+use kube::{Api, Client};
 
-use crate::service::Service;
+use crate::requests::{Request, Requests};
+use crate::service::{NAMESPACE, Service};
+use crate::wait;
 
 /// Named figures, in display order.
 pub type Results = Vec<(&'static str, f64)>;
@@ -77,6 +82,11 @@ pub const BENCHMARKS: &[Benchmark] = &[
         run: |progress| maintenance_scale::run(progress).boxed_local(),
     },
     Benchmark {
+        name: "surge",
+        about: "how long 100 Deployments with one replica and a strict budget are unavailable when their node is drained, and at what cost",
+        run: |progress| surge::run(progress).boxed_local(),
+    },
+    Benchmark {
         name: "taint",
         about: "how fast 2,000 pods leave tainted nodes and at what cost, compared with kube-controller-manager",
         run: |progress| taint::run(progress).boxed_local(),
@@ -103,6 +113,32 @@ async fn evict(pods: &Api<Pod>, name: &str) -> Result<()> {
     let answer = pods.create_subresource("eviction", name, &PostParams::default(), &eviction).await;
     let _: kube::core::Status = answer.with_context(|| format!("evicting pod {name}"))?;
     Ok(())
+}
+
+/// Whether a pod is ready.
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
+    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// Waits until no Evacuation is left.
+async fn until_no_evacuation(client: &Client, limit: Duration) -> Result<()> {
+    let evacuations: Api<Evacuation> = Api::all(client.clone());
+    wait::all(evacuations, watcher::Config::default(), "are gone", limit, <[_]>::is_empty).await?;
+    Ok(())
+}
+
+/// The write requests of some of our services and of the webhook, for each of this many pods: all except events and
+/// SubjectAccessReviews, which are reads although they are POST requests, and events.
+fn writes_per_pod(requests: &Requests, services: &[&str], pods: usize) -> (f64, f64) {
+    let account = |name: &&str| format!("system:serviceaccount:{NAMESPACE}:haulout-{name}");
+    let accounts: Vec<_> =
+        services.iter().chain(&["admission-webhook", "certificate-manager"]).map(account).collect();
+    let ours = requests.writes().only(|r| accounts.contains(&r.user) && r.user_agent.starts_with("haulout-"));
+    let is_event = |request: &Request| request.resource == "events";
+    let asks = |request: &Request| request.resource == "subjectaccessreviews";
+    let per_pod = |of: &Requests| count(of.count()) / count(pods);
+    (per_pod(&ours.only(|request| !is_event(request) && !asks(request))), per_pod(&ours.only(is_event)))
 }
 
 /// Stops a service gracefully.

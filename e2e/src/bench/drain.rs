@@ -13,14 +13,12 @@ use haulout_api_types::node_maintenance::Stage;
 use haulout_api_types::{Evacuation, NodeMaintenance};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 
-use super::{Progress, Results, count, evict, median, stop};
+use super::{Progress, Results, evict, median, stop, until_no_evacuation, writes_per_pod};
 use crate::cluster::Cluster;
 use crate::harness::fleet::Fleet;
-use crate::requests::{Request, Requests};
 use crate::service::{NAMESPACE, Service};
 use crate::wait;
 use crate::webhook::Webhook;
@@ -138,7 +136,7 @@ impl BenchEnv {
         let begun = Instant::now();
         maintenances.create(&PostParams::default(), &maintenance).await.context("creating a maintenance")?;
         wait::present(maintenances.clone(), NAME, "is drained", LIMIT, Fleet::is_drained).await?;
-        self.until_no_evacuation().await?;
+        until_no_evacuation(&self.client, LIMIT).await?;
         let seconds = begun.elapsed().as_secs_f64();
         self.ensure_empty().await?;
         tokio::time::sleep(EVENT_FLUSH).await;
@@ -149,15 +147,8 @@ impl BenchEnv {
             stop(service).await?;
         }
         self.fleet.clear().await?;
-        let writes = ours(&requests).writes();
-        let is_event = |request: &Request| request.resource == "events";
-        let asks = |request: &Request| request.resource == "subjectaccessreviews";
-        let per_pod = |of: &Requests| count(of.count()) / count(NODES * PODS_PER_NODE);
-        Ok(Drain {
-            seconds,
-            writes: per_pod(&writes.only(|request| !is_event(request) && !asks(request))),
-            events: per_pod(&writes.only(is_event)),
-        })
+        let (writes, events) = writes_per_pod(&requests, &SERVICES, NODES * PODS_PER_NODE);
+        Ok(Drain { seconds, writes, events })
     }
 
     async fn kubectl(&self, how: Kubectl) -> Result<f64> {
@@ -189,7 +180,7 @@ impl BenchEnv {
         self.fleet.cordon().await?;
         let leaving = stream::iter(&pods).map(|pod| self.evacuate_and_evict(pod)).buffer_unordered(IN_FLIGHT);
         leaving.try_collect::<()>().await?;
-        self.until_no_evacuation().await?;
+        until_no_evacuation(&self.client, LIMIT).await?;
         let seconds = begun.elapsed().as_secs_f64();
         self.ensure_empty().await?;
         self.fleet.clear().await?;
@@ -212,12 +203,6 @@ impl BenchEnv {
         Ok(())
     }
 
-    async fn until_no_evacuation(&self) -> Result<()> {
-        let evacuations: Api<Evacuation> = Api::all(self.client.clone());
-        wait::all(evacuations, watcher::Config::default(), "are gone", LIMIT, <[_]>::is_empty).await?;
-        Ok(())
-    }
-
     /// Fails if a pod is left on the drained nodes.
     async fn ensure_empty(&self) -> Result<()> {
         let nodes = self.fleet.names();
@@ -230,12 +215,4 @@ impl BenchEnv {
         ensure!(left == 0, "{left} pods are left on nodes that are reported as drained");
         Ok(())
     }
-}
-
-/// The requests of all our services.
-fn ours(requests: &Requests) -> Requests {
-    let account = |name: &str| format!("system:serviceaccount:{NAMESPACE}:haulout-{name}");
-    let accounts: Vec<_> =
-        SERVICES.into_iter().chain(["admission-webhook", "certificate-manager"]).map(account).collect();
-    requests.only(|r| accounts.contains(&r.user) && r.user_agent.starts_with("haulout-"))
 }

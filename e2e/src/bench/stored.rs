@@ -13,6 +13,7 @@ use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
 
+use super::is_ready;
 use crate::etcd::Etcd;
 use crate::wait;
 
@@ -32,10 +33,6 @@ const IN_FLIGHT_WATCHED: usize = 16;
 pub(super) async fn pod(client: &Client, pod: &Pod) -> Result<Pod> {
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
     let name = pods.create(&PostParams::default(), pod).await.context("creating a pod to copy")?.name_any();
-    let is_ready = |pod: &Pod| {
-        let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
-        conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
-    };
     let mut made = wait::present(pods.clone(), &name, "is ready", LIMIT, is_ready).await?;
     pods.delete(&name, &DeleteParams::default()).await.context("deleting the pod that was copied")?;
     wait::gone(pods, &name, LIMIT).await?;
