@@ -56,9 +56,12 @@ impl Demo {
         }
     }
 
-    /// Waits for the end, checks that nothing is left, and returns the exit code.
+    /// Waits for the end, checks that nothing is left, and returns the exit code. After a failure, the logs are left.
     fn end(&mut self) -> Option<i32> {
         let code = self.process.wait().unwrap().code();
+        if code == Some(1) {
+            return code;
+        }
         let left: Vec<_> = std::fs::read_dir(self.folder.path()).unwrap().collect();
         assert!(left.is_empty(), "{left:?}");
         let left = processes_of(self.folder.path()).unwrap();
