@@ -7,6 +7,8 @@
 mod cgroup;
 mod configuration;
 mod needs;
+mod network;
+mod program;
 mod tunnel;
 
 use std::ffi::OsStr;
@@ -21,6 +23,7 @@ use kube::Api;
 use self::cgroup::Cgroup;
 use self::configuration::Files;
 pub use self::needs::missing;
+pub use self::program::run_program;
 pub(crate) use self::tunnel::Tunnel;
 use crate::handle::Handle;
 use crate::image::Image;
@@ -100,6 +103,14 @@ impl RealNode {
     /// Its network namespace.
     pub(crate) fn network(&self) -> PathBuf {
         format!("/proc/{}/ns/net", self.pid).into()
+    }
+
+    /// Runs a future on a separate thread in the node's network, where kube-proxy's rules apply.
+    pub fn run_in_network<F>(&self, work: impl FnOnce() -> F + Send + 'static) -> Result<()>
+    where
+        F: Future<Output = ()>,
+    {
+        network::run_in(&self.network(), work)
     }
 
     /// Its address.

@@ -194,8 +194,8 @@ pub async fn chart_args(cluster: &Handle, name: &str) -> Result<Option<Vec<Strin
     Ok(Some(pod.containers.into_iter().filter_map(|one| one.args).flatten().collect()))
 }
 
-/// The program of a service, next to xtask, which builds it.
-fn program(name: &str) -> Result<PathBuf> {
+/// A program of the workspace, such as a service. It is next to xtask, which builds it.
+pub fn program(name: &str) -> Result<PathBuf> {
     let xtask =
         std::env::var_os(XTASK_ENV).map_or_else(std::env::current_exe, |path: OsString| Ok(path.into()));
     let program = xtask.context("failed to find the running program")?.with_file_name(name);

@@ -1,17 +1,15 @@
 //! A tunnel into another network namespace: connections to a loopback port here are forwarded to the same loopback port
 //! there.
 
-use std::fs::File;
 use std::net::TcpListener;
 use std::path::Path;
-use std::sync::mpsc;
 
 use anyhow::{Context as _, Result};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use std::os::fd::AsFd as _;
 use tokio::io::copy_bidirectional;
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
+
+use super::network;
 
 /// A tunnel. Dropping it closes all of its connections.
 #[derive(Debug)]
@@ -25,30 +23,15 @@ impl Tunnel {
         let what = || format!("failed to open a tunnel to port {port} in {}", network.display());
         let listener = TcpListener::bind(("127.0.0.1", port)).with_context(what)?;
         listener.set_nonblocking(true).with_context(what)?;
-        let network = File::open(network).with_context(what)?;
         let (open, closed) = oneshot::channel();
-        let (entered, answer) = mpsc::channel();
-        // A separate thread, because entering a namespace affects the whole thread for good. The listener stays in
-        // ours.
-        std::thread::spawn(move || {
-            let runtime = move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))
-                .map_err(std::io::Error::from)
-                .and_then(|()| tokio::runtime::Builder::new_current_thread().enable_all().build());
-            match runtime {
-                Ok(runtime) => {
-                    // The caller waits for this.
-                    let _ = entered.send(Ok(()));
-                    runtime.block_on(async {
-                        tokio::select! {
-                            _ = closed => {}
-                            () = pass(listener, port) => {}
-                        }
-                    });
-                }
-                Err(error) => drop(entered.send(Err(error))),
+        // The listener stays in our namespace.
+        let pass = move || async move {
+            tokio::select! {
+                _ = closed => {}
+                () = pass(listener, port) => {}
             }
-        });
-        answer.recv().with_context(what)?.with_context(what)?;
+        };
+        network::run_in(network, pass).with_context(what)?;
         Ok(Self { _open: open })
     }
 }
