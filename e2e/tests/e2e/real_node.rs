@@ -1,7 +1,9 @@
-//! Haulout as users run it: the chart and the images of `cargo xtask dist`, as pods on real nodes. These tests take
-//! minutes, and are skipped on machines that cannot run a node.
+//! Haulout with running pods on real nodes: as users run it, from the chart and the images of `cargo xtask dist`, and what
+//! the clients of an application observe. These tests take minutes, and are skipped on machines that cannot run a node.
 
+mod client;
 mod installation;
+mod requests;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,9 +13,9 @@ use std::time::Duration;
 use haulout_api_types::node_maintenance::Stage;
 use haulout_api_types::{NodeMaintenance, names};
 use haulout_e2e::service::{NAMESPACE, SKIPPED};
-use haulout_e2e::{Cluster, objects, real_node, wait};
+use haulout_e2e::{Cluster, RealNode, objects, real_node, wait};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, PodSpec};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use kube::{Client, ResourceExt as _};
@@ -56,7 +58,7 @@ fn can_run_nodes() -> bool {
     missing.is_none()
 }
 
-/// Two real nodes and two simulated ones, with Haulout installed from the built images.
+/// Two real nodes.
 struct TestEnv {
     client: Client,
     cluster: Cluster,
@@ -67,12 +69,14 @@ impl TestEnv {
         let builder = Cluster::builder().name("real").taint_eviction(false).real_nodes(2).images(images);
         let cluster = builder.boot().await.unwrap();
         let client = cluster.client().await.unwrap();
-        let env = Self { client, cluster };
+        Self { client, cluster }
+    }
+
+    async fn add_simulated_nodes(&self) {
         for name in ["simulated-1", "simulated-2"] {
             let node = objects::node(name).taint(SIMULATED, "", "NoSchedule").build();
-            env.nodes().create(&PostParams::default(), &node).await.unwrap();
+            self.nodes().create(&PostParams::default(), &node).await.unwrap();
         }
-        env
     }
 
     fn nodes(&self) -> Api<Node> {

@@ -12,6 +12,7 @@ async fn real_nodes_are_drained_by_built_images() {
     }
     let distribution = Distribution::make();
     let env = TestEnv::boot(distribution.files(".oci.tar")).await;
+    env.add_simulated_nodes().await;
     assert!(!cgroups().is_empty(), "the kubelets have their own cgroups");
     let before = cluster_objects(&env).await;
     let nodes_before = node_fields(&env).await;
