@@ -336,8 +336,8 @@ pub struct Deployment {
     pub replicas: i32,
     /// The maximum number of additional pods in a rolling update; 0 for other strategies.
     pub max_surge: i32,
-    /// Whether its strategy is `Recreate`.
-    pub recreates: bool,
+    /// Its strategy.
+    pub strategy: Strategy,
     /// How long a pod has to be ready before it is available.
     pub min_ready: SignedDuration,
     /// How long it may take a pod to become available.
@@ -350,6 +350,15 @@ pub struct Deployment {
     pub deleted: bool,
 }
 
+/// How a Deployment replaces its pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strategy {
+    /// A few at a time.
+    RollingUpdate,
+    /// All at once.
+    Recreate,
+}
+
 /// The default of `spec.progressDeadlineSeconds`.
 const PROGRESS_DEADLINE_SECONDS: i32 = 600;
 
@@ -359,15 +368,18 @@ impl Deployment {
         let SlimDeployment { metadata, spec, status } = deployment;
         let replicas = spec.replicas.unwrap_or(1).max(0);
         let strategy = spec.strategy.unwrap_or_default();
-        let recreates = strategy.type_.as_deref() == Some("Recreate");
+        let kind = match strategy.type_.as_deref() {
+            Some("Recreate") => Strategy::Recreate,
+            _ => Strategy::RollingUpdate,
+        };
         // The API server sets the default, 25%.
         let surge =
             strategy.rolling_update.and_then(|update| update.max_surge).unwrap_or(IntOrString::Int(0));
         let seconds = |seconds: i32| SignedDuration::from_secs(seconds.max(0).into());
         Some(Self {
             uid: metadata.uid.as_deref()?.parse().ok()?,
-            max_surge: if recreates { 0 } else { scaled(&surge, replicas) },
-            recreates,
+            max_surge: if kind == Strategy::Recreate { 0 } else { scaled(&surge, replicas) },
+            strategy: kind,
             replicas,
             min_ready: seconds(spec.min_ready_seconds.unwrap_or_default()),
             progress_deadline: seconds(spec.progress_deadline_seconds.unwrap_or(PROGRESS_DEADLINE_SECONDS)),

@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::decide::Obstacle;
 use crate::decide::View;
-use crate::objects::{Deployment, Pod, Problem};
+use crate::objects::{Deployment, Pod, Problem, Strategy};
 
 /// The number of pods that a message names.
 const MAX_NAMED: usize = 3;
@@ -27,7 +27,7 @@ pub fn unsupported(deployment: &Deployment) -> String {
     let Deployment { name, .. } = deployment;
     if deployment.replicas == 0 {
         format!("Deployment {name} is scaled to 0: the pod is evicted without a replacement.")
-    } else if deployment.recreates {
+    } else if deployment.strategy == Strategy::Recreate {
         format!("Deployment {name} has the strategy Recreate: the pod is evicted without a replacement.")
     } else {
         format!("Deployment {name} has maxSurge 0: the pod is evicted without a replacement.")

@@ -9,7 +9,7 @@ use haulout_service_runtime::pods::Uid;
 use jiff::{SignedDuration, Timestamp};
 
 use crate::decide::{Local, PodView, View};
-use crate::objects::{Deployment, Evac, Former, Owner, Pod, Problem, ReplicaSet};
+use crate::objects::{Deployment, Evac, Former, Owner, Pod, Problem, ReplicaSet, Strategy};
 
 /// The time this many seconds into a test.
 pub fn at(seconds: i64) -> Timestamp {
@@ -44,7 +44,7 @@ pub fn deployment(replicas: i32, max_surge: i32) -> Deployment {
         uid: uid(DEPLOYMENT),
         replicas,
         max_surge,
-        recreates: false,
+        strategy: Strategy::RollingUpdate,
         min_ready: SignedDuration::ZERO,
         progress_deadline: SignedDuration::from_secs(600),
         opted_out: false,

@@ -181,9 +181,9 @@ fn assert_moved_without_downtime((node, pod): (&str, &str), drain: &str, moved: 
     assert_says(drain, &[&format!("pod shop/{pod}: has left")]);
     let endpoints: Vec<_> =
         drain.lines().filter_map(|line| line.trim().strip_prefix("service shop/checkout: ")).collect();
-    let none = "0 moments without a ready endpoint";
-    let one = format!("1 ready endpoint; {none}");
-    assert_eq!(endpoints, [one.as_str(), &format!("2 ready endpoints; {none}"), &one], "{drain}");
+    let count = "0 moments without a ready endpoint";
+    let one = format!("1 ready endpoint; {count}");
+    assert_eq!(endpoints, [one.as_str(), &format!("2 ready endpoints; {count}"), &one], "{drain}");
 
     let new = pod_of("checkout", moved);
     assert_ne!(new, pod, "{moved}");
@@ -191,8 +191,7 @@ fn assert_moved_without_downtime((node, pod): (&str, &str), drain: &str, moved: 
     assert!(!row.contains(&format!(" {node} ")), "{row}");
     assert_says(moved, &["deployment.apps/checkout", "1/1", "poddisruptionbudget.policy/checkout", "1"]);
     assert_says(moved, &["PodReplaced", pod]);
-    let count = format!("While the pod moved, the Service checkout had {none}.");
-    assert_says(moved, &[&count]);
+    assert_says(moved, &[&format!("While the pod moved, the Service checkout had {count}.")]);
 }
 
 #[test]

@@ -41,6 +41,7 @@ async fn pods_of_deployments_are_replaced_before_they_are_evicted() {
         replacement::unavailable_replica_is_not_waited_for,
         cancellation::pod_stays_and_its_replacement_goes,
         cancellation::deletion_cost_is_restored,
+        cancellation::repeated_cancellations_are_one_event,
         obstacles::anti_affinity_to_itself_leads_to_eviction,
         obstacles::volume_of_one_node_leads_to_eviction,
         obstacles::quota_leads_to_eviction,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use haulout_api_types::node_maintenance::Stage;
 use haulout_api_types::{NodeMaintenance, names};
-use haulout_e2e::service::{NAMESPACE, SKIPPED};
+use haulout_e2e::service::{BINARIES, NAMESPACE, SKIPPED};
 use haulout_e2e::{Cluster, RealNode, objects, real_node, wait};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, PodSpec};

@@ -1,7 +1,7 @@
 //! Decisions for the pods of one Deployment, as tables.
 
 use super::*;
-use crate::objects::Problem;
+use crate::objects::{Problem, Strategy};
 use crate::testing::*;
 
 const ROOM: SignedDuration = SignedDuration::from_secs(300);
@@ -301,7 +301,9 @@ fn deployments_without_support_complete_at_once() {
         change(&mut view);
         cases.push((view, why));
     };
-    add("strategy Recreate", |view| (view.deployment.recreates, view.deployment.max_surge) = (true, 0));
+    add("strategy Recreate", |view| {
+        (view.deployment.strategy, view.deployment.max_surge) = (Strategy::Recreate, 0);
+    });
     add("maxSurge 0", |view| view.deployment.max_surge = 0);
     add("is being deleted", |view| view.deployment.deleted = true);
     add("Deployment web has the annotation", |view| view.deployment.opted_out = true);

@@ -48,3 +48,29 @@ pub async fn deletion_cost_is_restored(env: &Env) {
     };
     app.until_pods("are the old one", |pods| pods.len() == 1 && pods.iter().all(restored)).await;
 }
+
+/// Events that repeat are counted, so that they do not flood the cluster.
+pub async fn repeated_cancellations_are_one_event(env: &Env) {
+    let (app, old) = waiting_for_room(env, "cancel-again", None).await;
+    let gone = async || {
+        app.scenario.delete("a").await;
+        let only = |pods: &[Pod]| pods.len() == 1 && pods.iter().all(is_untouched);
+        app.until_pods("are the old one", only).await;
+        let evacuations = app.scenario.evacuations();
+        let none = |evacuations: &[Evacuation]| evacuations.is_empty();
+        app.explained(wait::all(evacuations, watcher::Config::default(), "are gone", SOON, none).await);
+    };
+    gone().await;
+    app.drain().await;
+    app.until_pod("is moved again", |pod| pod.uid() == old.uid() && is_moved(pod)).await;
+    gone().await;
+    let events: Api<k8s_openapi::api::events::v1::Event> = app.api();
+    let counted = |events: &[k8s_openapi::api::events::v1::Event]| {
+        let mut cancelled = events
+            .iter()
+            .filter(|event| event.reason.as_deref() == Some(names::event::REPLACEMENT_CANCELLED));
+        let first = cancelled.next().and_then(|event| event.series.as_ref());
+        cancelled.next().is_none() && first.is_some_and(|series| series.count == 2)
+    };
+    app.explained(wait::all(events, watcher::Config::default(), "are counted", SOON, counted).await);
+}

@@ -18,6 +18,7 @@ const TAINT_FAULTS: &str = "taint_manager::faults::deadlines_survive_restarts_an
 const RULES: &str = "admission_rules::every_admission_rule_works_through_kubectl";
 const CERTIFICATE: &str = "webhook::certificates::secret_and_ca_bundles_are_restored";
 const DEPLOYMENTS: &str = "deployments::pods_of_deployments_are_replaced_before_they_are_evicted";
+const CHANGING_DEPLOYMENTS: &str = "deployments::deployments_and_their_pods_change_during_the_replacement";
 const OWNERS: &str = "permissions::owner_references::owner_changes_need_permissions_on_pods_and_owners";
 const REMOVAL: &str = "installation::uninstall_during_a_drain_leaves_nothing";
 
@@ -88,7 +89,8 @@ pub(super) fn permissions() -> BTreeMap<String, &'static str> {
     needs(service, CERTIFICATE, "coordination.k8s.io", "leases", &ELECTED);
 
     let service = "workload-evacuator";
-    needs(service, DEPLOYMENTS, EVACUATION, "evacuations", &["list", "watch", "create", "patch"]);
+    needs(service, DEPLOYMENTS, EVACUATION, "evacuations", &["list", "watch", "patch"]);
+    needs(service, CHANGING_DEPLOYMENTS, EVACUATION, "evacuations", &["create"]);
     needs(service, DEPLOYMENTS, EVACUATION, "evacuations/status", written);
     needs(service, RULES, EVACUATION, "evacuators", &["report"]);
     needs(service, DEPLOYMENTS, "", "pods", &["get", "list", "watch", "patch"]);

@@ -82,7 +82,7 @@ pub fn has_no_room(
 /// A pod of a Deployment with which nobody interferes waits for its budget: it should have been replaced before.
 pub fn should_have_moved(pod: &Value, view: &ClusterView, facts: &Facts) -> CheckResult {
     let deployment = view.deployment_of(pod);
-    let name = deployment.map(|deployment| deployment.name()).unwrap_or_default();
+    let name = deployment.map(super::view::Read::name).unwrap_or_default();
     let expected = facts.undisturbed.contains(name) && !facts.was_unserved && facts.ahead.is_zero();
     ensure(!expected, || {
         format!("Deployment {name} should have got a replacement, and nobody interferes with it")
