@@ -183,8 +183,12 @@ impl TestEnv {
 
     /// The nodes of a namespace's pods, without pods that have finished.
     async fn nodes_with_pods(&self, namespace: &str) -> BTreeSet<String> {
-        let unfinished = ListParams::default().fields("status.phase!=Succeeded,status.phase!=Failed");
-        let pods = self.pods(namespace).list(&unfinished).await.unwrap();
+        let pods = self.pods(namespace).list(&unfinished()).await.unwrap();
         pods.items.into_iter().filter_map(|pod| pod.spec?.node_name).collect()
     }
+}
+
+/// All pods but those that have finished. The kubelet reports that a pod has finished before it deletes the pod.
+fn unfinished() -> ListParams {
+    ListParams::default().fields("status.phase!=Succeeded,status.phase!=Failed")
 }

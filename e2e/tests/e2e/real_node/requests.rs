@@ -139,7 +139,7 @@ impl<'a> App<'a> {
 
     /// The name of its only pod.
     async fn pod(&self) -> String {
-        let own = ListParams::default().labels(&format!("app={}", self.name));
+        let own = unfinished().labels(&format!("app={}", self.name));
         let pods = self.env.pods("default").list(&own).await.unwrap().items;
         assert_eq!(pods.len(), 1, "{pods:?}");
         pods[0].name_any()
