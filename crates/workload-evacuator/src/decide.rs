@@ -270,9 +270,9 @@ fn leaving(view: &View, pod: &PodView, plan: &mut Plan) {
         return;
     }
     let unexpected = evac.is_none_or(|evac| evac.active || evac.cancelled);
-    if pod.pod.is_moved() && unexpected && view.former_set(pod).is_some() {
-        // Its ReplicaSet may have deleted it just before we moved it, and has to observe the deletion: otherwise it creates
-        // no other pod for five minutes.
+    if pod.pod.is_moved() && view.former_set(pod).is_some() {
+        // Its ReplicaSet may have deleted it just when we moved it, even if it was evicted, too. The ReplicaSet has to observe
+        // the deletion: otherwise it creates and deletes no other pod for five minutes.
         plan.act(pod, Action::GiveBack);
     } else if pod.pod.finished && unexpected && !pod.pod.is_moved() && pod.pod.former.exists() {
         plan.act(pod, Action::Restore);

@@ -2,10 +2,15 @@
 //! controllers that use it. The API server has OwnerReferencesPermissionEnforcement, as on OpenShift.
 
 mod cancellation;
+mod failures;
+mod nodes;
 mod obstacles;
 mod outcomes;
+mod owners;
 mod replacement;
 mod rights;
+mod rollouts;
+mod scaling;
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -51,6 +56,36 @@ async fn pods_of_deployments_are_replaced_before_they_are_evicted() {
         outcomes::deployment_scaled_to_zero_takes_the_pod_along,
         outcomes::deployment_deleted_with_orphans_keeps_its_pods,
         rights::account_can_only_change_owners_of_pods,
+    ];
+    all_at_once(scenarios).await;
+}
+
+/// The same, while others change the Deployment, its pods or their nodes.
+#[tokio::test]
+async fn deployments_and_their_pods_change_during_the_replacement() {
+    let env = Env::boot("deployments-change", &["--lease-seconds", "30"]).await;
+    let scenarios = scenarios![&env;
+        rollouts::rollout_is_in_progress_when_the_drain_starts,
+        rollouts::rollout_starts_in_the_middle,
+        rollouts::rollout_and_drain_start_at_once,
+        rollouts::paused_deployment_replaces_its_pods,
+        scaling::deployment_is_scaled_up_in_the_middle,
+        scaling::moved_pod_goes_first_when_the_deployment_is_scaled_down,
+        scaling::replica_set_deletes_pods_in_evacuation_first,
+        scaling::replica_set_deletes_pods_while_they_are_moved,
+        owners::deployment_deleted_in_the_background_takes_the_pod_along,
+        owners::deployment_deleted_in_the_foreground_takes_the_pod_along,
+        owners::pods_of_a_replication_controller_are_left_to_eviction,
+        owners::pods_of_argo_rollouts_are_left_to_eviction,
+        owners::pods_of_other_owners_are_left_to_eviction,
+        owners::former_replica_set_is_gone_at_cancellation,
+        owners::former_replica_set_wants_no_pods_at_cancellation,
+        failures::old_pod_is_deleted_by_somebody,
+        failures::old_pod_fails,
+        failures::node_of_the_old_pod_is_deleted,
+        failures::node_of_the_old_pod_is_not_ready,
+        nodes::replacement_lands_on_a_node_under_maintenance,
+        nodes::two_nodes_are_drained_at_once,
     ];
     all_at_once(scenarios).await;
 }

@@ -97,7 +97,8 @@ fn at_most_max_surge_pods_are_moved_oldest_first() {
     two[1].0 = Pod { leaving: true, ..moved(2, 4) };
     two[1].1 = Some(Evac { active: false, ..evac(2) });
     let (actions, _) = plan(&view(deployment(4, 2), set(4), two), 1);
-    assert_eq!(actions, [(uid(3), Action::Move { available: 3 }), (uid(4), Action::Prefer)]);
+    let moves = Action::Move { available: 3 };
+    assert_eq!(actions, [(uid(2), Action::GiveBack), (uid(3), moves), (uid(4), Action::Prefer)]);
 }
 
 #[test]
@@ -178,7 +179,8 @@ fn scaled_down_deployment_does_not_wait_for_a_replacement() {
 fn replica_set_observes_the_deletion_of_a_moved_pod() {
     let leaving = |evac| action(&single(vec![(Pod { leaving: true, ..moved(1, 1) }, evac)]), 10);
     assert_eq!(leaving(Some(evac(1))), Some(Action::GiveBack), "somebody else deletes it");
-    assert_eq!(leaving(Some(Evac { active: false, ..evac(1) })), None, "it was evicted");
+    let evicted = leaving(Some(Evac { active: false, ..evac(1) }));
+    assert_eq!(evicted, Some(Action::GiveBack), "its ReplicaSet may have deleted it first");
     assert_eq!(leaving(None), Some(Action::GiveBack));
 }
 

@@ -109,9 +109,10 @@ async fn api_server_accepts_everything_rendered() {
 
 #[tokio::test]
 async fn helm_4_installs_upgrades_and_uninstalls() {
-    let (cluster, helm_4) = (shared().await, helm_4());
-    let chart = chart().display().to_string();
-    let quiet = "crds.install=false,admissionWebhook.enabled=false,evacuationController.replicas=0,\
+    // Its policies would apply to the whole shared cluster.
+    let cluster = Cluster::builder().name("helm-4").boot().await.unwrap();
+    let (helm_4, chart) = (helm_4(), chart().display().to_string());
+    let quiet = "admissionWebhook.enabled=false,evacuationController.replicas=0,\
                  maintenanceController.replicas=0,cleanup.enabled=false";
     let helm = async |args: &[&str]| {
         let args = [args, &["--namespace", "helm-4"]].concat();
@@ -126,5 +127,5 @@ async fn helm_4_installs_upgrades_and_uninstalls() {
     let left =
         ["get", "clusterroles,clusterrolebindings", "-l", "app.kubernetes.io/instance=four", "-o", "name"];
     assert_eq!(cluster.kubectl(&left).await.unwrap().success().unwrap(), "");
-    cluster.kubectl(&["delete", "namespace", "helm-4", "--wait=false"]).await.unwrap().success().unwrap();
+    cluster.shutdown().await;
 }

@@ -51,7 +51,7 @@ pub async fn pods_without_a_deployment_are_evicted(env: &Env) {
 }
 
 /// The replacement stays pending, and the pod belongs to the Deployment.
-async fn waiting<'a>(env: &'a Env, name: &'static str) -> (App<'a>, Pod) {
+pub(super) async fn waiting<'a>(env: &'a Env, name: &'static str) -> (App<'a>, Pod) {
     let app = App::new(env, name, &["a"], 1).await;
     app.budget(objects::pdb("web").min_available("1").namespace(name).selects("app", "web").build()).await;
     let old = app.pod().await;
