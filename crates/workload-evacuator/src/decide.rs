@@ -359,7 +359,9 @@ fn replacement(
             other.created >= earliest && other.available_at(deployment.min_ready).is_none_or(|at| at > now)
         })
         .collect();
-    let obstacle = if enough { None } else { obstacle::find(&starting, view.former_set(pod)) };
+    let set = view.former_set(pod);
+    let failure = set.and_then(|set| set.failure.as_deref());
+    let obstacle = if enough { None } else { obstacle::find(&starting, set) };
     let (due, no_room) = match &obstacle {
         Some(Obstacle::Structural(text)) => {
             return complete(Outcome::Obstructed, status::obstructed(deployment, text));
@@ -370,7 +372,7 @@ fn replacement(
     if now >= due {
         let waited = now.duration_since(since);
         let outcome = if no_room { Outcome::NoRoom } else { Outcome::TimedOut };
-        return complete(outcome, status::gave_up(deployment, &starting, obstacle.as_ref(), waited));
+        return complete(outcome, status::gave_up(deployment, &starting, failure, obstacle.as_ref(), waited));
     }
     plan.wake_at(due);
     let loud = after(since, QUIET);
@@ -381,7 +383,7 @@ fn replacement(
     let message = match &obstacle {
         Some(Obstacle::Room { text, .. }) => status::no_room(&starting, text, due),
         _ if enough => status::not_observed(deployment),
-        _ => status::starting(deployment, &starting),
+        _ => status::starting(deployment, &starting, failure),
     };
     let expected_end = expected_end(view, since).filter(|_| !no_room);
     let report = Report { message, progress: counts.changed > last_report(evac), expected_end, no_room };

@@ -84,12 +84,14 @@ pub fn obstructed(deployment: &Deployment, text: &str) -> String {
 pub fn gave_up(
     deployment: &Deployment,
     starting: &[&Arc<Pod>],
+    failure: Option<&str>,
     obstacle: Option<&Obstacle>,
     waited: SignedDuration,
 ) -> String {
-    let what = match obstacle {
-        Some(Obstacle::Room { text, .. } | Obstacle::Structural(text)) => text.clone(),
-        None => names(deployment, starting),
+    let what = match (obstacle, failure) {
+        (Some(Obstacle::Room { text, .. } | Obstacle::Structural(text)), _) => text.clone(),
+        (None, Some(failure)) if starting.is_empty() => format!("no pod can be created: {failure}"),
+        (None, _) => names(deployment, starting),
     };
     bounded::text(&format!(
         "Deployment {} has no available replacement after {} s: {what}. The pod is evicted without one.",
@@ -98,10 +100,15 @@ pub fn gave_up(
     ))
 }
 
-/// Waits for pods to become available.
-pub fn starting(deployment: &Deployment, starting: &[&Arc<Pod>]) -> String {
+/// Waits for pods to become available. `failure` is why the ReplicaSet creates none.
+pub fn starting(deployment: &Deployment, starting: &[&Arc<Pod>], failure: Option<&str>) -> String {
     if starting.is_empty() {
-        return format!("Waiting until Deployment {} has a replacement for the pod.", deployment.name);
+        let failure =
+            failure.map(|failure| format!(" The ReplicaSet reports: {failure}")).unwrap_or_default();
+        let name = &deployment.name;
+        return bounded::text(&format!(
+            "Waiting until Deployment {name} has a replacement for the pod.{failure}"
+        ));
     }
     format!("Waiting until the replacement is available: {}.", names(deployment, starting))
 }

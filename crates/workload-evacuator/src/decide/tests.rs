@@ -286,6 +286,18 @@ fn changed_deployment_is_observed_before_the_pod_is_evicted() {
     assert_eq!(outcome(action(&view, 5)).0, Outcome::Replaced);
 }
 
+/// A webhook that does not answer may answer later.
+#[test]
+fn failure_that_may_pass_is_reported_and_waited_for() {
+    let failure = "Internal error occurred: failed calling webhook: deadline exceeded";
+    let failing = ReplicaSet { failure: Some(failure.into()), reported: 0, ..set(1) };
+    let view = view(deployment(1, 1), failing, vec![(moved(1, 1), Some(evac(1)))]);
+    let Some(Action::Report(report)) = action(&view, 3) else { panic!() };
+    assert!(report.message.ends_with(failure), "{}", report.message);
+    let (result, message) = outcome(action(&view, 600));
+    assert!(result == Outcome::TimedOut && message.contains(failure), "{message}");
+}
+
 #[test]
 fn same_report_is_not_repeated() {
     let view = |evac| single(vec![(moved(1, 1), Some(evac)), (starting(2, None), None)]);
