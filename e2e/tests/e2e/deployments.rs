@@ -3,23 +3,30 @@
 
 mod cancellation;
 mod failures;
+mod history;
 mod nodes;
+mod observers;
 mod obstacles;
 mod outcomes;
 mod owners;
+mod rejection;
 mod replacement;
+mod restarts;
 mod rights;
 mod rollouts;
 mod scaling;
+mod slow_pods;
+mod wiring;
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use haulout_api_types::names::{self, class};
 use haulout_api_types::node_maintenance::Stage;
 use haulout_api_types::{Evacuation, conditions};
-use haulout_e2e::objects::DeploymentBuilder;
+use haulout_e2e::objects::{DeploymentBuilder, PdbBuilder};
 use haulout_e2e::{Cluster, Component, Service, objects, wait};
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::core::v1::{Pod, Service as ClusterService};
@@ -30,8 +37,8 @@ use kube::runtime::watcher;
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 
-use crate::maintenance::scenario::{SOON, Scenario, TestEnv};
-use crate::support::{all_at_once, scenarios};
+use crate::maintenance::scenario::{SHORT_LEASE, SOON, Scenario, TestEnv};
+use crate::support::{all_at_once, one_by_one, scenarios};
 
 const SERVED: &str = "--served-evacuator-classes=deployment.apps.k8s.io";
 
@@ -90,10 +97,58 @@ async fn deployments_and_their_pods_change_during_the_replacement() {
     all_at_once(scenarios).await;
 }
 
+/// What keeps a replacement from starting, what a cancelled evacuation leaves, and what others observe.
+#[tokio::test]
+async fn obstacles_cancellation_and_observers_of_replacements() {
+    let env = Env::boot("deployments-observed", &[]).await;
+    let scenarios = scenarios![&env;
+        obstacles::host_port_in_use_leads_to_eviction,
+        obstacles::topology_spread_that_cannot_hold_leads_to_eviction,
+        obstacles::policy_that_rejects_the_move_leads_to_eviction,
+        obstacles::policy_that_rejects_the_new_pod_leads_to_eviction,
+        obstacles::image_that_cannot_be_pulled_leads_to_eviction,
+        obstacles::replacement_that_is_never_ready_is_waited_for_until_the_progress_deadline,
+        obstacles::namespace_that_opts_out_leads_to_eviction,
+        cancellation::pod_without_our_finalizer_is_given_back_when_cancelled,
+        cancellation::pod_is_given_back_when_its_evacuation_is_gone,
+        cancellation::deleted_evacuation_in_the_queue_is_cancelled_by_its_instigator,
+        observers::rollout_status_waits_and_then_succeeds,
+        observers::available_replicas_are_lower_by_the_pods_that_leave,
+        observers::expected_pods_of_budgets_are_those_of_the_scale,
+        observers::drain_by_others_needs_no_force,
+        observers::drain_by_others_evicts_at_once_if_the_budget_allows,
+        observers::autoscalers_read_the_same_scale,
+        observers::argo_cd_shows_progressing_and_never_degraded,
+    ];
+    all_at_once(scenarios).await;
+    observers::nobody_changes_budgets_or_deployments(&env);
+}
+
+/// One after the other, because most of them stop the evacuator.
+#[tokio::test]
+async fn evacuator_that_stops_or_waits_for_room() {
+    let args = ["--lease-seconds", SHORT_LEASE, "--wait-for-room-seconds", "5"];
+    let env = Env::boot("deployments-restarts", &args).await;
+    let scenarios = scenarios![&env;
+        obstacles::room_is_waited_for_as_long_as_configured,
+        restarts::killed_evacuator_continues_where_it_stopped,
+        restarts::evacuator_without_a_leader_is_passed_over_after_a_minute,
+    ];
+    one_by_one(scenarios).await;
+}
+
+/// With all services as the chart configures them.
+#[tokio::test]
+async fn served_classes_reach_every_service() {
+    wiring::served_class_reaches_every_instigator().await;
+    wiring::class_that_is_not_served_is_named_by_nobody().await;
+}
+
 /// The three services on one cluster.
 struct Env {
     env: TestEnv,
-    evacuator: Mutex<Arc<Service>>,
+    /// `None` if the chart does not install it.
+    evacuator: Mutex<Option<Arc<Service>>>,
 }
 
 impl Deref for Env {
@@ -112,11 +167,11 @@ impl Env {
         cluster.install_chart(&[]).await.unwrap();
         let evacuator = start(&cluster, args).await;
         let env = TestEnv::on(cluster, None, "30", &[SERVED]).await;
-        Self { env, evacuator: Mutex::new(Arc::new(evacuator)) }
+        Self { env, evacuator: Mutex::new(Some(Arc::new(evacuator))) }
     }
 
     fn evacuator(&self) -> Arc<Service> {
-        self.evacuator.lock().unwrap().clone()
+        self.evacuator.lock().unwrap().clone().expect("an evacuator")
     }
 }
 
@@ -305,7 +360,8 @@ impl<'a> App<'a> {
 
     fn explained<T>(&self, result: anyhow::Result<T>) -> T {
         result.unwrap_or_else(|error| {
-            let evacuator = self.env.evacuator().text();
+            let evacuator = self.env.evacuator.lock().unwrap().clone();
+            let evacuator = evacuator.map(|service| service.text()).unwrap_or_default();
             let lines: Vec<_> = evacuator.lines().filter(|line| line.contains(self.scenario.name)).collect();
             let last = lines[lines.len().saturating_sub(10)..].join("\n");
             self.scenario.explained(Err(error.context(format!("workload evacuator:\n{last}"))))
@@ -318,6 +374,10 @@ impl<'a> App<'a> {
         assert_eq!(Some(intent(&deployment)), *self.before.lock().unwrap());
         for pod in self.pods().await {
             assert_untouched(&pod);
+        }
+        let budgets: Api<PodDisruptionBudget> = self.api();
+        for budget in budgets.list(&kube::api::ListParams::default()).await.unwrap() {
+            assert_eq!(budget.metadata.generation, Some(1), "{budget:?}");
         }
     }
 }

@@ -74,3 +74,76 @@ pub async fn repeated_cancellations_are_one_event(env: &Env) {
     };
     app.explained(wait::all(events, watcher::Config::default(), "are counted", SOON, counted).await);
 }
+
+/// The pod stays as it was before, and its replacement is gone.
+async fn only_the_old_pod_is_left(app: &App<'_>, old: &Pod) {
+    let only =
+        |pods: &[Pod]| pods.len() == 1 && pods.iter().all(|pod| pod.uid() == old.uid() && is_untouched(pod));
+    app.until_pods("are the old one", only).await;
+    app.is_as_before().await;
+}
+
+/// A pod that was moved although the API server rejects the finalizer of the workload evacuator.
+async fn moved_without_finalizer<'a>(env: &'a Env, name: &'static str) -> (App<'a>, Pod) {
+    let app = App::slow(env, name, &["a", "b"], 1).await;
+    app.open(&["b"]).await;
+    let old = app.pod().await;
+    app.reject_finalizers(&old).await;
+    (app, old)
+}
+
+fn has_our_finalizer(evacuation: &Evacuation) -> bool {
+    evacuation.finalizers().iter().any(|finalizer| finalizer.ends_with(class::DEPLOYMENT))
+}
+
+pub async fn pod_without_our_finalizer_is_given_back_when_cancelled(env: &Env) {
+    let (app, old) = moved_without_finalizer(env, "no-finalizer").await;
+    app.drain().await;
+    app.until_moved("b").await;
+    let evacuation = app.until_evacuation(&old, "exists", |_| true).await;
+    assert!(!has_our_finalizer(&evacuation), "{:?}", evacuation.metadata);
+    app.scenario.delete("a").await;
+    only_the_old_pod_is_left(&app, &old).await;
+    let note = app.until_event(names::event::REPLACEMENT_CANCELLED).await;
+    assert!(note.contains(&old.name_any()), "{note}");
+}
+
+/// The evacuator never observes it as cancelled.
+pub async fn pod_is_given_back_when_its_evacuation_is_gone(env: &Env) {
+    let (app, old) = moved_without_finalizer(env, "gone").await;
+    let evacuations = app.scenario.evacuations();
+    let requested = rejection::evacuation(&old, "descheduler.example.com");
+    // Nobody removes the Evacuation before its last finalizer.
+    let requested = evacuations.create(&PostParams::default(), &requested).await.unwrap();
+    app.until_moved("b").await;
+    evacuations.delete(&requested.name_any(), &kube::api::DeleteParams::default()).await.unwrap();
+    let none = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    evacuations.patch(&requested.name_any(), &PatchParams::default(), &none).await.unwrap();
+    only_the_old_pod_is_left(&app, &old).await;
+}
+
+/// An Evacuation that is being deleted takes no new finalizers, and goes on until its instigator withdraws.
+pub async fn deleted_evacuation_in_the_queue_is_cancelled_by_its_instigator(env: &Env) {
+    let app = App::slow(env, "queue", &["a", "b"], 2).await;
+    app.open(&["b"]).await;
+    app.drain().await;
+    let (first, replacement) = app.until_moved("b").await;
+    let node = app.scenario.of("a");
+    let second = app.until_pod("waits", |pod| is_on(pod, &node) && pod.uid() != first.uid()).await;
+    let queued =
+        app.until_evacuation(&second, "waits in the queue", |e| message(e).contains("place 1")).await;
+    let evacuations = app.scenario.evacuations();
+    evacuations.delete(&queued.name_any(), &kube::api::DeleteParams::default()).await.unwrap();
+    app.make_ready(&replacement).await;
+    app.scenario.until_pod_gone(&first.name_any()).await;
+    app.until_pod("is moved", |pod| pod.uid() == second.uid() && is_moved(pod)).await;
+    let deleted = evacuations.get(&queued.name_any()).await.unwrap();
+    assert!(deleted.metadata.deletion_timestamp.is_some() && !has_our_finalizer(&deleted), "{deleted:?}");
+    app.scenario.delete("a").await;
+    let as_before = |pods: &[Pod]| {
+        let stays = |wanted: &Pod| pods.iter().any(|pod| pod.uid() == wanted.uid() && is_untouched(pod));
+        pods.len() == 2 && stays(&second) && stays(&replacement)
+    };
+    app.until_pods("are the second one and the first replacement", as_before).await;
+    app.is_as_before().await;
+}

@@ -27,6 +27,9 @@ const LEASE: &str = "30";
 /// it.
 pub(crate) const SHORT_LEASE: &str = "6";
 
+/// The flag that both controllers have.
+const SERVED_CLASSES: &str = "--served-evacuator-classes";
+
 /// The services that a drain needs.
 const SERVICES: [&str; 2] = ["maintenance-controller", "evacuation-controller"];
 
@@ -34,7 +37,8 @@ const SERVICES: [&str; 2] = ["maintenance-controller", "evacuation-controller"];
 pub(crate) struct TestEnv {
     /// In the order of [`SERVICES`].
     services: [Mutex<Arc<Service>>; 2],
-    lease: &'static str,
+    /// The arguments of each.
+    args: [Vec<String>; 2],
     _webhook: Option<(Webhook, Service)>,
     pub(crate) client: Client,
     pub(crate) cluster: Cluster,
@@ -53,21 +57,26 @@ impl TestEnv {
         Self::on(cluster, Some(webhook), SHORT_LEASE, &[]).await
     }
 
-    /// Uses a cluster with the chart, and additional arguments of the maintenance controller.
+    /// Uses a cluster with the chart, and additional arguments of the maintenance controller. The evacuation controller serves
+    /// the same classes.
     pub(crate) async fn on(
         cluster: Cluster,
         webhook: Option<(Webhook, Service)>,
-        lease: &'static str,
+        lease: &str,
         args: &[&str],
     ) -> Self {
-        let [maintenances, evacuations] = SERVICES;
-        let controller = start(&cluster, maintenances, lease, args).await;
-        let evacuations = start(&cluster, evacuations, lease, &[]).await;
+        let own = |arg: &&&str| arg.starts_with(SERVED_CLASSES);
+        let lease = ["--lease-seconds", lease];
+        let all: Vec<_> = lease.iter().chain(args).map(ToString::to_string).collect();
+        let served = lease.iter().chain(args.iter().filter(own)).map(ToString::to_string).collect();
+        let args: [Vec<_>; 2] = [all, served];
+        let controller = start(&cluster, SERVICES[0], &args[0]).await;
+        let evacuations = start(&cluster, SERVICES[1], &args[1]).await;
         controller.leads().await.unwrap();
         evacuations.leads().await.unwrap();
         let client = cluster.client().await.unwrap();
         let services = [controller, evacuations].map(|service| Mutex::new(Arc::new(service)));
-        Self { services, lease, _webhook: webhook, client, cluster }
+        Self { services, args, _webhook: webhook, client, cluster }
     }
 
     /// The leading replica of the maintenance controller.
@@ -75,9 +84,14 @@ impl TestEnv {
         self.services[0].lock().unwrap().clone()
     }
 
+    /// The leading replica of the evacuation controller.
+    pub(crate) fn evacuation_controller(&self) -> Arc<Service> {
+        self.services[1].lock().unwrap().clone()
+    }
+
     /// Starts another replica of a service. Returns the previous one.
     async fn replace(&self, which: usize) -> Arc<Service> {
-        let second = start(&self.cluster, SERVICES[which], self.lease, &[]).await;
+        let second = start(&self.cluster, SERVICES[which], &self.args[which]).await;
         second.ready().await.unwrap();
         std::mem::replace(&mut *self.services[which].lock().unwrap(), Arc::new(second))
     }
@@ -95,7 +109,7 @@ impl TestEnv {
 
     /// Stops the evacuation controller. No replica is left.
     pub(crate) async fn stop_evacuation_controller(&self) {
-        let service = self.services[1].lock().unwrap().clone();
+        let service = self.evacuation_controller();
         service.signal(rustix::process::Signal::TERM).unwrap();
         assert!(service.exited().await.success(), "{}", service.text());
     }
@@ -103,8 +117,7 @@ impl TestEnv {
     /// Starts it again.
     pub(crate) async fn start_evacuation_controller(&self) {
         self.replace(1).await;
-        let service = self.services[1].lock().unwrap().clone();
-        service.leads().await.unwrap();
+        self.evacuation_controller().leads().await.unwrap();
     }
 
     /// Kills the maintenance controller. Another replica is on standby.
@@ -150,8 +163,9 @@ impl TestEnv {
     }
 }
 
-async fn start(cluster: &Handle, name: &str, lease: &str, args: &[&str]) -> Service {
-    Service::start(cluster, name, &[&["--lease-seconds", lease], args].concat()).await.unwrap()
+async fn start(cluster: &Handle, name: &str, args: &[String]) -> Service {
+    let args: Vec<_> = args.iter().map(String::as_str).collect();
+    Service::start(cluster, name, &args).await.unwrap()
 }
 
 /// The objects of one scenario. Names of nodes, pools and maintenances are given without the scenario's prefix.
