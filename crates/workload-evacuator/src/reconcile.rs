@@ -118,7 +118,7 @@ impl Controller {
                 decide::decide(&view, self.wait_for_room, now)
             }
             Work::Pod(uid) => {
-                let lone = state.lone_pod(uid);
+                let Some(lone) = state.lone_pod(uid) else { return Plan::default() };
                 drop(state);
                 let (action, wake) = decide::decide_lone(&lone, now);
                 Plan { actions: action.map(|action| (uid, action)).into_iter().collect(), wake }
@@ -128,15 +128,14 @@ impl Controller {
 
     async fn act(&self, work: Work, uid: Uid, action: Action) -> Result<Written<()>, RequestError> {
         debug!(%uid, ?action, "decided");
-        let (lone, deployment) = {
+        let ((pod, evac), deployment) = {
             let state = self.state();
             let deployment =
                 if let Work::Deployment(uid) = work { state.deployment(uid).cloned() } else { None };
-            (state.lone_pod(uid), deployment)
+            (state.pod_with_evac(uid), deployment)
         };
-        let evac = lone.evac;
         // The Evacuation of a pod that we do not know.
-        let Some(pod) = lone.pod else {
+        let Some(pod) = pod else {
             let Some(evac) = evac else { return Ok(Written::Done(())) };
             return Ok(match action {
                 Action::Release => self.write_evac(uid, self.api.set_finalizer(&evac, false).await?),

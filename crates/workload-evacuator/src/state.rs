@@ -235,14 +235,23 @@ impl State {
         Some(View { deployment, namespace_opted_out, sets: sets.collect(), pods })
     }
 
-    /// A pod that belongs to no Deployment.
-    pub fn lone_pod(&self, uid: Uid) -> LonePod {
-        let pod = self.pods.get(&uid).cloned();
+    /// A pod that belongs to no Deployment. `None` if a Deployment is known by now: while watches sync, a pod and its Evacuation
+    /// may arrive before their Deployment.
+    pub fn lone_pod(&self, uid: Uid) -> Option<LonePod> {
+        if matches!(self.work_of(uid), Some(Work::Deployment(_))) {
+            return None;
+        }
+        let (pod, evac) = self.pod_with_evac(uid);
         let set = match pod.as_ref().and_then(|pod| pod.owner) {
             Some(Owner::ReplicaSet(set)) => self.sets.get(&set).cloned(),
             _ => None,
         };
-        LonePod { pod, set, evac: self.evacs.get(&uid).cloned() }
+        Some(LonePod { pod, set, evac })
+    }
+
+    /// A pod and its Evacuation, as far as they are known.
+    pub fn pod_with_evac(&self, uid: Uid) -> (Option<Arc<Pod>>, Option<Arc<Evac>>) {
+        (self.pods.get(&uid).cloned(), self.evacs.get(&uid).cloned())
     }
 
     fn pod_view(&self, pod: &Arc<Pod>) -> PodView {
@@ -354,3 +363,6 @@ impl State {
         None
     }
 }
+
+#[cfg(test)]
+mod tests;

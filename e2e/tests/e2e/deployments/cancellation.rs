@@ -2,14 +2,16 @@
 
 use super::*;
 
-/// Drains the only node, so that the replacement stays pending.
+/// Drains the only node, so that the replacement stays pending. When the node is uncordoned, the replacement may start there
+/// before the cancellation has arrived, and it must not be ready.
 async fn waiting_for_room<'a>(env: &'a Env, name: &'static str, cost: Option<&str>) -> (App<'a>, Pod) {
     let deployment = objects::deployment("web");
     let deployment = match cost {
         Some(cost) => deployment.pods(|pod| pod.annotation(names::POD_DELETION_COST_ANNOTATION, cost)),
         None => deployment,
     };
-    let app = App::with(env, name, &["a"], deployment).await;
+    let app = App::empty(env, name, &["a"]).await;
+    Box::pin(app.deploy_slow(deployment)).await;
     let old = app.pod().await;
     app.drain().await;
     app.until_pod("is moved", |pod| pod.uid() == old.uid() && is_moved(pod)).await;
