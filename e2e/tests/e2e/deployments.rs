@@ -239,6 +239,11 @@ impl<'a> App<'a> {
         let ready =
             wait::present(self.scenario.deployments(), self.name, "is available", SOON, is_ready).await;
         *self.before.lock().unwrap() = Some(intent(&self.scenario.explained(ready)));
+        self.until_endpoints().await;
+    }
+
+    /// Waits until each replica has a ready endpoint.
+    async fn until_endpoints(&self) {
         let slices = watcher::Config::default().labels(&format!("kubernetes.io/service-name={}", self.name));
         let replicas = usize::try_from(self.replicas().await).unwrap();
         let listed =

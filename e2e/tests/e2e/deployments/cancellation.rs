@@ -2,10 +2,14 @@
 
 use super::*;
 
-/// Drains the only node, so that the replacement stays pending. When the node is uncordoned, the replacement may start there
+/// Drains the only node, so that the replacement stays pending. It would not fit there either: the scheduler may learn of the
+/// cordon late. When the node is uncordoned, the replacement may start there
 /// before the cancellation has arrived, and it must not be ready.
 async fn waiting_for_room<'a>(env: &'a Env, name: &'static str, cost: Option<&str>) -> (App<'a>, Pod) {
-    let deployment = objects::deployment("web");
+    let half = json!({"requests": {"cpu": "60"}});
+    let deployment = objects::deployment("web").pods(|pod| {
+        pod.with(|spec| spec.containers[0].resources = Some(serde_json::from_value(half).unwrap()))
+    });
     let deployment = match cost {
         Some(cost) => deployment.pods(|pod| pod.annotation(names::POD_DELETION_COST_ANNOTATION, cost)),
         None => deployment,

@@ -133,7 +133,7 @@ pub async fn policy_that_rejects_the_move_leads_to_eviction(env: &Env) {
     app.reject_moves(&app.pod().await).await;
     evicted_without_replacement(&app, rejection::POLICY).await;
     let note = app.until_event(names::event::POD_NOT_REPLACED).await;
-    assert!(note.contains("the API server rejects the change of the owner of pod"), "{note}");
+    assert!(note.contains("the API server rejects the change of the owner or annotations of pod"), "{note}");
 }
 
 pub async fn policy_that_rejects_the_new_pod_leads_to_eviction(env: &Env) {

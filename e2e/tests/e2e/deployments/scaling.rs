@@ -19,6 +19,7 @@ pub(super) async fn scale_up_on(app: &App<'_>, node: &str, others: &[&str], repl
     scale(app, replicas).await;
     let all = usize::try_from(replicas).unwrap();
     app.until_pods("are ready", |pods| pods.len() == all && pods.iter().all(is_ready)).await;
+    app.until_endpoints().await;
     cordon(app, &[node]).await;
 }
 
