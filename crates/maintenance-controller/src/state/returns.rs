@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use haulout_api_types::names::POD_TEMPLATE_HASH_LABEL;
 use haulout_drain_planner::backoff;
 use haulout_drain_planner::facts::{ReturnCause, Returned};
 use haulout_service_runtime::pods::{Pod, Uid};
@@ -14,7 +15,7 @@ use jiff::Timestamp;
 
 use crate::observed::tolerates_cordon;
 
-/// The owner of a pod, by its UID; for a pod without one, the pod's namespace and name.
+/// The owner of a pod: its Deployment by name, any other by its UID; for a pod without one, the pod's namespace and name.
 type Owner = Box<str>;
 
 pub(super) struct Returns {
@@ -58,7 +59,8 @@ impl Returns {
         }
         let returns = known.unwrap_or_else(|| self.count_returns(pod, node, drain_started, created, now));
         self.counts.insert(pod.uid, returns);
-        if pod.terminating || pod.is_finished() {
+        // Its replacement exists before a pod leaves that belongs to its Deployment directly.
+        if pod.terminating || pod.is_finished() || is_of(pod, "Deployment") {
             self.record_departure(pod, returns, now);
         }
         let cause = match tolerates_cordon(&pod.tolerations) {
@@ -122,21 +124,43 @@ fn whole_second(time: Timestamp) -> Timestamp {
 }
 
 fn owner(pod: &Pod) -> Owner {
-    match &pod.controller {
-        Some(owner) => owner.uid.clone(),
-        None => format!("{}/{}", pod.namespace, pod.name).into(),
+    let namespace = &pod.namespace;
+    match (&pod.controller, deployment(pod)) {
+        (Some(_), Some(name)) => format!("Deployment {namespace}/{name}").into(),
+        (Some(owner), None) => owner.uid.clone(),
+        (None, _) => format!("{namespace}/{}", pod.name).into(),
     }
+}
+
+fn is_of(pod: &Pod, kind: &str) -> bool {
+    let controller = pod.controller.as_ref();
+    controller.is_some_and(|owner| &*owner.kind == kind && owner.api_version.starts_with("apps/"))
+}
+
+/// The Deployment of a pod, directly or through a ReplicaSet, whose name is that of the Deployment and the hash of the template.
+fn deployment(pod: &Pod) -> Option<&str> {
+    let name = &pod.controller.as_ref()?.name;
+    if is_of(pod, "Deployment") {
+        return Some(name);
+    }
+    let hash = pod.labels.iter().find(|(key, _)| *key == POD_TEMPLATE_HASH_LABEL).map(|(_, hash)| hash)?;
+    name.strip_suffix(hash)?.strip_suffix('-').filter(|_| is_of(pod, "ReplicaSet"))
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::testing::at;
 
     /// Pod number `n` of an owner, created at second `created`.
     fn pod(n: u8, created: i64, owner: Option<&str>, tolerates: bool, terminating: bool) -> Pod {
+        let object = object(n, created, owner, tolerates, terminating);
+        Pod::from_json(object.to_string().as_bytes()).unwrap()
+    }
+
+    fn object(n: u8, created: i64, owner: Option<&str>, tolerates: bool, terminating: bool) -> Value {
         let owner = owner.map(|uid| json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": uid, "controller": true}));
         let name = if owner.is_some() { format!("web-{n}") } else { "web".into() };
         let mut object = json!({
@@ -151,7 +175,7 @@ mod tests {
         if terminating {
             object["metadata"]["deletionTimestamp"] = json!(at(created).to_string());
         }
-        Pod::from_json(object.to_string().as_bytes()).unwrap()
+        object
     }
 
     /// Simulates a pod that returns immediately each time it is evacuated. The drain starts at second 0. Returns the seconds at
@@ -190,6 +214,29 @@ mod tests {
                 "{owner:?} {tolerates}"
             );
         }
+    }
+
+    /// The replacement is created before the pod leaves, and the pod belongs to the Deployment by then.
+    #[test]
+    fn replaced_pod_that_returns_stays_longer_each_time() {
+        let of = |n: u8, created: i64, kind: &str, name: &str| {
+            let mut pod = object(n, created, Some("u"), true, false);
+            pod["metadata"]["labels"] = json!({"pod-template-hash": "5d"});
+            pod["metadata"]["ownerReferences"][0]["kind"] = json!(kind);
+            pod["metadata"]["ownerReferences"][0]["name"] = json!(name);
+            pod["metadata"]["ownerReferences"][0]["uid"] = json!(format!("{kind} {name}"));
+            Pod::from_json(pod.to_string().as_bytes()).unwrap()
+        };
+        let (mut returns, mut now, mut times) = (Returns::new(at(-100)), 1, Vec::new());
+        for n in 0..6 {
+            let created = now;
+            let set = if n < 4 { "web-5d" } else { "web-5d-5d" };
+            let returned = returns.observe(&of(n, created, "ReplicaSet", set), true, at(0), false, at(now));
+            now = returned.unwrap().until.as_second() - at(0).as_second();
+            times.push(now);
+            returns.observe(&of(n, created, "Deployment", "web"), false, at(0), false, at(now));
+        }
+        assert_eq!(times, [1, 11, 31, 71, 71, 71], "web-5d-5d belongs to another Deployment");
     }
 
     #[test]
