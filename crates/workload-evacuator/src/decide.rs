@@ -167,9 +167,9 @@ pub fn decide(view: &View, wait_for_room: SignedDuration, now: Timestamp) -> Pla
                 // Nobody wants its pods any more: its ReplicaSet deletes this one, too.
                 if pod.pod.is_moved() && view.deployment.replicas == 0 && view.former_set(pod).is_some() {
                     plan.act(pod, Action::GiveBack);
-                } else if evac.active && pod.pod.is_moved() {
+                } else if evac.is_active() && pod.pod.is_moved() {
                     moved.push((pod, evac));
-                } else if evac.active {
+                } else if evac.is_active() {
                     waiting.push((pod, evac));
                 }
             }
@@ -205,7 +205,7 @@ impl View {
 
 /// The numbers of a Deployment's pods. Terminating pods do not count.
 struct Counts {
-    /// The available pods of its ReplicaSets.
+    /// The available pods of its ReplicaSets that do not leave, too.
     available: i32,
     /// The pods that were moved to the Deployment.
     moved: i32,
@@ -218,11 +218,14 @@ struct Counts {
 impl Counts {
     fn of(view: &View, now: Timestamp, plan: &mut Plan) -> Self {
         let mut counts = Self { available: 0, moved: 0, by_set: HashMap::new(), changed: Timestamp::MIN };
-        for PodView { pod, .. } in view.pods.iter().filter(|pod| !pod.pod.leaving) {
+        for PodView { pod, evac, .. } in view.pods.iter().filter(|pod| !pod.pod.leaving) {
             counts.changed = counts.changed.max(pod.created).max(pod.ready.unwrap_or(Timestamp::MIN));
             match pod.owner {
                 Some(Owner::ReplicaSet(set)) => {
                     *counts.by_set.entry(set).or_default() += 1;
+                    if evac.as_ref().is_some_and(|evac| evac.lets_pod_leave()) {
+                        continue;
+                    }
                     match pod.available_at(view.deployment.min_ready) {
                         Some(time) if time <= now => counts.available += 1,
                         Some(time) => {
@@ -264,12 +267,12 @@ fn after(time: Timestamp, duration: SignedDuration) -> Timestamp {
 /// A terminating or finished pod.
 fn leaving(view: &View, pod: &PodView, plan: &mut Plan) {
     let evac = pod.evac.as_deref();
-    if pod.pod.finished && evac.is_some_and(|evac| evac.active) {
+    if pod.pod.finished && evac.is_some_and(Evac::is_active) {
         let message = status::finished(&pod.pod);
         plan.act(pod, Action::Complete { outcome: Outcome::NotReady, message });
         return;
     }
-    let unexpected = evac.is_none_or(|evac| evac.active || evac.cancelled);
+    let unexpected = evac.is_none_or(|evac| evac.is_active() || evac.cancelled);
     if pod.pod.is_moved() && view.former_set(pod).is_some() {
         // Its ReplicaSet may have deleted it just when we moved it, even if it was evicted, too. The ReplicaSet has to observe
         // the deletion: otherwise it creates and deletes no other pod for five minutes.
@@ -330,7 +333,7 @@ fn replacement(
             && !other.pod.leaving
             && other.pod.ready.is_some()
             && !completed.contains(&other.pod.uid)
-            && other.evac.as_ref().is_some_and(|evac| evac.active)
+            && other.evac.as_ref().is_some_and(|evac| evac.is_active())
     };
     let others = i32::try_from(view.pods.iter().filter(stays).count()).unwrap_or(i32::MAX);
     let mut complete = |outcome, message: String| {
@@ -353,6 +356,7 @@ fn replacement(
     let starting: Vec<_> = view
         .pods
         .iter()
+        .filter(|other| other.evac.as_ref().is_none_or(|evac| !evac.lets_pod_leave()))
         .map(|other| &other.pod)
         .filter(|other| matches!(other.owner, Some(Owner::ReplicaSet(_))) && !other.leaving)
         .filter(|other| {
@@ -452,7 +456,7 @@ pub fn decide_lone(
     if evac.cancelled {
         return (evac.is_held().then_some(Action::Release), None);
     }
-    if !evac.active {
+    if !evac.is_active() {
         return (None, None);
     }
     let known = set.as_ref().is_some_and(|set| set.deployment.is_none());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use haulout_api_types::evacuation::Evacuator;
 use haulout_api_types::former_owner::FormerOwner;
 use haulout_api_types::names::{self, class, condition};
-use haulout_api_types::{Evacuation, bounded, conditions, instigators};
+use haulout_api_types::{Evacuation, bounded, conditions, evacuators, instigators};
 use haulout_service_runtime::api::Object;
 use haulout_service_runtime::pods::Uid;
 use jiff::{SignedDuration, Timestamp};
@@ -476,8 +476,8 @@ pub struct Evac {
     pub deleted: bool,
     /// Whether it is cancelled: the pod stays.
     pub cancelled: bool,
-    /// Whether it is our turn.
-    pub active: bool,
+    /// Whose turn it is.
+    pub turn: Turn,
     /// When we last reported progress, or became active.
     pub progress: Option<Timestamp>,
     /// How long we may take to report progress.
@@ -492,6 +492,32 @@ pub struct Evac {
     pub conditions: Box<[Condition]>,
 }
 
+/// Our turn among the evacuators of an Evacuation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Others come first.
+    Later,
+    /// It is our turn.
+    Active,
+    /// We have completed, or the active evacuator comes after us.
+    Over,
+}
+
+impl Turn {
+    fn of(evacuation: &Evacuation) -> Self {
+        if evacuation.is_active(class::DEPLOYMENT) {
+            return Self::Active;
+        }
+        let mut evacuators = evacuation.spec.evacuators.clone();
+        evacuators::sort(&mut evacuators);
+        let active = evacuation.status.as_ref().and_then(|status| status.active_evacuator_class.as_deref());
+        let mut from_us =
+            evacuators.iter().skip_while(|evacuator| evacuator.evacuator_class != class::DEPLOYMENT);
+        let is_over = from_us.any(|evacuator| Some(evacuator.evacuator_class.as_str()) == active);
+        if is_over { Self::Over } else { Self::Later }
+    }
+}
+
 impl Evac {
     /// Reads an Evacuation; `None` if we are not one of its evacuators.
     pub fn read(evacuation: Evacuation) -> Option<Self> {
@@ -499,7 +525,7 @@ impl Evac {
         if !evacuation.spec.evacuators.iter().any(is_ours) {
             return None;
         }
-        let (active, cancelled) = (evacuation.is_active(class::DEPLOYMENT), evacuation.is_cancelled());
+        let (turn, cancelled) = (Turn::of(&evacuation), evacuation.is_cancelled());
         let Evacuation { metadata, spec, status } = evacuation;
         let status = status.unwrap_or_default();
         let blocked = conditions::find(&status.conditions, condition::BLOCKED).filter(|c| c.status == "True");
@@ -514,7 +540,7 @@ impl Evac {
             finalizers: metadata.finalizers.into_iter().flatten().map(Into::into).collect(),
             deleted: metadata.deletion_timestamp.is_some(),
             cancelled,
-            active: active && !cancelled,
+            turn,
             progress: status.evacuation_progress_timestamp.map(|time| time.0),
             deadline: SignedDuration::from_secs(spec.progress_deadline_seconds.into()),
             expected_end: status.expected_evacuation_finish_time.map(|time| time.0),
@@ -522,6 +548,16 @@ impl Evac {
             blocked: blocked.map(|c| c.reason.as_str().into()),
             conditions: status.conditions.into(),
         })
+    }
+
+    /// Whether the pod leaves, without waiting for us any more.
+    pub fn lets_pod_leave(&self) -> bool {
+        self.turn == Turn::Over && !self.cancelled
+    }
+
+    /// Whether the pod is to leave, and waits for us.
+    pub fn is_active(&self) -> bool {
+        self.turn == Turn::Active && !self.cancelled
     }
 
     /// Whether it has our finalizer, so that it is not removed before we have cleaned up.
@@ -538,5 +574,37 @@ impl Evac {
             uid: self.uid.to_string(),
             version: Some(&self.version),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn pod_leaves_when_our_turn_is_over() {
+        let read = |active: Option<&str>, completed: bool| {
+            let class = |class: &str, priority: i32| json!({"evacuatorClass": class, "priority": priority});
+            let evacuation = json!({
+                "metadata": {
+                    "namespace": "shop", "name": "e", "uid": "e", "resourceVersion": "1",
+                    "finalizers": ["evacuation.coordination.k8s.io/instigator_nodemaintenance.k8s.io"],
+                },
+                "spec": {
+                    "podRef": {"name": "web-1", "uid": "00000000-0000-0000-0000-000000000001"},
+                    "evacuators": [class("last.example.com", 1), class(class::DEPLOYMENT, 10_000), class("first.example.com", 20_000)],
+                },
+                "status": {"activeEvacuatorClass": active, "activeEvacuatorCompleted": completed},
+            });
+            let evac = Evac::read(serde_json::from_value(evacuation).unwrap()).unwrap();
+            (evac.is_active(), evac.lets_pod_leave())
+        };
+        assert_eq!(read(None, false), (false, false));
+        assert_eq!(read(Some("first.example.com"), true), (false, false));
+        assert_eq!(read(Some(class::DEPLOYMENT), false), (true, false));
+        assert_eq!(read(Some(class::DEPLOYMENT), true), (false, true));
+        assert_eq!(read(Some("last.example.com"), false), (false, true));
     }
 }

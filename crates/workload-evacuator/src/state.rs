@@ -272,7 +272,7 @@ impl State {
     /// The pods that are moved now, the Evacuations that are ours, and the Deployments without a ready pod.
     pub fn counts(&self) -> [usize; 3] {
         let moved = self.concerned.keys().filter_map(|pod| self.pods.get(pod)).filter(|pod| pod.is_moved());
-        let active = self.evacs.values().filter(|evac| evac.active);
+        let active = self.evacs.values().filter(|evac| evac.is_active());
         [moved.count(), active.count(), self.outages.len()]
     }
 

@@ -9,7 +9,7 @@ use haulout_service_runtime::pods::Uid;
 use jiff::{SignedDuration, Timestamp};
 
 use crate::decide::{Local, PodView, View};
-use crate::objects::{Deployment, Evac, Former, Owner, Pod, Problem, ReplicaSet, Strategy};
+use crate::objects::{Deployment, Evac, Former, Owner, Pod, Problem, ReplicaSet, Strategy, Turn};
 
 /// The time this many seconds into a test.
 pub fn at(seconds: i64) -> Timestamp {
@@ -114,7 +114,7 @@ pub fn evac(n: u32) -> Evac {
         finalizers: Box::new([instigators::finalizer(class::DEPLOYMENT).into()]),
         deleted: false,
         cancelled: false,
-        active: true,
+        turn: Turn::Active,
         progress: None,
         deadline: SignedDuration::from_secs(1800),
         expected_end: None,
@@ -124,8 +124,13 @@ pub fn evac(n: u32) -> Evac {
     }
 }
 
+/// We have completed, and the pod is about to be evicted.
+pub fn over(n: u32) -> Evac {
+    Evac { turn: Turn::Over, ..evac(n) }
+}
+
 pub fn cancelled(n: u32) -> Evac {
-    Evac { cancelled: true, active: false, ..evac(n) }
+    Evac { cancelled: true, ..evac(n) }
 }
 
 pub fn view(deployment: Deployment, set: ReplicaSet, pods: Vec<(Pod, Option<Evac>)>) -> View {

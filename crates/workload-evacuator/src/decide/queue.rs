@@ -55,9 +55,7 @@ fn available(view: &View, counts: &Counts) -> i32 {
     // A pod that is ready serves, even if it is not available yet.
     let serves = |pod: &&PodView| {
         let is_leaving = pod.pod.leaving || pod.pod.ready.is_none();
-        let is_going =
-            pod.pod.is_moved() && pod.evac.as_ref().is_some_and(|evac| !evac.active && !evac.cancelled);
-        !is_leaving && !is_going
+        !is_leaving && !pod.evac.as_ref().is_some_and(|evac| evac.lets_pod_leave())
     };
     let ready = i32::try_from(view.pods.iter().filter(serves).count()).unwrap_or(i32::MAX);
     ready.max(counts.available).min(view.deployment.replicas)

@@ -95,7 +95,7 @@ fn at_most_max_surge_pods_are_moved_oldest_first() {
     let mut two = pods();
     two[0].0 = moved(1, 4);
     two[1].0 = Pod { leaving: true, ..moved(2, 4) };
-    two[1].1 = Some(Evac { active: false, ..evac(2) });
+    two[1].1 = Some(over(2));
     let (actions, _) = plan(&view(deployment(4, 2), set(4), two), 1);
     let moves = Action::Move { available: 3 };
     assert_eq!(actions, [(uid(2), Action::GiveBack), (uid(3), moves), (uid(4), Action::Prefer)]);
@@ -179,7 +179,7 @@ fn scaled_down_deployment_does_not_wait_for_a_replacement() {
 fn replica_set_observes_the_deletion_of_a_moved_pod() {
     let leaving = |evac| action(&single(vec![(Pod { leaving: true, ..moved(1, 1) }, evac)]), 10);
     assert_eq!(leaving(Some(evac(1))), Some(Action::GiveBack), "somebody else deletes it");
-    let evicted = leaving(Some(Evac { active: false, ..evac(1) }));
+    let evicted = leaving(Some(over(1)));
     assert_eq!(evicted, Some(Action::GiveBack), "its ReplicaSet may have deleted it first");
     assert_eq!(leaving(None), Some(Action::GiveBack));
 }
@@ -215,6 +215,33 @@ fn unavailable_replica_is_not_waited_for() {
     assert_eq!(outcome(action(&view(deployment(3, 1), set(3), after), 4)).0, Outcome::Replaced);
     let itself = view(deployment(3, 1), set(3), vec![(Pod { uid: uid(1), ..broken }, Some(evac(1)))]);
     assert_eq!(outcome(action(&itself, 0)).0, Outcome::NotReady);
+}
+
+/// The replacement is on a node that is drained, too, and was not ready when its own evacuation began.
+#[test]
+fn replacement_that_leaves_too_does_not_count() {
+    let ready = || Pod { created: at(1), ready: Some(at(5)), ..pod(2) };
+    let with = |evac_of_replacement, more: Vec<(Pod, Option<Evac>)>| {
+        let pods = vec![(moved(1, 1), Some(evac(1))), (ready(), evac_of_replacement)];
+        plan(&single(pods.into_iter().chain(more).collect()), 6).0
+    };
+    assert!(matches!(with(None, vec![])[..], [(_, Action::Complete { .. })]));
+    let waits = with(Some(over(2)), vec![]);
+    assert!(
+        matches!(&waits[..], [(_, Action::Report(report))] if report.message.contains("has a replacement")),
+        "{waits:?}"
+    );
+    let next = (Pod { created: at(5), ready: Some(at(6)), ..pod(3) }, None);
+    assert!(
+        matches!(&with(Some(over(2)), vec![next])[..], [(pod, Action::Complete { .. })] if *pod == uid(1))
+    );
+    // It stays if its evacuation is cancelled.
+    let completes =
+        |(pod, action): &(Uid, Action)| *pod == uid(1) && matches!(action, Action::Complete { .. });
+    assert!(with(Some(cancelled(2)), vec![]).iter().any(completes));
+    // Nor does it count for a pod that is moved later.
+    let pods = vec![(pod(1), Some(evac(1))), (pod(2), Some(over(2)))];
+    assert_eq!(action(&view(deployment(2, 1), set(2), pods), 6), Some(Action::Move { available: 1 }));
 }
 
 #[test]
