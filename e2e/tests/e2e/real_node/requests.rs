@@ -76,7 +76,8 @@ fn assert_all_succeeded(results: &Results, rate: u32, pods: &[&str]) {
     assert_eq!(results.failures, [].into());
     assert_eq!(results.completed(), results.sent);
     let due = results.duration.unwrap().as_secs_f64() * f64::from(rate);
-    assert!((f64::from(results.sent) - due).abs() <= f64::from(rate), "{due} were due: {results:?}");
+    // On a busy machine, the client may have stopped shortly before the last ones were due.
+    assert!((0.9..=1.01).contains(&(f64::from(results.sent) / due)), "{due} were due: {results:?}");
     for pod in pods {
         assert!(results.of(pod) > rate, "{pod} hardly responded: {results:?}");
     }
