@@ -121,6 +121,12 @@ pub fn not_observed(deployment: &Deployment) -> String {
     )
 }
 
+/// Waits for the ReplicaSet controller.
+pub fn not_up_to_date() -> String {
+    "Waiting until the ReplicaSet of the pod is up to date: until then, it may be about to delete the pod."
+        .into()
+}
+
 /// Waits for a node with room.
 pub fn no_room(starting: &[&Arc<Pod>], text: &str, until: Timestamp) -> String {
     let name = starting.first().map(|pod| pod.name.as_ref()).unwrap_or_default();

@@ -3,7 +3,9 @@
 
 use jiff::Timestamp;
 
-use super::{Action, Counts, Outcome, Plan, PodView, Report, View, after, last_report};
+use super::{
+    Action, CACHE_GRACE, Counts, Outcome, Plan, PodView, Report, View, after, last_report, report_if_changed,
+};
 use crate::objects::{Evac, Owner};
 use crate::status;
 
@@ -39,7 +41,7 @@ pub(super) fn decide(
         }
         place += 1;
         if free > 0 {
-            // Its ReplicaSet is about to create or delete pods.
+            wait_for_set((pod, evac), now, plan);
             continue;
         }
         if !pod.pod.former.exists() && pod.local.rejected.is_none() {
@@ -48,6 +50,18 @@ pub(super) fn decide(
         }
         report(view, (pod, evac), place, counts, now, plan);
     }
+}
+
+/// The ReplicaSet of the pod is about to create or delete pods, which takes it a moment. If it takes longer, we say so.
+fn wait_for_set((pod, evac): (&PodView, &Evac), now: Timestamp, plan: &mut Plan) {
+    let due = after(last_report(evac), CACHE_GRACE);
+    if now < due {
+        plan.wake_at(due);
+        return;
+    }
+    let message = status::not_up_to_date();
+    let report = Report { message, progress: false, expected_end: None, no_room: false };
+    report_if_changed(evac, report, now, plan, pod);
 }
 
 /// The number of pods that serve now, and that are wanted.

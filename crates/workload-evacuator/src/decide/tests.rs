@@ -77,7 +77,9 @@ fn pod_is_not_moved_while_its_replica_set_has_to_act() {
         ("it has too many pods", set(1), 2),
     ];
     for (name, set, pods) in cases {
-        let pods = (1..=pods).map(|n| (pod(n), (n == 1).then(|| evac(1)))).collect();
+        let pods = (1..=pods)
+            .map(|n| (pod(n), (n == 1).then(|| Evac { progress: Some(at(0)), ..evac(1) })))
+            .collect();
         assert_eq!(action(&view(deployment(1, 1), set, pods), 0), None, "{name}");
     }
 }
@@ -99,6 +101,21 @@ fn at_most_max_surge_pods_are_moved_oldest_first() {
     let (actions, _) = plan(&view(deployment(4, 2), set(4), two), 1);
     let moves = Action::Move { available: 3 };
     assert_eq!(actions, [(uid(2), Action::GiveBack), (uid(3), moves), (uid(4), Action::Prefer)]);
+}
+
+/// For example because kube-controller-manager does not run.
+#[test]
+fn pod_whose_replica_set_does_not_act_reports_that() {
+    let view = |evac| {
+        let stale = ReplicaSet { current: false, ..set(1) };
+        view(deployment(1, 1), stale, vec![(pod(1), Some(evac))])
+    };
+    let evac = Evac { progress: Some(at(0)), ..evac(1) };
+    assert_eq!(plan(&view(evac.clone()), 9), (vec![], Some(10)), "most need a moment only");
+    let Some(Action::Report(report)) = action(&view(evac.clone()), 10) else { panic!() };
+    assert!(report.message.contains("ReplicaSet of the pod is up to date") && !report.progress);
+    let reported = Evac { message: report.message.into(), ..evac };
+    assert_eq!(action(&view(reported), 20), None);
 }
 
 #[test]

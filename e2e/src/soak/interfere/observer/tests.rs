@@ -325,6 +325,13 @@ fn pending_claims_expire() {
         &facts(),
         "is cordoned",
     );
+    let with_evacuation =
+        |evacuation| node_with_pod([(Kind::Node, node("n1", false)), (Kind::Evacuation, evacuation)]);
+    let requested = evacuation("web-1", json!({}));
+    let mut cancelled = requested.clone();
+    cancelled["metadata"]["finalizers"] = json!([]);
+    is_untrue("WaitingForNode", "", &with_evacuation(requested), &facts(), "has an Evacuation");
+    assert_eq!(check("WaitingForNode", "", &with_evacuation(cancelled), &facts()), Ok(()));
     let asked = node_with_pod([(Kind::Evacuation, evacuation("web-1", json!({})))]);
     is_untrue("EvacuationPending", "", &asked, &facts(), "has an Evacuation");
     is_untrue("EvacuationRequested", "", &asked, &facts(), "has had time");

@@ -339,10 +339,14 @@ impl<'a> Check<'a> {
         })
     }
 
-    /// The pod has no Evacuation, and its node is not cordoned or cannot be written.
+    /// Nobody requests that the pod leaves, and its node is not cordoned or cannot be written. An Evacuation that was cancelled
+    /// may be left while the evacuation controller does not run.
     fn waiting_for_node(&self) -> CheckResult {
         let pod = self.staying()?;
-        ensure(self.view.evacuation_of(pod).is_none(), || "the pod has an Evacuation".into())?;
+        let is_cancelled = |evacuation: &Value| {
+            !evacuation.finalizers().iter().any(|finalizer| finalizer.contains("/instigator_"))
+        };
+        ensure(self.view.evacuation_of(pod).is_none_or(is_cancelled), || "the pod has an Evacuation".into())?;
         let rejected = match self.facts.rejected("nodes") {
             Ok(()) => true,
             Err(ended) => ended.is_some_and(|ended| self.facts.now <= later(ended, AGAIN)),
