@@ -42,7 +42,7 @@ const SHOWN: usize = 150;
 /// How long the round may take to finish after interference ends.
 const LIMIT: Duration = Duration::from_secs(150);
 /// Long enough that a leader keeps its Lease on a busy machine: while leaders change, statuses cannot be checked.
-const LEASE_SECONDS: &str = "5";
+const LEASE_SECONDS: &str = "8";
 /// Longer than the progress deadline of an evacuator.
 const DEADLINE: Duration = Duration::from_secs(31 * 60);
 

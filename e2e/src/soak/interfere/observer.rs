@@ -76,6 +76,8 @@ pub(super) const DENIAL_MESSAGE: &str = "not during the sale";
 const QUIET: SignedDuration = SignedDuration::from_secs(10);
 /// Time after which a status has to report that the evacuation controller is stopped.
 const ABSENT_AFTER: SignedDuration = SignedDuration::from_secs(75);
+/// Time after which pods may leave without a replacement while no workload evacuator leads: a little less than a minute.
+const PASSED_OVER_AFTER: SignedDuration = SignedDuration::from_secs(50);
 /// Time for which the same problem has to persist before it counts. A status is written once per second, and changes
 /// by others are noticed a little later.
 const PROBLEM_GRACE_PERIOD: SignedDuration = SignedDuration::from_secs(5);
@@ -397,6 +399,12 @@ impl State {
         let now = self.facts.now;
         let clock = now.saturating_add(self.facts.ahead).unwrap_or(Timestamp::MAX);
         let (mut found, mut quiet) = (Vec::new(), 0);
+        if let Leadership::Nobody(since) = self.activity.leads(WORKLOAD_LEASE, now)
+            && now.duration_since(since) > PASSED_OVER_AFTER
+        {
+            self.facts.was_unserved = true;
+            self.history.deadlines_pass.get_or_insert(now);
+        }
         let Leadership::Since(mut led) = self.activity.leads(MAINTENANCE_LEASE, now) else {
             return (found, quiet);
         };
@@ -420,11 +428,7 @@ impl State {
             Leadership::Nobody(since) if now.duration_since(since.max(led)) < ABSENT_AFTER => {
                 return (found, quiet);
             }
-            Leadership::Nobody(since) => {
-                self.facts.unserved_since = Some(since);
-                self.facts.was_unserved = true;
-                self.history.deadlines_pass.get_or_insert(since);
-            }
+            Leadership::Nobody(since) => self.facts.unserved_since = Some(since),
         }
         for maintenance in self.view.all(Kind::Maintenance) {
             let Some(since) = self.activity.quiet_since(maintenance, &self.view, clock) else { continue };

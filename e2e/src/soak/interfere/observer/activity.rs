@@ -27,6 +27,8 @@ pub struct Activity {
 #[derive(Debug)]
 struct Lease {
     holder: String,
+    /// When it took the Lease over. A holder that was too late to renew it takes it over again.
+    acquired: Option<Timestamp>,
     /// Since when this holder has held it without a gap.
     since: Timestamp,
     renewed: Timestamp,
@@ -116,13 +118,15 @@ impl Activity {
     fn lease(&mut self, lease: &Value, now: Timestamp) -> Option<String> {
         let next = Lease {
             holder: lease.text("/spec/holderIdentity").to_owned(),
+            acquired: lease.time("/spec/acquireTime"),
             since: now,
             renewed: lease.time("/spec/renewTime").unwrap_or_default(),
             lasts: SignedDuration::from_secs(lease.number("/spec/leaseDurationSeconds")),
         };
         let name = lease.name().to_owned();
         let known = self.leases.get(&name);
-        let held = known.filter(|known| known.holder == next.holder && next.renewed <= known.expires());
+        let is_same = |known: &&Lease| (&known.holder, known.acquired) == (&next.holder, next.acquired);
+        let held = known.filter(is_same).filter(|known| next.renewed <= known.expires());
         let since = held.map_or(now, |known| known.since);
         let change = held.is_none().then(|| match next.holder.as_str() {
             "" => format!("nobody leads {name}"),

@@ -716,7 +716,12 @@ fn leader_is_read_from_the_lease() {
     activity.apply(Kind::Lease, None, Some(&lease("one", 3)), at(3));
     assert_eq!(activity.leads("l", at(4)), Leadership::Since(at(1)));
     assert_eq!(activity.leads("l", at(20)), Leadership::Nobody(at(3)));
-    // The same holder after a gap, and another holder, start a new term.
+    // The same holder after it lost the Lease or after a gap, and another holder, start a new term.
+    let mut again = lease("one", 4);
+    again["spec"]["acquireTime"] = json!(at(4).to_string());
+    activity.apply(Kind::Lease, None, Some(&again), at(4));
+    assert_eq!(activity.leads("l", at(4)), Leadership::Since(at(4)));
+    activity.apply(Kind::Lease, None, Some(&lease("one", 3)), at(4));
     activity.apply(Kind::Lease, None, Some(&lease("one", 30)), at(30));
     assert_eq!(activity.leads("l", at(30)), Leadership::Since(at(30)));
     activity.apply(Kind::Lease, None, Some(&lease("two", 31)), at(31));
