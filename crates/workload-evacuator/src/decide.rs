@@ -370,7 +370,9 @@ fn replacement(
         Some(Obstacle::Structural(text)) => {
             return complete(Outcome::Obstructed, status::obstructed(deployment, text));
         }
-        Some(Obstacle::Room { since, .. }) => (after(*since, limit(wait_for_room)), true),
+        Some(Obstacle::Room { since, .. }) => {
+            (after(no_room_since(view, &starting, *since), limit(wait_for_room)), true)
+        }
         None => (due, false),
     };
     if now >= due {
@@ -393,6 +395,14 @@ fn replacement(
     let report = Report { message, progress: counts.changed > last_report(evac), expected_end, no_room };
     report_if_changed(evac, report, now, plan, pod);
     false
+}
+
+/// Since when no node has room for a pod of these ReplicaSets. Replacements of pods that have left already may wait, too: what
+/// comes after them does not wait as long again.
+fn no_room_since(view: &View, starting: &[&Arc<Pod>], since: Timestamp) -> Timestamp {
+    let pods = view.pods.iter().map(|view| &view.pod).filter(|pod| !pod.leaving);
+    let same_set = pods.filter(|pod| starting.iter().any(|other| other.owner == pod.owner));
+    same_set.filter_map(|pod| pod.unschedulable_since()).fold(since, Timestamp::min)
 }
 
 /// When we last reported progress, or had no reason to.

@@ -135,6 +135,11 @@ impl Pod {
         Some(ready.saturating_add(min_ready).unwrap_or(Timestamp::MAX))
     }
 
+    /// Since when the scheduler finds no node for it.
+    pub fn unschedulable_since(&self) -> Option<Timestamp> {
+        if let Some(Problem::Unschedulable(_, since)) = self.problem.as_deref() { Some(*since) } else { None }
+    }
+
     /// Whether it belongs to its Deployment, so that its ReplicaSet creates a replacement.
     pub fn is_moved(&self) -> bool {
         matches!(self.owner, Some(Owner::Deployment(_)))

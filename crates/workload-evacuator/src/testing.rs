@@ -83,11 +83,16 @@ pub fn returned(n: u32) -> Pod {
 }
 
 fn former(available: i32) -> Former {
+    former_since(available, 0)
+}
+
+/// The annotation of a pod that was moved at this second.
+pub fn former_since(available: i32, since: i64) -> Former {
     let former = FormerOwner {
         replica_set: "web-5d".into(),
         uid: uid(SET).to_string(),
         available,
-        since: at(0).as_second(),
+        since: at(since).as_second(),
         ..FormerOwner::default()
     };
     Former::Known(former.into())

@@ -306,6 +306,13 @@ fn obstacles_end_the_turn_and_lack_of_room_is_waited_for() {
     assert_eq!(wake, Some(301));
     assert_eq!(outcome(Some(with(room(), 301).0[0].1.clone())).0, Outcome::NoRoom);
 
+    // The replacement of a pod that has left waits since second 1, too: those after it do not wait as long again.
+    let moved_later = Pod { former: former_since(1, 301), ..moved(3, 1) };
+    let later = Problem::Unschedulable("0/3 nodes are available: 3 Insufficient cpu.".into(), at(301));
+    let new = Pod { created: at(301), ..starting(4, Some(later)) };
+    let pods = vec![(starting(2, room()), None), (moved_later, Some(evac(3))), (new, None)];
+    assert_eq!(outcome(action(&view(deployment(2, 1), set(2), pods), 302)).0, Outcome::NoRoom);
+
     let crashes = || Some(Problem::Waiting("CrashLoopBackOff".into()));
     assert!(matches!(with(crashes(), 599).0[0].1, Action::Report(_)));
     let (result, message) = outcome(Some(with(crashes(), 600).0[0].1.clone()));

@@ -84,25 +84,30 @@ async fn webhook_answers_through_its_service(env: &TestEnv) {
     }
 }
 
-/// A budget blocks the drain, so that every controller pod can be killed during it.
+/// 20 pods are replaced, and one is not. Its budget blocks the drain, so that every controller pod can be killed during it.
 async fn simulated_node_is_drained_while_controllers_are_killed(env: &TestEnv) {
     let shop = |name: &str, replicas: i32| {
-        let pods = objects::deployment(name).replicas(replicas).pods(|pod| {
-            pod.tolerates(SIMULATED, "NoSchedule", None).with(|spec| {
-                spec.node_selector =
-                    Some([("kubernetes.io/hostname".to_owned(), "simulated-1".to_owned())].into());
-            })
-        });
-        pods.build()
+        let hosts = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+            {"matchExpressions": [
+                {"key": "kubernetes.io/hostname", "operator": "In", "values": ["simulated-1", "simulated-2"]},
+            ]},
+        ]}}});
+        objects::deployment(name).replicas(replicas).pods(|pod| {
+            pod.tolerates(SIMULATED, "NoSchedule", None)
+                .with(|spec| spec.affinity = Some(serde_json::from_value(hosts).unwrap()))
+        })
     };
     let deployments: Api<Deployment> = Api::namespaced(env.client.clone(), "default");
-    for deployment in [shop("web", 20), shop("database", 1)] {
-        deployments.create(&PostParams::default(), &deployment).await.unwrap();
+    env.nodes().cordon("simulated-2").await.unwrap();
+    let database = shop("database", 1).annotation(names::REPLACE_ANNOTATION, "false");
+    for deployment in [shop("web", 20), database] {
+        deployments.create(&PostParams::default(), &deployment.build()).await.unwrap();
     }
     let budgets: Api<PodDisruptionBudget> = Api::namespaced(env.client.clone(), "default");
     let budget = objects::pdb("database").min_available("1").build();
     budgets.create(&PostParams::default(), &budget).await.unwrap();
     env.until_available("default").await;
+    env.nodes().uncordon("simulated-2").await.unwrap();
 
     env.maintain("simulated", "simulated-1").await;
     let held_up = |m: &NodeMaintenance| {
