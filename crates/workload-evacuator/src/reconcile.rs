@@ -17,11 +17,12 @@ use parking_lot::{Mutex, MutexGuard};
 use tracing::{debug, info, warn};
 
 use crate::api::{Api, PodWrite};
-use crate::decide::{self, Action, Local, Plan};
+use crate::decide::{self, Action, Local, Plan, Report};
 use crate::events;
 use crate::metrics::Metrics;
 use crate::objects::{Deployment, Evac, Pod, SlimPod};
 use crate::state::{State, Work};
+use crate::status;
 
 /// The maximum number of decisions in one reconcile. No pod needs that many.
 const MAX_STEPS: usize = 10;
@@ -220,7 +221,7 @@ impl Controller {
     /// replacement.
     async fn write_pod(
         &self,
-        Target { pod, .. }: &Target,
+        Target { pod, evac, .. }: &Target,
         write: PodWrite<'_>,
     ) -> Result<Written<()>, RequestError> {
         let may_be_rejected = matches!(write, PodWrite::Move { .. } | PodWrite::Prefer { .. });
@@ -237,7 +238,29 @@ impl Controller {
                 self.update_local(pod.uid, |local| local.rejected = Some(problem.into()));
                 Ok(Written::Done(()))
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                if let Some(evac) = evac.as_deref().filter(|evac| may_be_rejected && evac.is_active()) {
+                    self.report_failure(pod, evac, &error).await;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Reports why the change of a pod fails. It is retried.
+    async fn report_failure(&self, pod: &Pod, evac: &Evac, error: &RequestError) {
+        // Without an answer, there is an outage, and this request would fail, too.
+        if !matches!(error.source.as_ref(), kube::Error::Api(_)) {
+            return;
+        }
+        let message = status::failing(pod, &rejection(error));
+        if *evac.message == *message {
+            return;
+        }
+        let report = Report { message, progress: false, expected_end: None, no_room: false };
+        match self.api.report(evac, &report, self.clock.now()).await {
+            Ok(written) => drop(self.write_evac(pod.uid, written)),
+            Err(error) => debug!(namespace = %pod.namespace, pod = %pod.name, %error, "failed to report"),
         }
     }
 

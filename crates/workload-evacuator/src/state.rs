@@ -174,6 +174,11 @@ impl State {
             return None;
         }
         let work_before = self.relevant(pod);
+        let is_other = |before: &Arc<Evac>| evac.as_ref().is_none_or(|evac| evac.uid != before.uid);
+        if before.is_some_and(is_other) {
+            // What was rejected for the last evacuation may be allowed for the next one.
+            self.locals.remove(&pod);
+        }
         match evac {
             Some(evac) => {
                 self.evacs.insert(pod, Arc::new(evac));

@@ -72,6 +72,11 @@ pub fn rejected(pod: &Pod, problem: &str) -> String {
     format!("the API server rejects the change of the owner or annotations of pod {}: {problem}", pod.name)
 }
 
+/// The API server fails to change the owner of a pod. The request is retried.
+pub fn failing(pod: &Pod, problem: &str) -> String {
+    bounded::text(&format!("Failed to change the owner of pod {}, retrying: {problem}", pod.name))
+}
+
 /// Something keeps replacements from starting.
 pub fn obstructed(deployment: &Deployment, text: &str) -> String {
     bounded::text(&format!(

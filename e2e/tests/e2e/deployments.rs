@@ -106,6 +106,7 @@ async fn obstacles_cancellation_and_observers_of_replacements() {
         obstacles::topology_spread_that_cannot_hold_leads_to_eviction,
         obstacles::policy_that_rejects_the_move_leads_to_eviction,
         obstacles::policy_that_rejects_the_new_pod_leads_to_eviction,
+        obstacles::webhook_that_does_not_answer_is_waited_for,
         obstacles::image_that_cannot_be_pulled_leads_to_eviction,
         obstacles::replacement_that_is_never_ready_is_waited_for_until_the_progress_deadline,
         obstacles::namespace_that_opts_out_leads_to_eviction,

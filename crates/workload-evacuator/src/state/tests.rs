@@ -20,6 +20,24 @@ fn pod_is_not_lone_once_its_deployment_has_arrived() {
 }
 
 #[test]
+fn rejections_apply_to_one_evacuation_only() {
+    let next = Evac { uid: "next".into(), ..evac(1) };
+    for (evac, is_known) in
+        [(Some(Evac { version: "2".into(), ..evac(1) }), true), (None, false), (Some(next), false)]
+    {
+        let mut state = State::default();
+        state.apply_deployment(deployment(1, 1));
+        state.apply_set(uid(SET), set(1));
+        state.apply_pod(pod(1), at(0));
+        state.apply_evac(uid(1), Some(self::evac(1)));
+        state.update_local(uid(1), |local| local.rejected = Some("policy".into()));
+        state.apply_evac(uid(1), evac);
+        let view = state.view(uid(DEPLOYMENT)).unwrap();
+        assert_eq!(view.pods[0].local.rejected.is_some(), is_known);
+    }
+}
+
+#[test]
 fn pod_is_lone_again_when_its_deployment_is_gone() {
     let mut state = State::default();
     state.apply_deployment(deployment(1, 1));

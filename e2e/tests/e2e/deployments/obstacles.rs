@@ -145,6 +145,30 @@ pub async fn policy_that_rejects_the_new_pod_leads_to_eviction(env: &Env) {
     assert!(note.contains("no pod can be created"), "{note}");
 }
 
+/// It may answer later, so the move is retried.
+pub async fn webhook_that_does_not_answer_is_waited_for(env: &Env) {
+    let app = App::new(env, "no-webhook", &["a", "b"], 1).await;
+    app.budget(
+        objects::pdb("web").max_unavailable("0").namespace("no-webhook").selects("app", "web").build(),
+    )
+    .await;
+    app.open(&["b"]).await;
+    let old = app.pod().await;
+    let webhooks = app.fail_changes(&old).await;
+    app.drain().await;
+    let why = format!("Failed to change the owner of pod {}, retrying: ", old.name_any());
+    app.until_evacuation(&old, "says why", |evacuation| {
+        let message = message(evacuation);
+        message.starts_with(&why) && message.contains("missing.example.com")
+    })
+    .await;
+    webhooks.delete(&app.scenario.of("policy"), &kube::api::DeleteParams::default()).await.unwrap();
+    app.scenario.until_drained("a").await;
+    let note = app.until_event(names::event::POD_REPLACED).await;
+    assert!(note.contains(&old.name_any()), "{note}");
+    app.is_as_before().await;
+}
+
 /// The first attempt to pull may fail for reasons that pass.
 pub async fn image_that_cannot_be_pulled_leads_to_eviction(env: &Env) {
     let app = App::slow(env, "image", &["a", "b"], 1).await;

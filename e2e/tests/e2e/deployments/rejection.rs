@@ -1,7 +1,7 @@
 //! Policies of a cluster that reject requests of ours, or of Kubernetes' own controllers.
 
 use k8s_openapi::api::admissionregistration::v1::{
-    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, ValidatingWebhookConfiguration,
 };
 
 use super::*;
@@ -83,6 +83,28 @@ impl App<'_> {
             self.scenario.evacuations().create(&params, &attempt).await.map(drop)
         })
         .await;
+    }
+
+    /// Makes all changes of pods fail, because a webhook that has to be asked does not exist. Returns its configuration.
+    pub(super) async fn fail_changes(&self, pod: &Pod) -> Api<ValidatingWebhookConfiguration> {
+        let webhooks: Api<ValidatingWebhookConfiguration> = Api::all(self.client());
+        let webhook = json!({
+            "metadata": {"name": self.scenario.of("policy")},
+            "webhooks": [{
+                "name": "missing.example.com",
+                "clientConfig": {"service": {"namespace": self.scenario.name, "name": "missing"}},
+                "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}],
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": self.scenario.name}},
+                "failurePolicy": "Fail", "sideEffects": "None", "admissionReviewVersions": ["v1"],
+            }],
+        });
+        webhooks.create(&PostParams::default(), &serde_json::from_value(webhook).unwrap()).await.unwrap();
+        let patch = Patch::Merge(json!({"metadata": {"annotations": {"example.com/a": "b"}}}));
+        let in_force = wait::eventually("changes of pods fail", SOON, async || {
+            Ok(self.scenario.pods().patch(&pod.name_any(), &dry(), &patch).await.err().map(drop))
+        });
+        in_force.await.unwrap();
+        webhooks
     }
 }
 
