@@ -86,7 +86,8 @@ pub async fn rollout_and_drain_start_at_once(env: &Env) {
 
 /// Its last revision is not rolled out, but its pods are replaced as usual.
 pub async fn paused_deployment_replaces_its_pods(env: &Env) {
-    let app = App::new(env, "paused", &["a", "b"], 1).await;
+    let slow = objects::deployment("web").pods(|pod| pod.annotation("haulout.test/ready-after", "2s"));
+    let app = App::with(env, "paused", &["a", "b"], slow).await;
     app.open(&["b"]).await;
     app.patch(json!({"spec": {"paused": true}})).await;
     change_template(&app, json!({"example.com/revision": "2"})).await;
