@@ -27,8 +27,6 @@ pub struct Activity {
 #[derive(Debug)]
 struct Lease {
     holder: String,
-    /// When it took the Lease over. A holder that was too late to renew it takes it over again.
-    acquired: Option<Timestamp>,
     /// Since when this holder has held it without a gap.
     since: Timestamp,
     renewed: Timestamp,
@@ -118,15 +116,13 @@ impl Activity {
     fn lease(&mut self, lease: &Value, now: Timestamp) -> Option<String> {
         let next = Lease {
             holder: lease.text("/spec/holderIdentity").to_owned(),
-            acquired: lease.time("/spec/acquireTime"),
             since: now,
             renewed: lease.time("/spec/renewTime").unwrap_or_default(),
             lasts: SignedDuration::from_secs(lease.number("/spec/leaseDurationSeconds")),
         };
         let name = lease.name().to_owned();
         let known = self.leases.get(&name);
-        let is_same = |known: &&Lease| (&known.holder, known.acquired) == (&next.holder, next.acquired);
-        let held = known.filter(is_same).filter(|known| next.renewed <= known.expires());
+        let held = known.filter(|known| known.holder == next.holder && next.renewed <= known.stops_acting());
         let since = held.map_or(now, |known| known.since);
         let change = held.is_none().then(|| match next.holder.as_str() {
             "" => format!("nobody leads {name}"),
@@ -169,6 +165,12 @@ impl Activity {
 }
 
 impl Lease {
+    /// When a holder stops to act that has not renewed the Lease, at the earliest. If it renews the Lease later, it leads
+    /// again, with empty caches, and nothing in the Lease shows that.
+    fn stops_acting(&self) -> Timestamp {
+        self.renewed.saturating_add(self.lasts / 2).unwrap_or(Timestamp::MAX)
+    }
+
     fn expires(&self) -> Timestamp {
         let end = self.renewed.saturating_add(self.lasts).unwrap_or(Timestamp::MAX);
         end.saturating_add(LATE).unwrap_or(Timestamp::MAX)
