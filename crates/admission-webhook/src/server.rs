@@ -4,12 +4,14 @@
 mod handler;
 pub mod tls;
 
+use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use haulout_service_runtime::server::{Connection, ConnectionLimits, Listener, MAX_CONNECTIONS, Stream};
+use http::{HeaderValue, header};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -90,6 +92,8 @@ pub struct Server {
     tls: Tls,
     limits: Limits,
     metrics: Metrics,
+    /// A stop is requested: each HTTP/1.1 connection serves one more request.
+    stop: CancellationToken,
     close: CancellationToken,
 }
 
@@ -97,11 +101,13 @@ impl Server {
     /// Creates a server. Call `serve` to run it.
     pub fn new(admit: impl Admit, tls: Tls, limits: Limits, metrics: Metrics) -> Self {
         let router = handler::router(admit, &limits, metrics.clone());
-        Self { router, tls, limits, metrics, close: CancellationToken::new() }
+        let (stop, close) = (CancellationToken::new(), CancellationToken::new());
+        Self { router, tls, limits, metrics, stop, close }
     }
 
     /// Serves until `stop` is cancelled, then drains the connections.
-    pub async fn serve(self, listener: TcpListener, stop: CancellationToken) {
+    pub async fn serve(mut self, listener: TcpListener, stop: CancellationToken) {
+        self.stop = stop.clone();
         let server = Arc::new(self);
         let connections = TaskTracker::new();
         let Limits { connections: most, memory, write, .. } = server.limits;
@@ -168,10 +174,8 @@ impl Server {
             .initial_stream_window_size(WINDOW)
             .initial_connection_window_size(WINDOW);
         // ALPN determines the protocol, so no client can keep the server waiting for a first byte to detect it.
-        let http = match stream.get_ref().1.alpn_protocol() {
-            Some(b"h2") => http.http2_only(),
-            _ => http.http1_only(),
-        };
+        let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+        let http = if is_http2 { http.http2_only() } else { http.http1_only() };
         let (requests, started) = (TaskTracker::new(), Notify::new());
         // New requests can still start. Closing lets `wait` return when there are none.
         requests.close();
@@ -179,7 +183,16 @@ impl Server {
             started.notify_one();
             connection.receives_request();
             request.extensions_mut().insert(connection.clone());
-            requests.track_future(self.router.clone().call(request))
+            let response = requests.track_future(self.router.clone().call(request));
+            let stop = self.stop.clone();
+            async move {
+                let mut response = response.await?;
+                // Otherwise the client could send its next request just when we close the connection.
+                if !is_http2 && stop.is_cancelled() {
+                    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+                }
+                Ok::<_, Infallible>(response)
+            }
         });
         let mut served = pin!(http.serve_connection(TokioIo::new(stream), service));
         tokio::select! {

@@ -93,6 +93,8 @@ async fn graceful_shutdown_loses_no_request() {
     assert_eq!(client.post("/validate/pods", review("fine")).await.unwrap().0, 200);
     let mut late = setup.client(&TLS13, "http/1.1", None).await.unwrap();
     assert_eq!(late.post("/validate/pods", review("fine")).await.unwrap().0, 200);
+    // The client knows that this connection takes no more requests, and does not lose one when it is closed.
+    assert!(late.post("/validate/pods", review("fine")).await.is_err());
     assert_eq!(busy.await.unwrap().unwrap().0, 200);
     let address = setup.address;
     timeout(TIMEOUT, setup.served).await.expect("the server stops").unwrap();
